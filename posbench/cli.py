@@ -261,7 +261,7 @@ def evaluate(
     """
     from posbench.evaluation.command import evaluate_runs
 
-    evaluate_runs(runs_named(runs or [], runs_dir), options, console(), named=bool(runs))
+    evaluate_runs(runs_named(runs or [], runs_dir), options, console(), by_name=bool(runs))
 
 
 @app.command()

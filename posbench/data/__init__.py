@@ -1,4 +1,4 @@
-"""What a run learns from: text (documents -> tokenizer -> tokens on disk -> windows), or the problems of a task.
+"""Provide the data of a run: text (documents -> tokenizer -> tokens on disk -> windows), or the problems of a task.
 
 corpus = prepare(config)      # reads and tokenizes once; afterwards only maps files
 corpus.train.tokens           # memory map, uint16 or uint32: [BOS] + tokens, document after document
@@ -41,9 +41,9 @@ def dataset_of(config: Config, notice: Say = say) -> Dataset:
 
 
 def vocab_size(config: Config) -> int:
-    """Return V, the rows of the model's table, without reading any text. A tokenizer of a file or of the hub is opened.
+    """Return V, the rows of the model's embedding table, without reading any text.
 
-    Raises: ConfigError if it cannot be read.
+    Raises: ConfigError if the tokenizer is a file or in the hub, and cannot be read.
     """
     if config.model.vocab_size is not None:
         return config.model.vocab_size

@@ -1,7 +1,7 @@
-"""Define what a model learns from and is scored on, whether it is text or the problems of a task.
+"""Define the data that a model learns from and is scored on, whether text or the problems of a task.
 
 `Corpus` (text/) and `Problems` (tasks/) are the two datasets. Training, evaluation and the run folder read them through
-`Dataset`; what a configuration tells before any data is read stands in `DataConfig` and `TaskConfig`.
+`Dataset`. Facts that are known before any data is read are in `DataConfig` and `TaskConfig`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ class Batch(NamedTuple):
     """The sequences of one step, one per row: NumPy arrays on the host, then tensors on the device."""
 
     tokens: Any  # [B, T + 1] int64
-    answers: Any = (
-        None  # [B, T] int64, the next token if it is an answer, else -1; None means that every token is scored
-    )
+    answers: Any = None  # [B, T] int64, the next token if it is an answer, else -1; None means all tokens are scored
     positions: Any = None  # [B, T] int64, positions of the inputs; None means 0, 1, 2, ...
 
     @property
@@ -33,7 +31,7 @@ class Batch(NamedTuple):
 
     @property
     def targets(self) -> Any:
-        """Return the tokens to predict, [B, T], with -1 for those that are not scored."""
+        """Return the tokens to predict, [B, T], with -1 for tokens that are not scored."""
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
@@ -57,11 +55,11 @@ class Batches(Protocol):
 class Dataset(ABC):
     """Text or problems, with a vocabulary."""
 
-    unit: ClassVar[str]  # what a loss is the mean over: token or answer
+    unit: ClassVar[str]  # a loss is the mean over this: token or answer
 
-    # By name: `Split` of text, `ProblemSplit` of a task. Their `num_tokens` is None if the data never ends.
+    # `Split` (text) or `ProblemSplit` (tasks) by name. Their `num_tokens` is None if the data never ends.
     splits: Mapping[str, Any]
-    fingerprint: str  # of the text of every split in order, or of what decides which problem is drawn at a length
+    fingerprint: str  # hash of the text of all splits, or of the task, its version and its options
     tokenizer_fingerprint: str
     vocab_size: int
     bos_id: int | None  # the token that begins documents; None if there are no documents
@@ -77,17 +75,18 @@ class Dataset(ABC):
         """Return the batches of a run. Raises: ConfigError if there is too little data for one."""
 
     def window(self, length: int) -> int:
-        """Return T, the tokens that are read at a length that is scored."""
+        """Return T, the tokens that the model reads when this length is scored."""
         return length
 
     def with_options(self, config: Any) -> Dataset:
-        """Return the dataset with the options of `config` at evaluation. The fingerprint stays that of the run.
+        """Return the dataset with the options of `config` for evaluation. It keeps the fingerprint.
 
-        Raises: ConfigError if they change the tokens.
+        Raises: ConfigError if the options change the tokens.
         """
         return self
 
 
-def chained(before: str, batch: Batch) -> str:
+def chained(previous: str, batch: Batch) -> str:
     """Return the SHA-256 of the previous digest ("" at first) and this batch."""
-    return hashlib.sha256(before.encode() + b"".join(part.tobytes() for part in batch if part is not None)).hexdigest()
+    content = b"".join(part.tobytes() for part in batch if part is not None)
+    return hashlib.sha256(previous.encode() + content).hexdigest()

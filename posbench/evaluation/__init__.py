@@ -1,1 +1,1 @@
-"""Losses of finished runs at lengths within and beyond the training length: protocols, scoring, stored results."""
+"""Score finished runs at lengths within and beyond the training length: protocols, scoring, stored results."""

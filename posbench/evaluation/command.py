@@ -1,4 +1,4 @@
-"""`posbench eval`: many runs, lengths and protocols, with a table at the end."""
+"""Run `posbench eval`: score many runs at many lengths by many protocols, and print tables at the end."""
 
 from __future__ import annotations
 
@@ -30,32 +30,33 @@ from posbench.system.console import Say, plain_table
 
 
 def evaluate_runs(
-    runs: Sequence[Run], request: Request, console: Console, named: bool = True
+    runs: Sequence[Run], request: Request, console: Console, by_name: bool = True
 ) -> list[tuple[Run, Result]]:
-    """Score every finished run of `runs` where it has no result yet, and print perplexity by scheme and length.
+    """Score every finished run of `runs` that has no result yet, and print perplexity by scheme and length.
 
-    With options (`request.under`) all runs are scored as trained too, on the same windows.
+    With options (`request.under`), all runs are scored as trained too, on the same windows. `request.jobs` runs are
+    scored at a time, each in its own process.
 
-    Arguments: named, whether these runs were asked for by name: else those that have no weights, such as
-    `runs/reference`, are skipped. `request.jobs` runs are scored side by side, each in a process of its own.
-    Returns: the results that were asked for, those that were there already included.
-    Raises: ConfigError where no run can be scored; after the tables, what went wrong with one run and did not keep the
-    others from being scored.
+    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as those of
+    `runs/reference`, are skipped.
+    Returns: the requested results, new and old.
+    Raises: ConfigError if no run can be scored; or, after all other runs are scored and the tables are printed, with
+    the errors of the runs that failed.
     """
     if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
-    say_once = cache(console.out)  # what would be the same for every run is said for the first
-    scorable = _scorable(runs, named, console.out)
+    say_once = cache(console.out)  # prints a line that is the same for many runs only once
+    scorable = _scorable(runs, by_name, console.out)
     requests = _requests(scorable, request, console.out)
     headers = _stored_headers(scorable)
     evaluations: list[tuple[Run, Result]] = []
-    failures: dict[str, list[str]] = {}  # what went wrong -> the runs
+    failures: dict[str, list[str]] = {}  # error -> names of the runs
     try:
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable), doing="")
-            here = jobs == 1  # in this process, which can show how far a run is
-            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if here else (lambda n: None)
-            score = partial(_evaluate, advance=advance, say=say_once if here else None)
+            is_in_process = jobs == 1  # only then can the bar show the progress of a run
+            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if is_in_process else (lambda n: None)
+            score = partial(_evaluate, advance=advance, say=say_once if is_in_process else None)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(
                 map(joblib.delayed(score), scorable, requests, headers)
             )
@@ -63,7 +64,7 @@ def evaluate_runs(
                 bar.update(task, advance=1, description=run.name)
                 for text in scoring.notices:
                     say_once(text)
-                if scoring.error is not None:  # the others are worth having
+                if scoring.error is not None:  # raised at the end, so that all other runs are scored
                     failures.setdefault(scoring.error, []).append(run.name)
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
@@ -101,11 +102,11 @@ def _progress(console: Console) -> Progress:
 
 @dataclass
 class _Scoring:
-    """What came of one run: its results and whether each is new, those before a failure too."""
+    """The outcome of scoring one run. After an error it holds the results up to that."""
 
-    results: list[tuple[Result, bool]] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)  # to be printed
-    error: str | None = None  # a user's; any other ends the evaluation
+    results: list[tuple[Result, bool]] = field(default_factory=list)  # each with whether it is new
+    notices: list[str] = field(default_factory=list)  # lines to print
+    error: str | None = None  # an error that the user can fix; any other ends the evaluation
 
 
 def _evaluate(
@@ -115,9 +116,10 @@ def _evaluate(
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
-    """Score one run. `say` prints what there is to say at once; without it the notices are returned.
+    """Score one run.
 
-    Arguments: headers, of the results that the run's experiment has.
+    Arguments: headers, of all results of the run's experiment; say, called with each notice at once. Without `say`,
+    the notices are returned.
     """
     scoring = _Scoring()
     say = say or scoring.notices.append
@@ -141,11 +143,11 @@ def _track(run: Run, say: Say) -> None:
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
         return
-    figures = dict(manifest.figures)  # those of training too: an offline recording replaces its summary
-    for result in (each for each in run.results()[0] if each.protocol in PROTOCOLS):
-        own = PROTOCOLS[result.protocol].figures(result.header)
-        place = "@".join(map(str, (result.length, *result.key.under)))
-        figures |= {f"eval/{result.protocol}/{name}@{place}": value for name, value in own.items()}
+    figures = dict(manifest.figures)  # with the figures of training, because an offline recording replaces its summary
+    for result in (result for result in run.results()[0] if result.protocol in PROTOCOLS):
+        result_figures = PROTOCOLS[result.protocol].figures(result.header)
+        suffix = "@".join(map(str, (result.length, *result.key.under)))
+        figures |= {f"eval/{result.protocol}/{name}@{suffix}": value for name, value in result_figures.items()}
     tracker.summary(figures)
     tracker.finish()
     run.update_manifest(wandb=tracker.record)
@@ -154,7 +156,7 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """`scored fixed 64, 128; fixed · yarn 128, then failed`"""
+    """Return the outcome of one run as text: `scored fixed 64, 128; fixed · yarn 128, then failed`."""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -164,17 +166,17 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
     return ", then ".join(filter(None, [done, "failed" * has_failed])) or "nothing to score"
 
 
-def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
-    """Those that are finished. One that cannot be read is skipped; where it was named, it fails in its turn."""
+def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
+    """Return the finished runs. An unreadable run is skipped, or fails later if the user named it."""
     states = [(run, state_of(run)) for run in runs]
-    wanted = (FINISHED, UNREADABLE) if named else (FINISHED,)
+    accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
     for run, state in states:
-        if state not in wanted:
+        if state not in accepted_states:
             notice(f"{run.name} is {state}: skipped")
-    finished = [run for run, state in states if state in wanted]
+    finished = [run for run, state in states if state in accepted_states]
     if not finished:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")
-    if named:
+    if by_name:
         return finished
     with_weights = [run for run in finished if run.has_weights]
     if len(with_weights) < len(finished):
@@ -185,7 +187,7 @@ def _scorable(runs: Sequence[Run], named: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return what is asked of each run: no options if its scheme lacks them. Raises: ConfigError if all lack them."""
+    """Return the request for each run, without options if its scheme lacks them. Raises: ConfigError if all do."""
     from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
@@ -197,25 +199,25 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
         except ConfigError as error:
             requests.append(replace(request, under=()))
             refused[run.path.parent.name] = str(error)
-    for scheme, why in refused.items():
+    for scheme, reason in refused.items():
         if request not in requests:
             of_scheme = any(option.startswith("scheme=") for option in request.under)
             raise ConfigError(
-                why if of_scheme else f"{why}. Name runs of a scheme that has it (rotations have rescale)"
+                reason if of_scheme else f"{reason}. Name runs of a scheme that has it (rotations have rescale)"
             )
-        notice(f"{scheme} is scored only as trained: {why}")
+        notice(f"{scheme} is scored only as trained: {reason}")
     return requests
 
 
 def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
-    """Return for each run the headers of all results that its experiment has, also those of runs that are not named."""
+    """Return for each run the headers of all results of its experiment, also of runs that are not scored now."""
 
     @cache
     def stored_in(experiment: Path) -> list[Mapping[str, Any]]:
         finished = [run for run in find_runs(experiment) if state_of(run) == FINISHED]
         return [result.header for run in finished for result in run.results()[0]]
 
-    def in_experiment(run: Run) -> bool:  # and not a copy somewhere else
+    def in_experiment(run: Run) -> bool:  # false for a copy in another folder
         return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(
             run.path.absolute().parts[-2:]
         )
@@ -224,7 +226,7 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
-    """A table of one figure by scheme and length, over all seeds. A scheme with `--under` options has its own row."""
+    """Print a table of one figure by scheme and length, over all seeds. Options (`--under`) have their own rows."""
     lengths = sorted({result.length for _, result in evaluations})
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:
@@ -233,10 +235,10 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tup
     rows = list(of_row)
     targets = sorted({result.header["targets_total"] for _, result in evaluations})
     scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    asked = PROTOCOLS[protocol]
-    heading = f"{title}: {asked.headline} by length in {asked.unit} ({protocol}, {scored} {asked.count_column})"
-    console.out(f"\n{heading}")
-    seeds = {row: sorted({seed for seed, _ in of}) for row, of in of_row.items()}
+    protocol_ = PROTOCOLS[protocol]
+    counted = f"{protocol}, {scored} {protocol_.count_column}"
+    console.out(f"\n{title}: {protocol_.headline} by length in {protocol_.unit} ({counted})")
+    seeds = {row: sorted({seed for seed, _ in results}) for row, results in of_row.items()}
     uneven = len(set(map(tuple, seeds.values()))) > 1
     fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
@@ -246,9 +248,9 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tup
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in shown:
-            here = [result for _, result in of_row[row] if result.length == length]
-            mark = "*" * (asked.is_compared and any(r.windows_digest != most_common[length] for r in here))
-            cells.append(asked.headline_of([result.header for result in here]) + mark if here else "–")
+            results = [result for _, result in of_row[row] if result.length == length]
+            mark = "*" * (protocol_.is_compared and any(r.windows_digest != most_common[length] for r in results))
+            cells.append(protocol_.headline_of([result.header for result in results]) + mark if results else "–")
             has_mark |= bool(mark)
         table.add_row(row, *cells)
     console.print(table)

@@ -1,4 +1,4 @@
-"""One run scored as asked: by each protocol at each length, and stored window by window in its `eval/` folder."""
+"""Score one run by each requested protocol at each length, and store the results in its `eval/` folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Dataset
-from posbench.evaluation.protocols import PROTOCOLS, Advance, Protocol, protocol_named
+from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
@@ -24,7 +24,7 @@ from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultK
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
-Tell = Callable[[Result, bool], object]  # called with each result, and whether it was just computed
+Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
 
 
 def score_split(
@@ -37,10 +37,10 @@ def score_split(
     anchor: int | None = None,
     advance: Advance = lambda tokens: None,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table of windows and its header, as stored under `eval/`.
+    """Score one split and return the rows and the header to store in `eval/`.
 
-    Arguments: anchor, the longest length that is compared, which decides what text is scored (default: `length`).
-    Returns: the rows (document, start, targets, nll in nats, bytes) and a mapping with nll_mean (nats per target) and
+    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`).
+    Returns: the rows (document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per target) and
     bits_per_byte.
     """
     protocol_ = PROTOCOLS[protocol]
@@ -73,17 +73,18 @@ def evaluate_run(
     notice: Say = lambda text: None,
     experiment: Sequence[Mapping[str, Any]] = (),
 ) -> list[Result]:
-    """Score a finished run by each protocol at its lengths; what it already holds is not scored again.
+    """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    With options it is scored as trained first. All runs of an experiment share one anchor. If it is longer than the
-    anchor of results that the run already has, those are scored again, so that all stay comparable; `notice` is called
-    with a line that says so.
+    A request with options scores the run as trained first. All runs of an experiment share one anchor. If it is longer
+    than the anchor of results that the run already has, these are scored again, so that all stay comparable; `notice`
+    is called with a line that says so.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
-    the headers of the results that the runs of its experiment have.
-    Returns: the results, new and old, of the lengths asked for. A length beyond those of the scheme has none; it still
-    counts as the longest, so that all schemes are scored on the same targets.
-    Raises: ConfigError where its weights are another run's, or it was trained on other text or with another tokenizer.
+    the headers of all results of the run's experiment.
+    Returns: the results, new and old, at the requested lengths. A length beyond those that the scheme supports has no
+    result, but it still counts as the longest, so that all schemes are scored on the same targets.
+    Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
+    tokenizer.
     """
     _check(run, corpus, request)
     stored = {result.key: result for result in run.results()[0]}
@@ -105,7 +106,7 @@ def _evaluate_variant(
     notice: Say,
     experiment: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Result, bool]]:
-    """Yield each result under the request's options, and whether it is new. Arguments: results, of the run so far."""
+    """Yield each result with the request's options, and whether it is new. Arguments: results, of the run so far."""
     if request.under:
         corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
@@ -113,9 +114,9 @@ def _evaluate_variant(
     headers = [*experiment, *(result.header for result in stored)]
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
-        wanted = _lengths(protocol, run.config, corpus, request, notice)
-        anchor = scorer.anchor(protocol, wanted, headers) if protocol.shares_windows else None
-        lengths = {scorer.options: set(wanted)}  # options of the scheme -> lengths to score
+        requested = _lengths(protocol, run.config, corpus, request, notice)
+        anchor = scorer.anchor(protocol, requested, headers) if protocol.shares_windows else None
+        lengths = {scorer.options: set(requested)}  # options of the scheme -> lengths to score
         moved = scorer.moved(protocol, anchor, stored)
         for options, length in moved:
             lengths.setdefault(options, set()).add(length)
@@ -126,35 +127,36 @@ def _evaluate_variant(
                 f"{'are' if moved[1:] else 'is'} scored again, on the same targets"
             )
         for options, of_options in lengths.items():
-            one = scorer if options == scorer.options else _Scorer(run, corpus, replace(request, under=options))
-            longest = one.architecture.scheme.longest  # tokens up to which the scheme is defined; None: any length
-            have = {} if request.again else one.usable(protocol, anchor, stored)
+            of_scorer = scorer if options == scorer.options else _Scorer(run, corpus, replace(request, under=options))
+            longest = of_scorer.architecture.scheme.longest  # the most tokens that the scheme can read; None: no limit
+            usable = {} if request.again else of_scorer.usable(protocol, anchor, stored)
             for length in sorted(of_options):
                 tokens = corpus.window(length)
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
-                yield have.get(length) or one.score(protocol, length, anchor, advance), length not in have
+                result = usable.get(length) or of_scorer.score(protocol, length, anchor, advance)
+                yield result, length not in usable
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raises: ConfigError where a run cannot be scored on this text."""
+    """Raise ConfigError if a run cannot be scored on this text."""
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     if request.data is None:
         differing["text"] = (corpus.fingerprint, prints.data)
-    for what, (now, trained) in differing.items():
+    for part, (now, trained) in differing.items():
         if now != trained:
             raise ConfigError(
-                f"{run.name} was trained with another {what} (fingerprint {trained[:12]}, now {now[:12]}): "
+                f"{run.name} was trained with another {part} (fingerprint {trained[:12]}, now {now[:12]}): "
                 "evaluate it with the data it was trained on"
             )
 
 
-def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
+def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
     """Return the lengths to score. Default lengths are left out, with a notice, if the text is too short for them.
 
-    Raises: ConfigError if it is too short for a length that was asked for, or for all.
+    Raises: ConfigError if the text is too short for a requested length, or for all lengths.
     """
     split = corpus.splits[protocol.split]
     if split.num_tokens == 0:
@@ -175,10 +177,10 @@ def _lengths(protocol: Protocol, config: Config, corpus: Dataset, request: Reque
         except ConfigError as error:
             refused[length] = error
     if refused:
-        why = next(iter(refused.values()))
+        first_error = next(iter(refused.values()))
         if request.lengths or len(refused) == len(lengths):
-            raise why
-        notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {why}")
+            raise first_error
+        notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {first_error}")
     return [length for length in lengths if length not in refused]
 
 
@@ -191,7 +193,7 @@ class _Scorer:
         self.at_step = None if step == run.manifest.num_steps else step
         self.options = tuple(sorted(request.under))
         self.marks = [] if self.at_step is None else [f"step={step}"]
-        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # of a pack
+        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # a pack rounds weights
         self.marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
         self.marks += [] if request.data is None else [f"data={request.data.name}"]
 
@@ -203,11 +205,11 @@ class _Scorer:
     def model(self) -> Decoder:
         return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed, self.architecture)
 
-    def key(self, protocol: Protocol, length: int) -> ResultKey:
+    def key(self, protocol: EvalProtocol, length: int) -> ResultKey:
         return ResultKey(protocol.name, length, (*self.options, *self.marks))
 
-    def usable(self, protocol: Protocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
-        """Length -> the stored result that answers the request: of the same windows, settings and number format."""
+    def usable(self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
+        """Return the stored results with the requested windows, settings and number format, by length."""
         return {
             result.length: result
             for result in stored
@@ -218,7 +220,7 @@ class _Scorer:
         }
 
     def moved(
-        self, protocol: Protocol, anchor: int | None, stored: Sequence[Result]
+        self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]
     ) -> list[tuple[tuple[str, ...], int]]:
         """Return the options and the length of each stored result that was scored with another anchor."""
         moved = []
@@ -232,27 +234,27 @@ class _Scorer:
                 moved.append((options, result.length))
         return moved
 
-    def anchor(self, protocol: Protocol, wanted: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
-        """Return the longest length of the comparison: of those asked for and those of results that will stay."""
-        replaced = {self.key(protocol, length) for length in wanted if self.request.again}
-        stay = [
+    def anchor(self, protocol: EvalProtocol, requested: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
+        """Return the longest length of the comparison, among the requested ones and the results that will stay."""
+        replaced = {self.key(protocol, length) for length in requested if self.request.again}
+        remaining = [
             header
             for header in headers
             if header["protocol"] in protocol.shares_windows
             and self._is_alike(protocol, header)
             and ResultKey(header["protocol"], header["length"], tuple(header["under"])) not in replaced
         ]
-        # An anchor may be longer than any stored length: a scheme may not be defined up to there.
-        return max([*wanted, *(int(header.get("anchor", header["length"])) for header in stay)])
+        # An anchor may be longer than any stored length, since a scheme may have a longest length.
+        return max([*requested, *(int(header.get("anchor", header["length"])) for header in remaining)])
 
-    def _is_alike(self, protocol: Protocol, header: Mapping[str, Any]) -> bool:
-        """Whether a result is of this text and of the settings of today."""
+    def _is_alike(self, protocol: EvalProtocol, header: Mapping[str, Any]) -> bool:
+        """Return whether a result was computed on this text with the current settings."""
         settings, names = protocol.settings(self.run.config), PROTOCOLS[header["protocol"]].decided_by
         alike = all(header["settings"].get(name) == getattr(settings, name) for name in names)
         return alike and bool(header.get("data") == self.corpus.fingerprint)
 
-    def score(self, protocol: Protocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length and store the result. Raises: ConfigError where a loss is not finite, or memory runs out."""
+    def score(self, protocol: EvalProtocol, length: int, anchor: int | None, advance: Advance) -> Result:
+        """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
         model.piece = self.request.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
@@ -273,14 +275,14 @@ class _Scorer:
                 f"{header['dtype']}, so there is no result: try --dtype float32"
             )
         header["peak_memory_bytes"] = device.peak_memory_bytes()
-        # The share of 13-grams of the scored split that stand in the text trained on; None: not known.
+        # The share of the scored split's 13-grams that also occur in the training text; None means unknown.
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
-        of_step = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
-        header["weights"] = of_step or self.run.weights_digest
+        step_digest = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
+        header["weights"] = step_digest or self.run.weights_digest
         return self.run.store(self.key(protocol, length), rows, header)
 
     def _device(self) -> Device:
-        """Where to compute: in the number format of training unless another is asked for."""
+        """Return the device, with the number format of training unless the request names another."""
         dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))

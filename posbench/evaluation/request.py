@@ -1,4 +1,4 @@
-"""What to measure on finished runs: which lengths, protocols and text, and with which options of the scheme."""
+"""Define a request to score finished runs: the lengths, protocols, text and options of the scheme."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from posbench.config import Config, ConfigError, DataConfig, check_name, scored_
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles
 
 if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no torch
-    from posbench.evaluation.protocols import Protocol
+    from posbench.evaluation.protocols import EvalProtocol
 
-_COMMA = r",(?![^\[]*\])"  # one in brackets separates no values
+_COMMA = r",(?![^\[]*\])"  # separates values, except inside brackets
 
 
 @dataclass(frozen=True)
 class Request:
-    """Options of `posbench eval` and `posbench.evaluate`. No lengths, or no protocols: as in the run's configuration.
+    """Options of `posbench eval` and `posbench.evaluate`. Missing lengths or protocols come from the run's config.
 
-    Lengths without a protocol are asked of the protocols that follow them (`Protocol.follows_lengths`), and of no
-    others. Of another text the loss at the training length is asked and, where lengths are given, perplexity by the
-    run's own protocols.
+    Lengths without a protocol apply only to the protocols that follow them (`EvalProtocol.follows_lengths`). On another
+    text, the loss at the training length is scored and, if lengths are given, perplexity by the run's own protocols.
 
-    Raises: ConfigError for an unknown protocol, words that cannot be options, or a text whose name cannot be used.
+    Raises: ConfigError for an unknown protocol, a bad length or option, or a text whose name cannot be used.
     """
 
     lengths: Annotated[
@@ -125,33 +124,34 @@ class Request:
     def variants(self) -> list[Request]:
         """Return a request for each combination of values in `under`, such as `rescale=pi,yarn`.
 
-        The first one has no options: results under options are compared with those as trained, on the same windows.
+        The first one has no options, so that results with options can be compared with the scheme as trained.
         """
         options = [option.partition("=") for option in self.under]
         values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]
-        return [replace(self, under=under) for under in dict.fromkeys([(), *product(*values)])]
+        return [replace(self, under=combination) for combination in dict.fromkeys([(), *product(*values)])]
 
     @property
     def wants_ngrams(self) -> bool:
-        """Whether n-gram models are scored too: by name, or where all that belongs to a run is asked for."""
+        """Return whether to score n-gram models too: if they are named, or if nothing is named."""
         from posbench.evaluation.protocols import NGRAM
 
         return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
 
-    def protocols_of(self, own: Sequence[str]) -> Sequence[str]:
-        """Return the names of the protocols to score by. Arguments: own, names in the run's configuration."""
+    def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
+        """Return the names of the protocols to score by. Arguments: configured, the names in the run's config."""
         from posbench.evaluation.protocols import VALIDATION, protocol_named
 
         if self.protocols:
             return self.protocols
         if self.data is not None:
-            return [VALIDATION.name, *(name for name in own if self.lengths and protocol_named(name).is_by_length)]
-        return [name for name in own if not self.lengths or protocol_named(name).follows_lengths]
+            by_length = (name for name in configured if self.lengths and protocol_named(name).is_by_length)
+            return [VALIDATION.name, *by_length]
+        return [name for name in configured if not self.lengths or protocol_named(name).follows_lengths]
 
-    def lengths_of(self, protocol: Protocol, config: Config, split: Any) -> list[int]:
-        """The lengths to score by a protocol, ascending: those asked for, else those of the run's configuration.
+    def lengths_of(self, protocol: EvalProtocol, config: Config, split: Any) -> list[int]:
+        """Return the lengths to score by a protocol, ascending: requested or from the run's configuration.
 
-        With lengths and no protocols the training length is scored too, so that there is a change to see.
+        A request with lengths but no protocols includes the training length, as a reference for the change with length.
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)

@@ -1,4 +1,4 @@
-"""The text that a run is scored on: the held-out part of its own, or another that it was not trained on."""
+"""Find the text to score a run on: the held-out part of its own text, or a text that it was not trained on."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from posbench.system.files import write_bytes
 
 
 def text_named(words: Sequence[str]) -> DataConfig | None:
-    """The text that `--data` names: `["wikitext103"]`, `["files", "data.path=~/notes", "data.name=notes"]`.
+    """Return the text that `--data` names: `["wikitext103"]`, `["files", "data.path=~/notes", "data.name=notes"]`.
 
-    Arguments: words, a choice of conf/data, settings of it, and `--config-dir=FOLDER` for choices of one's own.
+    Arguments: words, a choice of conf/data, its settings, and `--config-dir=FOLDER` if the choice is the user's own.
     Returns: None without words.
     Raises: ConfigError for none or several choices, and for words that `posbench train` would refuse.
     """
@@ -35,7 +35,7 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
 
 
 def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
-    """What a run is scored on: its task, or the text of `corpus_for`. Raises: ConfigError."""
+    """Return the dataset to score a run on: its task, or the text that `corpus_for` returns. Raises: ConfigError."""
     if not run.config.is_task:
         return corpus_for(run, data, notice)
     if data is not None:
@@ -44,22 +44,22 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
 
 
 def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
-    """The text of `data` as the run's tokenizer cuts it; without `data` the text that the run was trained on.
+    """Return the text of `data`, tokenized by the run's tokenizer; without `data`, the text the run was trained on.
 
-    The overlap of another text is the one with the text that the run was trained on; nothing where that is not at hand.
-    Raises: ConfigError where the text or the tokenizer cannot be had.
+    The overlap of another text is measured with the training text. It is left empty if that is not in the cache.
+    Raises: ConfigError if the text or the tokenizer is missing.
     """
     config, cache = run.config, run.config.data.cache_dir
-    if not cache_folder(cache).is_dir():  # a recorded folder that is gone is not made again
+    if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone
         config = replace(config, data=replace(config.data, cache_dir=None))
     if data is None:
         return prepare(config, notice=notice)
-    _ = run.tokenizer  # its own, or an error that says so
+    _ = run.tokenizer  # raises an error if it is not the one that the run was trained with
     held_out = prepare_held_out(_with_text(config, data, run), notice)
-    own = find_prepared(config)
+    trained_on = find_prepared(config)
     shares = {}
-    if own is not None and own.fingerprint == run.manifest.fingerprints.data:
-        shares = find_overlap(own, held_out)
+    if trained_on is not None and trained_on.fingerprint == run.manifest.fingerprints.data:
+        shares = find_overlap(trained_on, held_out)
     for split, share in shares.items():
         if share > WARN_ABOVE:
             notice(
@@ -72,9 +72,9 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """A run's configuration with another text, cut by the tokenizer in the run's folder."""
+    """Return a run's configuration with another text and the tokenizer in the run's folder."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
-    if not file.exists():  # it is packed
+    if not file.exists():  # the run is packed
         write_bytes(file, run.content(file.name))
     return replace(config, data=text, tokenizer=TokenizerConfig(kind="file", path=str(file)))

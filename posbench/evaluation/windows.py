@@ -1,4 +1,4 @@
-"""Windows over a split, the losses of a model in them token by token, and the table of these losses."""
+"""Choose windows of a split, compute a model's loss on each token in them, and tabulate the losses."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens `start .. start + length - 1` are read; the last `scored` of the targets after each are scored."""
+    """The model reads tokens `start .. start + length - 1` and is scored on the last `scored` of their targets."""
 
     start: int
     length: int
     scored: int
 
 
-def choose_evenly(rooms: np.ndarray, number: int) -> np.ndarray:
-    """`number` of all places, spread evenly over all documents: each has as many as the others, or all it has room for.
+def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
+    """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
 
-    Documents are dealt places in rounds. Those of the last round, which not all can have, are evenly spaced among the
-    documents with room, and the places of a document are evenly spaced within it.
+    Documents give one window per round. If not every document can give one in the last round, those that do are
+    spaced evenly among the documents with windows left. The chosen windows of a document are spaced evenly within it.
 
-    Arguments: rooms, how many places each document has, int [documents].
-    Returns: int64, ascending; place 0 is the first of the first document, and so on. All places where they are fewer.
+    Arguments: counts, how many windows each document has, int [documents].
+    Returns: indices of windows, int64, ascending, counted through all documents; all windows if there are fewer.
     """
-    number = min(number, int(rooms.sum()))
-    low, high = 0, int(rooms.max(initial=0))  # the most whole rounds that `number` pays for
+    number = min(number, int(counts.sum()))
+    low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(np.minimum(rooms, middle).sum()) <= number else (low, middle - 1)
-    shares = np.minimum(rooms, low).astype(np.int64)
-    has_room = np.flatnonzero(rooms > low)
-    left = number - int(shares.sum())
-    shares[has_room[_evenly(left, len(has_room))]] += 1
-    firsts = np.cumsum(rooms) - rooms
-    chosen = [first + _evenly(share, room) for first, share, room in zip(firsts, shares, rooms, strict=True) if share]
+        low, high = (middle, high) if int(np.minimum(counts, middle).sum()) <= number else (low, middle - 1)
+    shares = np.minimum(counts, low).astype(np.int64)
+    has_more = np.flatnonzero(counts > low)
+    missing = number - int(shares.sum())
+    shares[has_more[_evenly(missing, len(has_more))]] += 1
+    firsts = np.cumsum(counts) - counts
+    chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
     return np.concatenate(chosen).astype(np.int64) if chosen else np.empty(0, np.int64)
 
 
-def _evenly(number: int, room: int) -> np.ndarray:
-    """`number` different places of `room`, each in the middle of its part."""
-    return (2 * np.arange(number) + 1) * room // (2 * max(1, number))
+def _evenly(number: int, total: int) -> np.ndarray:
+    """Return `number` different indices below `total`, each in the middle of its equal part."""
+    return (2 * np.arange(number) + 1) * total // (2 * max(1, number))
 
 
-def rooms_of(split: Split, targets: np.ndarray) -> np.ndarray:
-    """How many of the places with these first `targets` (indices of tokens, ascending) each document has."""
+def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
+    """Count the windows of each document. Arguments: targets, the index of each window's first target, ascending."""
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
@@ -64,9 +64,10 @@ def losses_of(
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Negative log-likelihoods of the last `scored` targets of rows of tokens [N, T + 1], nats, float32 [N, scored].
+    """Return the negative log-likelihoods of the last targets of each row, nats, float32 [N, scored].
 
-    `batch_tokens` bounds the tokens of a forward pass; `advance` gets the tokens done.
+    Arguments: rows, tokens [N, T + 1]; scored, how many targets of each; batch_tokens, the most tokens of a forward
+    pass; advance, called with the number of tokens after each pass.
     """
     import torch
 
@@ -77,25 +78,25 @@ def losses_of(
         with torch.no_grad():
             losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
         advance(len(tokens) * length)
-    # A loss that is not a number counts as infinite: pandas leaves NaN out of its sums, and the mean would be too good.
+    # Count NaN as infinite: pandas leaves NaN out of its sums, so the mean would be too good.
     return torch.cat(losses).nan_to_num(nan=math.inf, posinf=math.inf).numpy()
 
 
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a scored target: window (its number), document, target (index of the token), nll (nats).
+    """Return one row per scored target: window (its number), document, target (index of the token), nll (nats).
 
-    Beginning-of-document tokens are not scored: they are ours, not the text's.
+    Beginning-of-document tokens are not scored, because they are not part of the text.
     """
     scored = windows[0].scored
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
     index = (firsts[:, None] + np.arange(scored)).ravel()
     rows = {"window": np.repeat(np.arange(len(windows)), scored), "target": index, "nll": losses.ravel().astype(float)}
-    kept = np.asarray(split.tokens[index]) != bos_id
-    return pd.DataFrame(rows)[kept].assign(document=split.document_of(index[kept]))
+    is_text = np.asarray(split.tokens[index]) != bos_id
+    return pd.DataFrame(rows)[is_text].assign(document=split.document_of(index[is_text]))
 
 
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """One row a window and document: document, start (first scored target), targets, nll (summed, nats), bytes."""
+    """Return one row per window and document: document, start (first scored target), targets, nll (summed), bytes."""
     rows = scored_targets(losses, windows, split, bos_id)
     table = rows.groupby(["window", "document"], sort=True).agg(
         start=("target", "min"), end=("target", "max"), targets=("target", "size"), nll=("nll", "sum")
@@ -104,9 +105,9 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
     return table.reset_index()[["document", "start", "targets", "nll", "bytes"]].astype({"targets": np.int32})
 
 
-def too_long(split: Split, length: int, where: str, tokens: int) -> str:
-    """The message for a length that the text does not reach."""
+def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
+    """Return the error message for a length longer than the text, which has `tokens` in `scope`."""
     return (
-        f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {where} "
+        f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "
         f"({split.num_documents} documents); ask for a shorter length or give longer text"
     )

@@ -21,7 +21,7 @@ from posbench.config import Config, ConfigError
 from posbench.config.units import count_of, duration, short_bytes, short_count
 from posbench.data import Problems, vocab_size
 from posbench.data.text.preparation import find_prepared
-from posbench.evaluation.protocols import Protocol, protocol_named
+from posbench.evaluation.protocols import EvalProtocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import build_model
@@ -210,7 +210,7 @@ def _order_flops(config: Config, architecture: Architecture, vocab_size: int) ->
     return num_scores * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
 
 
-def _windows(config: Config, protocol: Protocol) -> list[int]:
+def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
     """Return the window sizes, in tokens, at the lengths that a protocol scores."""
     configured = config.evaluation.lengths
     if not config.is_task:

@@ -15,11 +15,11 @@ from posbench.schemes import Scheme
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """The learning rate of step `step` (0-based): linear warm-up, then cosine, constant, or constant with a decay.
+    """Return the learning rate of step `step` (0-based): linear warm-up, then cosine, constant or `wsd`.
 
-    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls there over
-    the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up is `warmup_ratio` of the steps, in
-    a family of runs of the trunk's.
+    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
+    rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up takes `warmup_ratio` of
+    the steps; a branch uses its trunk's number of steps for that.
     """
     total, warmup = config.num_steps, config.warmup_steps
     if step < warmup:
@@ -35,7 +35,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
-    """The norm of all gradients together, 0-d; of shards, over the processes that hold them."""
+    """Return the norm of all gradients together, 0-d. If they are sharded, add up the shards of all processes."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     if not sharded:
@@ -46,22 +46,22 @@ def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
 
 
 def decayed_parameters(model: nn.Module) -> set[str]:
-    """Names of the parameters that weight decay shrinks: matrices, of a position scheme only those in its `decayed`."""
-    schemes = {name: module for name, module in model.named_modules() if isinstance(module, Scheme)}
-    named = {f"{name}.{own}" for name, scheme in schemes.items() for own in scheme.decayed}
-    theirs = {f"{name}.{own}" for name, scheme in schemes.items() for own, _ in scheme.named_parameters()}
-    return named | {name for name, p in model.named_parameters() if p.ndim >= 2 and name not in theirs}
+    """Return the names of the parameters with weight decay: matrices, but for a position scheme its `decayed` only."""
+    schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
+    decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
+    of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}
+    return decayed | {name for name, p in model.named_parameters() if p.ndim >= 2 and name not in of_schemes}
 
 
 class AdamW:
-    """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips and refuses bad gradients in the same pass.
+    """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips gradients and skips bad ones in the same pass.
 
-    `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel, and leaves weights and moments as they
-    were where the norm is not finite: without a word to the host, so that a GPU is never waited for.
+    `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel. If the norm is not finite, the kernel
+    leaves weights and moments as they were. The host learns nothing of either, so it never waits for a GPU.
 
-    `scheme_lr_factor` times the learning rate holds for parameters of the scheme's own.
+    Parameters of the scheme have a learning rate of `scheme_lr_factor` times the usual one.
 
-    The update is element by element, so of sharded parameters (FSDP2) every process updates its own shards.
+    The update is element by element, so every process updates its own shards of sharded parameters (FSDP2).
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
@@ -73,8 +73,8 @@ class AdamW:
         for name, shard in self.shards.items():
             factor = scheme_lr_factor if name.startswith("scheme.") else 1.0
             groups.setdefault((factor, config.weight_decay if name in decayed else 0.0), []).append(shard)
-        self.torch = torch.optim.AdamW(
-            [{"params": of, "factor": factor, "weight_decay": decay} for (factor, decay), of in groups.items()],
+        self.inner = torch.optim.AdamW(
+            [{"params": group, "factor": factor, "weight_decay": decay} for (factor, decay), group in groups.items()],
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
@@ -83,11 +83,11 @@ class AdamW:
 
     def set_rate(self, step: int) -> None:
         """Set the learning rate of step `step` (0-based)."""
-        for group in self.torch.param_groups:
+        for group in self.inner.param_groups:
             group["lr"] = group["factor"] * learning_rate(step, self.config)
 
     def norm(self) -> Tensor:
-        """The global norm of the gradients at hand, 0-d."""
+        """Return the global norm of the current gradients, 0-d."""
         for name, p in self.parameters.items():
             if self.shards[name] is not p and p.grad is not None:
                 self.shards[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
@@ -96,38 +96,39 @@ class AdamW:
         )
 
     def step(self, healthy: Tensor) -> Tensor:
-        """One update with the gradients at hand. Returns their global norm, before clipping, a 0-d tensor.
+        """Update the weights with the current gradients and return the norm of these before clipping, 0-d.
 
-        Arguments: healthy, 0-d bool, false where the loss was not finite.
+        Arguments: healthy, 0-d bool, false if the loss was not finite; then nothing is updated.
         """
         norm = self.norm()
         good = healthy & norm.isfinite()
         clip = self.config.grad_clip
-        # Read by PyTorch's fused kernel (its gradient scaler sets them); not declared in the class.
-        fused: Any = self.torch
+        # The fused kernel reads these two attributes, which PyTorch's gradient scaler sets. The class does not declare
+        # them.
+        fused: Any = self.inner
         fused.grad_scale = ((norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)).to(torch.float32)
         fused.found_inf = (~good).to(torch.float32)
-        self.torch.step()
+        self.inner.step()
         return norm
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self.torch.zero_grad(set_to_none=True)
+        self.inner.zero_grad(set_to_none=True)
         for p in self.parameters.values():
             p.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """The moments and step counts by parameter name, `name/exp_avg` and so on."""
+        """Return the moments and step counts by name: `<parameter>/exp_avg` and so on."""
         return {
             f"{name}/{key}": value if key == "step" else put_together(value, p)
             for name, p in self.parameters.items()
-            for key, value in self.torch.state.get(self.shards[name], {}).items()
+            for key, value in self.inner.state.get(self.shards[name], {}).items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        for place, value in state.items():
-            name, _, key = place.rpartition("/")
+        """Load the moments and step counts that `state` returned."""
+        for entry, value in state.items():
+            name, _, key = entry.rpartition("/")
             p = self.parameters[name]
-            moments = self.torch.state[self.shards[name]]
+            moments = self.inner.state[self.shards[name]]
             moments[key] = (value if key == "step" else shard_like(value, p)).to(p.device)

@@ -1,8 +1,8 @@
-"""One run on many processes: who this process is among them, and what they do together.
+"""Train one run on one process or on many.
 
-Every process reads the same global batch and takes its own rows of each micro-batch, so what a run consumes depends on
-(seed, step) alone. Gradients are averaged by DDP, or parameters and moments are sharded by FSDP2. Only the first
-process writes. A run on one process makes no process group: for it the methods of `Processes` do nothing.
+Every process reads the same global batch and takes its own rows of each micro-batch, so the data of a run depends on
+(seed, step) only. DDP averages the gradients, or FSDP2 shards parameters and moments. Only the first process writes.
+A run on one process makes no process group: the methods of `Processes` then do nothing.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from posbench.config import Config, ConfigError
 from posbench.model.decoder import Decoder
 from posbench.system.signals import is_worker
 
-TIMEOUT = timedelta(minutes=30)  # the longest that one process may keep the others waiting
-PREPARATION = timedelta(days=7)  # the same, while the first process fetches and tokenises text
-RELEASE_SECONDS = 0.05  # for gloo's thread to release its last tensors, for which it needs the interpreter
+TIMEOUT = timedelta(minutes=30)  # the longest that processes wait for each other in a collective
+PREPARATION = timedelta(days=7)  # the longest that they wait while the first one fetches and tokenizes text
+RELEASE_SECONDS = 0.05  # gloo's thread needs the interpreter for so long to release its last tensors
 
 
 class Processes:
-    """The processes of a run: here a single one, so nothing is shared and nothing is waited for."""
+    """The processes of a run. This class is for a single one, which shares nothing and waits for nothing."""
 
     rank, size, local_rank = 0, 1, 0
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Return whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def share_of(self, part: Tensor) -> Tensor:
-        """This process's rows of a micro-batch [B, T + 1]."""
+        """Return this process's rows of a micro-batch [B, T + 1]."""
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """The model as a module whose call is the mean loss of (tokens, targets), nats."""
+        """Return the model as a module whose call returns the mean loss of (tokens, targets), nats."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """The context of one micro-batch: gradients are exchanged in the last one only."""
+        """Return the context of one micro-batch, in which gradients are exchanged only if it is the last one."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over the processes of a 0-d tensor."""
+        """Return the mean of a 0-d tensor over the processes."""
         return value
 
     def stop_signal(self, received: int | None) -> int | None:
-        """A signal that any process has received, the same answer in all of them."""
+        """Return a signal that any process has received, or None. All processes return the same."""
         return received
 
     def broadcast(self, value: Any) -> Any:
-        """The first process's value, in all of them, once all have asked for it."""
+        """Return the first process's value in all processes, once all have called this."""
         return value
 
     def announce(self, event: str) -> None:
-        """Tell the others that something is done which they wait for, however long it took."""
+        """Tell the other processes, which may have waited for days, that `event` has happened."""
 
     def wait_for(self, event: str) -> None:
-        """Wait until the first process has announced it."""
+        """Wait until the first process has announced `event`."""
 
 
 class Loss(nn.Module):
-    """`model.loss` as a module's call, which is what DDP and FSDP hook into."""
+    """A module whose call is `model.loss`, since DDP and FSDP hook into the call of a module."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Loss(nn.Module):
 
 
 class ProcessGroup(Processes):
-    """One of several processes that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK)."""
+    """The processes that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), seen from one of them."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -120,7 +120,7 @@ class ProcessGroup(Processes):
 
     def stop_signal(self, received: int | None) -> int | None:
         flag = torch.tensor(received or 0)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)  # on the CPU, by gloo: a GPU is not waited for
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)  # on the CPU, by gloo, so that nothing waits for a GPU
         return int(flag) or None
 
     def broadcast(self, value: Any) -> Any:
@@ -134,21 +134,21 @@ class ProcessGroup(Processes):
     def wait_for(self, event: str) -> None:
         store = _store()
         deadline = time.monotonic() + PREPARATION.total_seconds()
-        while not store.check([event]):  # not its own wait, during which no signal is heard
+        while not store.check([event]):  # `store.wait` would block signals
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the first process did not announce {event!r} within {PREPARATION}")
             time.sleep(0.1)
 
 
 def _store() -> dist.Store:
-    """The key-value store of the group. Waiting for a key may take longer than their collectives allow."""
+    """Return the key-value store of the group, for waits that are longer than the time limit of collectives."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
 
 
 def check_divides(config: Config, processes: int) -> None:
-    """Raises: ConfigError where a batch does not divide among so many processes."""
+    """Raise ConfigError if the rows of a micro-batch do not divide evenly among the processes."""
     train = config.train
     if train.batch_size % (train.accumulation * processes):
         raise ConfigError(
@@ -159,10 +159,10 @@ def check_divides(config: Config, processes: int) -> None:
 
 @contextmanager
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
-    """The processes of this run: a `ProcessGroup` where a launcher has set RANK and WORLD_SIZE, else this one process.
+    """Join the processes of this run: a `ProcessGroup` if a launcher has set RANK and WORLD_SIZE, else this process.
 
-    Arguments: device, `train.device`. Yields: the group, which this process has joined and leaves at the end.
-    Raises: ConfigError where this machine has fewer GPUs than processes.
+    Arguments: device, `train.device`. Yields: the group; this process leaves it at the end.
+    Raises: ConfigError if this machine has fewer GPUs than processes.
     """
     if not is_worker():
         yield Processes()

@@ -1,6 +1,6 @@
-"""How a run begins: its manifest, and how it starts from other weights or at a checkpoint (`posbench.runs.start`).
+"""Begin a run: write its manifest, and start from other weights or at a checkpoint (`posbench.runs.start`).
 
-`LoopState` is what the loop keeps in a checkpoint beside weights and moments.
+`LoopState` is the part of a checkpoint that is neither weights nor moments.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ _SAVED = (
 
 @dataclass
 class LoopState:
-    """Where a run stands. Losses in nats per token."""
+    """The progress of a run. Losses are in nats per token."""
 
     steps_done: int = 0
     batches: str = ""  # SHA-256 chain over the batches consumed
-    loss_sum: float = 0.0  # of the finite steps since the last logged row
-    loss_count: int = 0
-    grad_norm_max: float | None = None  # of the same steps, before clipping
+    loss_sum: float = 0.0  # sum over the finite steps since the last logged row
+    loss_count: int = 0  # number of these steps
+    grad_norm_max: float | None = None  # largest norm of these steps, before clipping
     skipped_steps: int = 0
-    train_seconds: float = 0.0  # of the timed steps: all but the first of each process, which compiles
+    train_seconds: float = 0.0  # time of the timed steps: all but the first of each process, which compiles
     timed_steps: int = 0
-    first_step_seconds: float = 0.0  # of the others
+    first_step_seconds: float = 0.0  # time of the first steps
     pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
-    grad_norm: float | None = None  # of the last fetched step, before clipping; None where it was skipped
+    grad_norm: float | None = None  # norm of the last fetched step, before clipping; None if it was skipped
 
     def fetch(self) -> Iterator[tuple[int, float, float]]:
-        """Fetch what is pending from the device, which is waited for, and add up the finite losses.
+        """Wait for the device, fetch the pending losses and add up the finite ones.
 
-        Yields: (n, loss, norm) of each step that was skipped, as it is counted; n is 0-based.
+        Yields: (n, loss, norm) of each skipped step, after counting it; n is 0-based.
         """
         first, pending = self.steps_done - len(self.pending), self.pending
         self.pending = []
@@ -76,39 +76,40 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """The mean loss and the largest gradient norm since the last call; None where every step was skipped."""
+        """Return the mean loss and the gradient norms since the last call, None if every step was skipped."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
         self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None
         return row
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps, besides the step. Nothing is pending then."""
+        """Return the fields to save in a checkpoint, besides the step. No step may be pending."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `saved` gave, and the `step` beside it."""
+        """Set the fields that `saved` returned, and the step that was stored with them."""
         self.steps_done = self.timed_steps = saved["step"]
-        for name in _SAVED:  # a checkpoint of an older posbench lacks some
+        for name in _SAVED:  # checkpoints of older versions lack some
             setattr(self, name, saved.get(name, getattr(self, name)))
 
 
 def now() -> str:
-    """The time, UTC, ISO 8601."""
+    """Return the current time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def first_manifest(
+def new_manifest(
     config: Config,
     corpus: Dataset,
     model: Decoder,
     device: Device,
-    before: Manifest | None,
+    existing: Manifest | None,
     start: Start | None = None,
 ) -> Manifest:
-    """What `run.json` says of a run before its first step. `model` holds the initial weights.
+    """Return the content of `run.json` before the first step.
 
-    A run that was cut off keeps when it began, and its wandb run.
+    Arguments: model, with its initial weights; existing, the manifest of an interrupted run, from which the time when
+    it began and its wandb run are kept.
     """
     identity = fingerprints.identity(config, device.describe(), start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
@@ -150,65 +151,59 @@ def first_manifest(
         text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
         continued=None if start is None else start.record,
-        started=now() if before is None else before.started,
-        wandb=None if before is None else before.wandb,
+        started=now() if existing is None else existing.started,
+        wandb=None if existing is None else existing.wandb,
         scheme_files=own_files.recorded_files(config.to_mapping()),
         command=list(config.command) or None,
     )
 
 
-def manifest_before(
+def existing_manifest(
     run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
-    """The manifest of the run of `config` where its folder, or a pack, holds it already, finished or cut off.
+    """Return the manifest of the run of `config` if its folder, or a pack, has this run already, finished or not.
 
-    Raises: ConfigError naming what differs where the folder holds another run; Died where the run cannot continue.
+    Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:
-        before = run.manifest
+        manifest = run.manifest
     except DamagedFile:
         newest = checkpoint.newest(run.path / "checkpoints", lambda text: None)
         if newest is None:
             return None
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
-        before = checkpoint.manifest_in(newest)
+        manifest = checkpoint.manifest_in(newest)
     identity = fingerprints.identity(config, device.describe(), start)
     files = own_files.recorded_files(config.to_mapping())
     digest: str | None = None if start is None else start.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
-    prints = before.fingerprints
-    digest = before.continued["weights"] if before.continued else None
-    recorded = fingerprints.facts(before.identity, prints.data, prints.tokenizer, before.scheme_files, digest)
+    prints = manifest.fingerprints
+    digest = manifest.continued["weights"] if manifest.continued else None
+    recorded = fingerprints.facts(manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files, digest)
     changes = fingerprints.changes(recorded, facts)
-    has_ended = before.status in (runs.FINISHED, runs.DIED)
+    has_ended = manifest.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not run.has_weights:
-        return None  # its first step ran out of memory, say. It left nothing, so the new run may take the folder.
+        return None  # The run stopped before its first checkpoint and left nothing, so the new run may use the folder.
     if changes:
-        if not config.train.is_branch and len(changes) > 1:  # of another run it is that of `train.tokens`
+        if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
         raise ConfigError(
             f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
             "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
-    if before.status == runs.DIED and before.skipped_steps > config.train.max_skipped_steps:
+    if manifest.status == runs.DIED and manifest.skipped_steps > config.train.max_skipped_steps:
         raise Died(
-            f"it died earlier: {before.reason}. Train it under another name (experiment_name=...), or delete "
-            f"{run.path}; train.max_skipped_steps={before.skipped_steps} or more resumes its last checkpoint"
+            f"it died earlier: {manifest.reason}. Train it under another name (experiment_name=...), or delete "
+            f"{run.path}; train.max_skipped_steps={manifest.skipped_steps} or more resumes its last checkpoint"
         )
-    return before
+    return manifest
 
 
-def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
-    """Say of a run that was cut off what changed since it began, and may change."""
+def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
+    """Print changes of versions, device and code since an interrupted run began, all of which are allowed."""
     circumstances = (
-        fingerprints.flat(
-            {
-                "versions": each.versions,
-                "device": each.device,
-                "code": each.fingerprints.code,
-            }
-        )
-        for each in (before, manifest)
+        fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
+        for m in (existing, manifest)
     )
     for change in fingerprints.changes(*circumstances):
         say(
@@ -218,9 +213,9 @@ def say_what_changed(before: Manifest, manifest: Manifest, say: Say) -> None:
 
 
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
-    """Set the weights; from a checkpoint that is continued exactly, set the moments and the loop's state too.
+    """Load the weights of `start`, and if it is a checkpoint to continue exactly, the moments and the loop's state.
 
-    Returns: as `Start.load_into`. Raises: ConfigError if it is another model.
+    Returns: what `Start.load_into` returns. Raises: ConfigError if `start` holds another model.
     """
     differences = start.load_into(step.model)
     if start.checkpoint is None:

@@ -1,4 +1,4 @@
-"""THE training step. The loop, `posbench bench` and `benchmarks/` all call it; nothing else trains.
+"""Take one training step. The loop, `posbench bench` and `benchmarks/` all call this code; nothing else trains.
 
 Shapes: B batch, b = B / accumulation rows of a micro-batch, T tokens.
 """
@@ -19,21 +19,20 @@ from posbench.training.processes import Processes
 
 
 class Died(Exception):
-    """The numbers of a run became infinite or NaN, so that it cannot continue; its manifest says why."""
+    """Training diverged: losses or gradients became infinite or NaN. The run's manifest gives the reason."""
 
 
-# What is called with (phase, n, step) at the end of each phase of a step: a clock, a profiler, a test. Within a step:
-# `forward` and `backward` of each micro-batch, then `optimizer`. The loop adds `batch` before them, and `checkpoint`
-# where one was written.
+# A clock, a profiler or a test, called with (phase, n, step) at the end of each phase of step n: `batch` (by the loop),
+# `forward` and `backward` of each micro-batch, `optimizer`, and `checkpoint` (by the loop) if one was written.
 Observer = Callable[[str, int, "TrainingStep"], object]
 
 
 def unobserved(phase: str, n: int, step: TrainingStep) -> None:
-    """The observer that does nothing."""
+    """Do nothing: the default observer."""
 
 
 class TrainingStep:
-    """A model on its device, compiled where that pays, with its optimizer. A call takes one step."""
+    """A model on its device, compiled if that pays, with its optimizer. A call takes one step."""
 
     def __init__(self, config: Config, model: Decoder, device: Device, processes: Processes | None = None) -> None:
         self.device, self.processes = device, processes or Processes()
@@ -46,15 +45,15 @@ class TrainingStep:
         self.optimizer = AdamW(self.model, config.row_train, config.scheme.lr_factor)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
-        """Step n (0-based), which sets the learning rate, with the whole batch on the device.
+        """Take step n (0-based), which decides the learning rate, with the whole batch, which is on the device.
 
-        Returns: the loss, nats a scored token, and the norm of the gradients before clipping: [2], still on the device.
-        Where one of them is not finite, weights and moments stay as they were.
+        Returns: the loss in nats per scored token, and the norm of the gradients before clipping, [2], on the device.
+        If one of them is not finite, weights and moments stay as they were.
         """
         self.optimizer.set_rate(n)
         self.optimizer.zero_grad()
         mean_loss = torch.zeros((), device=self.device.torch)
-        divisor = None  # of the sum over the answers of a part: the mean number of answers of the parts
+        divisor = None  # of a micro-batch's sum over answers: the mean number of answers per micro-batch and process
         if batch.answers is not None:
             divisor = (batch.answers >= 0).sum() / (self.accumulation * self.processes.size)
         micro_batches = batch.chunks(self.accumulation)

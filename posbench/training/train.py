@@ -1,13 +1,13 @@
-"""One run, from its configuration to its last validation: set up, loop, finish. Read it from top to bottom.
+"""Train one run, from its configuration to its last validation: set up, loop, finish. Read it from top to bottom.
 
     configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> AdamW ] -> validation -> manifest
 
-Batch n depends on (seed, n) and the text alone, and each weight on (seed, its name). So all schemes under one seed see
-the same batches and start from the same weights, and a run that was killed and resumed ends with the same bytes as one
-that was not (on a CPU: GPU kernels sum in an order of their own).
+Batch n depends only on (seed, n) and the text, and each initial weight only on (seed, its name). So all schemes with
+one seed see the same batches and start from the same weights, and a run that was killed and resumed ends with the same
+bytes as an uninterrupted one (on a CPU; GPU kernels do not sum in a fixed order).
 
-Beside this file: the step (step.py, optimizer.py), the processes that share a run (processes.py), what is resumed
-(checkpoint.py).
+The other files here: the step (step.py, optimizer.py), the processes that share a run (processes.py), how a run begins
+and resumes (resume.py).
 
 Shapes: B batch, T tokens of the context.
 """
@@ -56,15 +56,15 @@ from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (
     LoopState,
-    first_manifest,
+    existing_manifest,
     load,
-    manifest_before,
+    new_manifest,
     now,
-    say_what_changed,
+    report_changes,
 )
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 
-ECHO_SECONDS = 2.0  # between a signal to all processes and the same one from torchrun
+ECHO_SECONDS = 2.0  # torchrun repeats a signal that all processes received within this time
 _runs_of_process = itertools.count()
 
 
@@ -76,11 +76,11 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
 
     Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
     Returns: the finished run.
-    Raises: ConfigError for what a user can fix (nothing is left behind then); Stopped after Ctrl-C or SIGTERM, with
-    a checkpoint; Died if the numbers became infinite or NaN, with the reason in the manifest.
+    Raises: ConfigError for what a user can fix, which leaves no files; Stopped after Ctrl-C or SIGTERM, with a
+    checkpoint; Died if the numbers became infinite or NaN, with the reason in the manifest.
     """
-    # One process may train many schemes, and each gets compiled code of its own. Before the processes are joined: what
-    # this imports would keep the threads of a process group alive.
+    # One process may train many schemes, and each needs its own compiled code. This comes before the processes are
+    # joined, because the modules that it imports would keep the threads of a process group alive.
     torch.compiler.reset()
     run = runs.run_at(runs.run_folder(config))
     with joined_processes(config.train.device) as processes:
@@ -89,24 +89,24 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
             check_divides(config, processes.size)
-            # Whatever can be known to be wrong is refused before any text is read.
+            # Refuse a wrong configuration before any text is read.
             architecture = checked_architecture(config)
             corpus = _prepared_data(config, processes, console.out)
             start = start_of(config.train.from_run, config.seed, config.runs_dir)
             if start is not None:
                 start.check_tokenizer(config, corpus.tokenizer_fingerprint)
-            before = manifest_before(run, config, corpus, device, console.out, start)
-            if before is not None and before.status == runs.FINISHED:
-                console.out(f"{run.name} is finished (loss {before.loss or math.nan:.4f}): nothing to do")
+            existing = existing_manifest(run, config, corpus, device, console.out, start)
+            if existing is not None and existing.status == runs.FINISHED:
+                console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
                 return run
 
             keep_freed_memory()
-            gc.collect()  # a compiled model refers to itself: the last run's would count as this run's memory
+            gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
             with exhaustion_explained(device, training_advice(config.train)):
                 batches = corpus.batches(config.train, config.seed)
                 model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
                 manifest = processes.broadcast(
-                    first_manifest(config, corpus, model, device, before, start) if processes.is_first else None
+                    new_manifest(config, corpus, model, device, existing, start) if processes.is_first else None
                 )
                 step = TrainingStep(config, model, device, processes)
             with locked(run.path) if processes.is_first else nullcontext():
@@ -127,21 +127,21 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                         f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
                         f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
                     )
-                if before is not None:
-                    say_what_changed(before, manifest, console.out)
+                if existing is not None:
+                    report_changes(existing, manifest, console.out)
                 training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)
-                with training.reason_recorded(), exhaustion_explained(device, training_advice(config.train)):
+                with training.record_failure(), exhaustion_explained(device, training_advice(config.train)):
                     training.begin()
                     training.take_steps()
                     training.finish()
-            signals.raise_if_received("after it was finished")  # before the next run of a sweep
+            signals.raise_if_received("after it was finished")  # so that a sweep does not begin its next run
     return run
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
-    """The problems of a task, or the text as tokens; the first process prepares it, and the others read what it left.
+    """Return the problems of a task, or the text as tokens, which the first process prepares and the others read.
 
-    Raises: ConfigError where there is too little to validate on.
+    Raises: ConfigError if there is too little text to validate on.
     """
     if not processes.is_first:
         processes.wait_for("text")
@@ -162,14 +162,14 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
 @contextmanager
 def _evaluated(model: Decoder) -> Iterator[Decoder]:
-    """The model as evaluation reads it: a scheme of the user's may do otherwise in training."""
+    """Set the model to evaluation mode for a while: a user's scheme may act differently in training."""
     model.eval()
     yield model
     model.train()
 
 
 class Training:
-    """A run while it trains: `begin`, `take_steps`, `finish`. Only the first process writes and speaks."""
+    """A run while it trains: `begin`, `take_steps`, `finish`. Only the first process writes files and prints."""
 
     def __init__(
         self,
@@ -192,53 +192,53 @@ class Training:
         self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
-        # A process on a CPU has one resident set: later runs find its peak as the first run left it.
+        # A process has one peak of resident memory on a CPU, which later runs would share with the first one.
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the first files; start at the newest intact checkpoint, at the trunk's, or from other weights."""
-        folder, own, trunk = self.run.path, None, None
+        """Write the first files and start: at the newest intact checkpoint, at the trunk's, or from other weights."""
+        folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
             self.run.write_manifest(self.manifest)
             write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
             write_text(folder / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
             for name in self.manifest.scheme_files:
-                write_text(folder / Path(name).name, own_files.source(Path(name)))  # to read: it is never imported
+                write_text(folder / Path(name).name, own_files.source(Path(name)))  # for readers; never imported
             newest = checkpoint.newest(folder / "checkpoints", self.console.out)
-            own = start_at(newest) if newest else None
-            trunk = None if own else trunk_start(self.config, self.manifest, self.console.out)
-        own, trunk = self.processes.broadcast((own, trunk))
-        start = own or trunk or self.start
-        exact = start.checkpoint if start else None  # continued with its moments, as if the run had never stopped
+            resumed = start_at(newest) if newest else None
+            trunk = None if resumed else trunk_start(self.config, self.manifest, self.console.out)
+        resumed, trunk = self.processes.broadcast((resumed, trunk))
+        start = resumed or trunk or self.start
+        exact = start.checkpoint if start else None  # continue with its moments, as if the run had never stopped
         fresh, unused = load(start, self.step, self.state) if start else ([], [])
         if exact:
-            before, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
+            previous, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
             prints = self.manifest.fingerprints
-            code = fingerprints.versions_used(before.fingerprints.code, prints.code)
+            code = fingerprints.versions_used(previous.fingerprints.code, prints.code)
             self.manifest = replace(
                 self.manifest,
                 versions={
-                    key: fingerprints.versions_used(before.versions.get(key), version) for key, version in versions
+                    key: fingerprints.versions_used(previous.versions.get(key), version) for key, version in versions
                 },
-                fingerprints=replace(before.fingerprints, code=code) if own else prints,
-                branched_at=before.branched_at if own else self.state.steps_done,
+                fingerprints=replace(previous.fingerprints, code=code) if resumed else prints,
+                branched_at=previous.branched_at if resumed else self.state.steps_done,
             )
-            self.processes.broadcast(None)  # before the first process changes what the others read
+            self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
         elif start:
             tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
             self.console.out(
-                f"{self.run.name}: begins with the weights of {start.name}{tokens}, which has positions "
+                f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
                 f"{start.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
-                "AdamW's moments begin at zero, the schedule anew"
-                + (f"; from the seed: {', '.join(fresh)}" if fresh else "")
-                + (f"; not taken over: {', '.join(unused)}" if unused else "")
+                "AdamW's moments start at zero, the schedule at its first step"
+                + (f"; drawn from the seed: {', '.join(fresh)}" if fresh else "")
+                + (f"; not used: {', '.join(unused)}" if unused else "")
             )
         if self.is_first:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             if exact:
                 write_text(folder / "metrics.jsonl", (exact / checkpoint.METRICS).read_text(encoding="utf-8"))
-            if own and exact:
+            if resumed and exact:
                 train = self.config.train
                 checkpoint.prune(exact.parent, exact, train.keep_checkpoints, train.branching_steps)
                 self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
@@ -250,20 +250,20 @@ class Training:
     # ------------------------------------------------------------ loop
 
     def take_steps(self) -> None:
-        """Take all steps that are left. Afterwards the newest checkpoint is the last step's.
+        """Take all remaining steps. Afterwards the newest checkpoint is the last step's.
 
-        Raises: Stopped once a signal has come and a checkpoint is written; Died where the numbers went wrong.
+        Raises: Stopped after a signal, with a checkpoint; Died if losses or gradients are not finite.
         """
         train, state, step = self.config.train, self.state, self.step
         validate_every = train.steps_between_validations
         checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
-        branching_steps = train.branching_steps  # where the decay of a shorter run begins
+        branching_steps = train.branching_steps  # steps at which the decay of a shorter run begins
         self.device.reset_peak_memory()
-        # While a first step compiles there is nothing new to save, so a signal need not wait for its end.
+        # While the first step compiles, there is nothing new to save, so a signal need not wait for its end.
         self.signals.waits = self.processes.size > 1 or not self.device.compiled
         with self.bar:
             if state.steps_done == 0:
-                self.validate()  # before anything is learnt
+                self.validate()  # with the initial weights
             first, row_steps, row_seconds = state.steps_done, 0, 0.0
             self.bar.advance(first)
             began = time.perf_counter()
@@ -275,25 +275,25 @@ class Training:
                 self.observe("batch", n, step)
 
                 # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
-                # (posbench.training.step). The result stays on the device, and the host does not wait for it. Nothing
-                # of ours draws numbers in a step; a scheme of the user's that does draws alike after a resume.
+                # (posbench.training.step). The result stays on the device, and the host does not wait for it. Our code
+                # draws no random numbers in a step; if a user's scheme does, the seed makes it repeat after a resume.
                 torch.manual_seed(seed_of(self.config.seed, f"step {n}"))
                 state.pending.append(step(n, sent, self.observe))  # [2]: loss (nats per token), gradient norm
                 state.steps_done = done = n + 1
                 self.bar.advance(done)
 
-                signal_number = self.processes.stop_signal(self.signals.received)  # the same in all processes
+                signal_number = self.processes.stop_signal(self.signals.received)  # equal in all processes
                 is_last = done == train.num_steps
                 is_logged = is_last or done % train.log_every == 0
-                is_validated = not is_last and done % validate_every == 0  # the last one is stored (`finish`)
+                is_validated = not is_last and done % validate_every == 0  # `finish` validates after the last step
                 is_ordered = train.is_ordered(done)
                 is_saved = is_last or done % checkpoint_every == 0 or done in branching_steps or bool(signal_number)
                 if n > first:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
                 if n == first or is_logged or is_validated or is_ordered or is_saved:
-                    self._fetch_losses()  # here the host waits for the device
+                    self._fetch_losses()  # the host waits for the device
                     seconds = time.perf_counter() - began
-                    if n == first:  # the first step compiles, so it is timed apart
+                    if n == first:  # the first step compiles, so it is timed separately
                         state.first_step_seconds += seconds
                         self.signals.waits = True
                     else:
@@ -311,17 +311,17 @@ class Training:
                     began = time.perf_counter()
 
                 if signal_number:
-                    where = f"at step {done} of {train.num_steps}, with a checkpoint"
-                    self.signals.stop(signal_number, f"{where}: run the same command again to resume")
+                    progress = f"at step {done} of {train.num_steps}, with a checkpoint"
+                    self.signals.stop(signal_number, f"{progress}: run the same command again to resume")
 
     def validate(self) -> None:
-        """A point of the loss curve: the windows of the loss table, scored with the weights of now. Raises: Died."""
+        """Score the validation windows with the current weights and log a point of the loss curve. Raises: Died."""
         self._log_validation(self._validation_scores()[1])
 
     def _fetch_losses(self) -> None:
-        """Fetch the losses of the steps since the last call, and name the steps that were skipped.
+        """Fetch the losses of the steps since the last call, and report skipped steps.
 
-        Raises: Died after too many of them.
+        Raises: Died if more steps were skipped than `train.max_skipped_steps`.
         """
         train = self.config.row_train
         for n, loss, norm in self.state.fetch():
@@ -336,7 +336,10 @@ class Training:
                 )
 
     def _log_step(self, steps: int, seconds: float) -> None:
-        """The row of training since the last such row. No speed of a process's first step alone, which compiles."""
+        """Log a row about the steps since the last one. The first step of a process compiles and is left out of speed.
+
+        Arguments: steps and seconds, of the timed steps.
+        """
         state, train = self.state, self.config.row_train
         speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
         self._append(
@@ -354,9 +357,9 @@ class Training:
     def _validation_scores(
         self, advance: Callable[[int], object] = lambda tokens: None
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """The rows and the header of a validation: the same windows while training and after the last step.
+        """Score the validation windows, always the same ones, and return the rows and the header of the result.
 
-        Raises: Died.
+        Raises: Died if the loss is not finite.
         """
         length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
         with _evaluated(self.step.model) as model:
@@ -368,7 +371,7 @@ class Training:
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """The row of a validation."""
+        """Log a row about a validation."""
         step = self.state.steps_done
         self._append(
             {
@@ -381,7 +384,7 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """Log what distant order is worth, scored on the same few windows of the validation text each time."""
+        """Log what distant order is worth on a few windows of the validation text, always the same ones."""
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
             worth = order.worth_beyond_near(
@@ -393,19 +396,19 @@ class Training:
 
     @property
     def tokens_done(self) -> int:
-        """Tokens trained on so far, with those of the model that the run began with."""
+        """Return the tokens trained on so far, including those of the model that the run started from."""
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Add a row to metrics.jsonl, to the tracker and to what is shown."""
+        """Add a row to metrics.jsonl, to the tracker and to the progress bar."""
         if self.is_first:
             runs.append_metrics(self.run.path / "metrics.jsonl", row)
         self.tracker.log(row)
         self.bar.show(row)
 
     def _save(self) -> None:
-        """Write a checkpoint of the steps so far."""
-        weights = checkpoint.weights_of(self.step.model)  # by all processes, where they are sharded
+        """Write a checkpoint of the current step."""
+        weights = checkpoint.weights_of(self.step.model)  # all processes take part, since weights may be sharded
         moments = self.step.optimizer.state()
         if self.is_first:
             checkpoint.save(
@@ -422,9 +425,9 @@ class Training:
     # ------------------------------------------------------------ finish
 
     def finish(self) -> None:
-        """Store the last point of the curve window by window, which is the loss table, and say so in the manifest.
+        """Store the final validation loss of each window (the loss table), and mark the run as finished.
 
-        Raises: Died; Stopped.
+        Raises: Died if the loss is not finite; Stopped after a signal.
         """
         config, state = self.config, self.state
         peak_memory_bytes = self.device.peak_memory_bytes() if self.has_own_memory else None
@@ -476,18 +479,18 @@ class Training:
             )
 
     @contextmanager
-    def reason_recorded(self) -> Iterator[None]:
-        """Where the run ends before its time, its manifest says why: died where the numbers went wrong, else stopped.
+    def record_failure(self) -> Iterator[None]:
+        """Write to the manifest why a run ends early, as died if numbers are not finite, else as stopped.
 
-        The tracker is closed in any case. Raises: Stopped and ConfigError in place of what they explain.
+        The tracker is closed in any case. Raises: the error, or the Stopped or ConfigError that explains it.
         """
         failed = True
         try:
-            with self._ends_explained():
+            with self._explain_errors():
                 yield
             failed = False
         except BaseException as error:
-            # Where the disk is full, say, nothing can be written: `state_of` still sees that nobody holds the lock.
+            # The manifest cannot be written if the disk is full. `state_of` still sees that nobody holds the lock.
             with suppress(OSError, ConfigError):
                 if self.is_first and not self.run.is_finished:
                     self.run.update_manifest(
@@ -501,16 +504,16 @@ class Training:
             self.tracker.finish(failed)
 
     @contextmanager
-    def _ends_explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            # Ctrl-C reaches the compilers that a step has started too: that they fail then is part of the stop.
+            # Ctrl-C also kills the compilers that a step has started: ignore their errors.
             self.signals.raise_if_received(f"in step {self.state.steps_done + 1}: run the same command again to resume")
             if not isinstance(error, OSError):
                 raise
-            where = f" {error.filename}" if error.filename else ""
+            file = f" {error.filename}" if error.filename else ""
             raise ConfigError(
-                f"{self.run.name} stopped at step {self.state.steps_done}: {error.strerror or error}{where}. "
+                f"{self.run.name} stopped at step {self.state.steps_done}: {error.strerror or error}{file}. "
                 "Make room or check the disk, and run the same command again"
             ) from error

@@ -15,7 +15,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, readings, window_starts, worth_beyond_near
+from posbench.evaluation.protocols.order import LOSSES, bucket_edges, sequences, window_starts, worth_beyond_near
 from posbench.model.decoder import Decoder, build_model
 
 ORDER = PROTOCOLS["order"]
@@ -117,7 +117,7 @@ def test_a_model_of_so_many_tokens_feels_nothing_from_that_distance_on(split: Sp
 def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     numbered = split_of([np.arange(300 * n, 300 * n + 300) for n in range(40)])  # a token is its place in the stream
     starts, middle = window_starts(numbered, LENGTH, 64), LENGTH // 2
-    whole, shuffled, other = readings(numbered, starts, LENGTH)
+    whole, shuffled, other = sequences(numbered, starts, LENGTH)
     assert np.array_equal(whole, np.array(starts)[:, None] + np.arange(LENGTH + 1))
     assert np.array_equal(np.sort(shuffled[:, :middle]), whole[:, :middle])
     assert (shuffled[:, :middle] != whole[:, :middle]).any(axis=1).all()
@@ -126,13 +126,13 @@ def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     assert np.array_equal(other[:, :middle], first + np.arange(middle)) and (first % 300 > 0).all()
     for reading in (shuffled, other):
         assert np.array_equal(reading[:, middle:], whole[:, middle:])
-    assert np.array_equal(readings(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, other))[:, 7])
+    assert np.array_equal(sequences(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, other))[:, 7])
 
 
 def test_the_other_document_may_be_just_long_enough_and_is_not_left() -> None:
     """33 tokens are one place for half a window: all behind the first."""
     documents = split_of([np.arange(300), np.arange(300, 333), np.arange(333, 343)])
-    _, _, other = readings(documents, [1, 100], LENGTH)
+    _, _, other = sequences(documents, [1, 100], LENGTH)
     assert np.array_equal(other[:, : LENGTH // 2], np.tile(np.arange(301, 333), (2, 1)))
 
 
@@ -165,7 +165,7 @@ def test_buckets_are_1_2_3_to_4_5_to_8_and_so_on(distances: int) -> None:
 
 def test_identity_needs_a_second_document() -> None:
     with pytest.raises(ConfigError, match="order at length 64 needs a second document of 32 tokens"):
-        readings(split_of([np.zeros(200, dtype=np.uint16), np.zeros(20, dtype=np.uint16)]), [1], LENGTH)
+        sequences(split_of([np.zeros(200, dtype=np.uint16), np.zeros(20, dtype=np.uint16)]), [1], LENGTH)
 
 
 def test_the_order_is_of_the_training_length_unless_lengths_are_asked_for() -> None:

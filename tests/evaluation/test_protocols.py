@@ -20,8 +20,8 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import PROTOCOLS, Protocol, Score
-from posbench.evaluation.protocols.retrieval import _clear_of_documents, trial_starts
+from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol, Score
+from posbench.evaluation.protocols.retrieval import _inside_document, trial_starts
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
 from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
@@ -121,7 +121,7 @@ def test_buckets_of_positions_never_become_narrower(length: int) -> None:
 
 def test_a_document_has_room_from_its_second_token_on(corpus: Corpus) -> None:
     first = int(corpus.test.starts[1])
-    assert _clear_of_documents(corpus.test, first, 8) == first + 1 == _clear_of_documents(corpus.test, first - 7, 8)
+    assert _inside_document(corpus.test, first, 8) == first + 1 == _inside_document(corpus.test, first - 7, 8)
 
 
 def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, corpus: Corpus) -> None:
@@ -258,7 +258,7 @@ def test_a_text_without_a_length_to_score_is_refused(config: Make, tmp_path: Pat
         _evaluate(run)
 
 
-class Halves(Protocol):
+class Halves(EvalProtocol):
     """A protocol of a test: a made-up loss for each half of each document."""
 
     name = "halves"

@@ -236,7 +236,7 @@ def test_a_folder_is_trained_on_and_goes_back(tmp_path, documents, cache, capsys
     run = train(compose(words))
     assert run.path.parent.name == "exported_then_nope" and run.manifest.continued["scheme"] == "exported"
     line = capsys.readouterr().err.replace("\n", " ")
-    assert 'weights of exported, which has positions {"kind": "rotary"' in line and 'run has {"kind": "nope"}' in line
+    assert 'weights of exported, whose positions are {"kind": "rotary"' in line and 'run has {"kind": "nope"}' in line
     assert export_run(run, tmp_path / "back").class_name == "SmolLM3ForCausalLM"
     config = compose([*words, "train.lr=1e-12", "train.weight_decay=0", "scheme=qk_rope", "experiment_name=still"])
     still = train(config)

@@ -1,6 +1,6 @@
-"""The tasks by name: a class of a file in this folder is one, `copy` for `Copy`, with no list to edit.
+"""Find tasks by name. Each class in a file of this folder is a task (`copy` is `Copy`), so there is no list to edit.
 
-A task of one's own is a class in a file, named `my_task.py:Sums` where a task's name may stand.
+A user's own task is a class in a file, whose name is given as `my_task.py:Sums`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Task", "build_task", "tasks"]
 
 @cache
 def tasks() -> dict[str, type[Task]]:
-    """The classes of this folder by name."""
+    """Return the task classes of this folder by name."""
     return classes_in("posbench.data.tasks", Task)  # type: ignore[type-abstract]
 
 
 def build_task(config: TaskConfig) -> Task:
-    """The task that `config` asks for, with its options.
+    """Return the task that `config` names, with its options.
 
-    Raises: ConfigError for an unknown task or option, and for a class that lacks something or gives no problems.
+    Raises: ConfigError for an unknown task or option, and for a class without tokens or with wrong problems.
     """
     ours = parse_class_path(config.task) is None
     base: type = Task
@@ -40,12 +40,12 @@ def build_task(config: TaskConfig) -> Task:
         raise ConfigError(f"the class of data={config.task} has no tokens")
     for length in config.lengths:
         tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))
-        holds = tokens.ndim == 2 and len(tokens) == 2 and answers.shape in (tokens.shape, tokens.shape[1:])
-        holds = holds and bool(answers.any(axis=-1).all()) and not answers[..., 0].any()
-        if not holds or tokens.min() < 0 or tokens.max() >= len(task.tokens):
+        is_valid = tokens.ndim == 2 and len(tokens) == 2 and answers.shape in (tokens.shape, tokens.shape[1:])
+        is_valid = is_valid and bool(answers.any(axis=-1).all()) and not answers[..., 0].any()
+        if not is_valid or tokens.min() < 0 or tokens.max() >= len(task.tokens):
             raise ConfigError(
-                f"problems of data={config.task} are tokens, a row a problem, and which of them are answers: "
-                f"tokens from 0 to {len(task.tokens) - 1}, an answer at least and not the first token; two of length "
-                f"{length} were {tokens.tolist()} and {answers.tolist()}"
+                f"problems of data={config.task} must be tokens from 0 to {len(task.tokens) - 1}, one row per problem, "
+                f"and a mask of answers: at least one per problem, never the first token; two of length {length} were "
+                f"{tokens.tolist()} and {answers.tolist()}"
             )
     return task

@@ -1,8 +1,8 @@
-"""The sum of two numbers (the question of McLeish et al. 2024, "abacus embeddings", arXiv 2405.17399).
+"""Add two numbers (the task of McLeish et al. 2024, "abacus embeddings", arXiv 2405.17399).
 
     5 7 + 6 8 = 1 2 5          least digit first:  7 5 + 8 6 = 5 2 1
 
-With the least digit first a carry is known when it is needed. In the usual order the model has to look ahead for it.
+With the least digit first, a carry is known when it is needed. In the usual order the model has to look ahead for it.
 """
 
 from __future__ import annotations

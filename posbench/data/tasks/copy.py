@@ -2,7 +2,7 @@
 
     a c a b = a c a b          reverse:  a c a b = b a c a
 
-Letters repeat, so the previous letter does not tell which one follows: the model has to find the place.
+Letters repeat, so the previous letter does not determine the next one: the model has to find the position.
 """
 
 from __future__ import annotations

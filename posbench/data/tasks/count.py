@@ -17,7 +17,8 @@ class Count(Task):
     """A sign, `length` letters, a sign, and questions: a letter and the answer, how often it occurs.
 
     Counts of the letters in the questions are uniform from 0 to `largest`, as far as the word has room. Other letters
-    fill the rest. Options: letters, the size of the alphabet; questions per problem; largest, the largest count.
+    fill the rest. Options: letters, the size of the alphabet; questions, their number per problem; largest, the largest
+    count.
     """
 
     version = 2
@@ -31,19 +32,19 @@ class Count(Task):
     def chance(self, length: int) -> float:
         """Return the accuracy of always answering 0, which is more common when other letters have filled the word."""
         even = np.full(self.largest + 1, 1 / (self.largest + 1))
-        before, full = np.ones(1), 0.0  # distribution of the letters used up by earlier questions
+        used, full = np.ones(1), 0.0  # distribution of the number of letters used up by earlier questions
         for _ in range(self.questions):
-            full += before[length:].sum() / self.questions
-            before = np.convolve(before, even)
+            full += used[length:].sum() / self.questions
+            used = np.convolve(used, even)
         return float(even[0] + (1 - even[0]) * full)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         order = rng.random((number, self.letters)).argsort(axis=1)  # letters of the questions first
         ends = rng.integers(self.largest + 1, size=(number, self.questions)).cumsum(axis=1)
-        which = (np.arange(length)[:, None] >= ends[:, None]).sum(axis=-1)
-        others = rng.integers(self.questions, self.letters, size=(number, length))
-        which = np.where(which < self.questions, which, others)
-        word = rng.permuted(np.take_along_axis(order, which, axis=1), axis=1)
+        ranks = (np.arange(length)[:, None] >= ends[:, None]).sum(axis=-1)  # indices into `order`
+        fillers = rng.integers(self.questions, self.letters, size=(number, length))
+        ranks = np.where(ranks < self.questions, ranks, fillers)
+        word = rng.permuted(np.take_along_axis(order, ranks, axis=1), axis=1)
         asked = np.sort(order[:, : self.questions], axis=1)
         counts = (word[:, None] == asked[..., None]).sum(axis=-1)
         questions = np.stack((asked, self.letters + 2 + counts), axis=-1).reshape(number, -1)

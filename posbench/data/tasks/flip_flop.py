@@ -1,9 +1,9 @@
-"""Flip-flop: what was written last? (Liu et al. 2023, arXiv 2306.00946, definition 1 and section 4)
+"""Recall the bit that was written last: flip-flop (Liu et al. 2023, arXiv 2306.00946, definition 1 and section 4).
 
-    w 1 i 0 i 1 r 1 w 0 i 1 r 0          write, ignore, read, each with a bit; a read gives the bit written last
+    w 1 i 0 i 1 r 1 w 0 i 1 r 0          write, ignore, read, each with a bit; a read returns the bit written last
 
-FFL(p): p is the share of ignored steps, the rest are writes and reads in equal parts; the first step writes, the last
-reads. A model trained at p = 0.8 is tested there, at 0.98 (the write is far away) and at 0.1 (many writes are near).
+FFL(p): p is the share of ignored steps. The rest are writes and reads in equal parts; the first step writes, the last
+reads. A model trained at p = 0.8 is tested at 0.8, 0.98 (the write is far away) and 0.1 (many writes are near).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     k3 v1 k0 v7 k2 v1 . . k0 v7 . . k3 v1 k2 v1 . .
 
 Pairs of a key and its value come first. Then every key comes once more, in slots whose distance from the pairs follows
-a power law. As in Zoology, the keys of a problem differ. Unlike there, values may repeat, so that few are enough; empty
-slots hold a filler, because random tokens could repeat a pair; a query is followed by its value, as in text; and
-training mixes lengths.
+a power law. As in Zoology, the keys of a problem differ. Four things are different: values may repeat, so that few are
+enough; empty slots hold a filler, because random tokens could repeat a pair; a query is followed by its value, as in
+text; and training mixes lengths.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from posbench.data.tasks.task import Task
 class Mqar(Task):
     """`length` pairs, then slots of two tokens, `length` of which hold a key and the answer, its value.
 
-    Options: keys and values, their numbers; room, slots per pair; power, the exponent a of the power law s^(a - 1) by
-    which slot s = 1, 2, ... is drawn (1 means uniformly).
+    Options: keys and values, how many there are; room, slots per pair; power, the exponent a of the power law s^(a - 1)
+    by which slot s = 1, 2, ... is drawn (1 means uniformly).
     """
 
     version = 2

@@ -1,15 +1,15 @@
-"""The problems of a task, in place of text: what training reads, and what is scored.
+"""Draw the problems of a task, to train and to score on instead of text.
 
-Problems of train, validation and test never coincide: which of the three one belongs to is a hash of its tokens.
-Batch n of a run follows from (seed, n), and what is scored at a length is the same for every scheme and seed. The
-problems of a batch are padded on the right to one width.
+Train, validation and test never share a problem, because a hash of its tokens decides the split. Batch n of a run
+depends only on (seed, n), and the problems scored at a length are the same for every scheme and seed. The problems of
+a batch are padded on the right to one width.
 
 Positions of a batch (`data.positions`):
 
 window      from 0, as in text
-shifted     from an offset drawn for each problem, in training alone, so that all positions of the longest problem that
-            may be tested are trained (SHAPE, Kiyono et al. 2021, arXiv 2109.05644)
-subset      random positions of those in ascending order, in training and tests (Ruoss et al. 2023, arXiv 2305.16843)
+shifted     in training, from an offset drawn for each problem, so that all positions of the longest problem allowed in
+            tests are trained (SHAPE, Kiyono et al. 2021, arXiv 2109.05644); in tests from 0
+subset      in training and tests, a random ascending subset of these positions (Ruoss et al. 2023, arXiv 2305.16843)
 
 Shapes: B problems, W tokens of the widest one, T = W - 1 tokens that are read.
 """
@@ -31,14 +31,10 @@ from posbench.data.tasks import build_task
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.tokenizer import fingerprint
 
-_SIDES = {
-    "test": (0,),
-    "validation": (1,),
-    "train": tuple(range(2, 8)),
-}  # the first byte of a problem's SHA-256, modulo 8
+_RESIDUES = {"test": (0,), "validation": (1,), "train": tuple(range(2, 8))}  # first byte of the SHA-256, modulo 8
 _PROBLEMS_AT_ONCE = 64
 _BATCHES_AT_ONCE = 32
-_TRAINED, _SCORED = 0, 1  # streams of random numbers
+_TRAINED, _SCORED = 0, 1  # keys of the streams of random numbers
 
 
 class Problems(Dataset):
@@ -55,7 +51,7 @@ class Problems(Dataset):
             tokenizer_fingerprint=fingerprint(self.tokenizer),
             vocab_size=len(self.task.tokens),
             bos_id=None,  # there are no documents
-            overlap={"splits": {}},  # nothing that is scored is trained on
+            overlap={"splits": {}},  # splits never share a problem
         )
 
     def batches(self, train: TrainConfig, seed: int) -> ProblemBatches:
@@ -64,29 +60,32 @@ class Problems(Dataset):
     def with_options(self, config: TaskConfig) -> Problems:
         changed = Problems(config)
         if list(changed.task.tokens) != list(self.task.tokens):
-            raise ConfigError(f"these options of data={config.task} change its tokens, which no run has learnt")
+            raise ConfigError(
+                f"these options of data={config.task} change its tokens, which the run has not learnt: keep them as "
+                "trained"
+            )
         changed.fingerprint = self.fingerprint
         return changed
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The task's tokens as words with spaces between them."""
+        """Return a tokenizer whose words, separated by spaces, are the task's tokens."""
         vocabulary = {token: number for number, token in enumerate(self.task.tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
 
     def window(self, length: int) -> int:
-        """Return T, the tokens that are read of a problem of `length` items."""
+        """Return T, the tokens that the model reads of a problem of `length` items."""
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Problems of the lengths that are trained, all of them equally often."""
+        """Draw problems of the trained lengths, all equally likely."""
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
     def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
-        """A problem of each of these lengths in items, padded to the width of those of `longest`."""
+        """Draw a problem of each of these lengths in items, padded to the width of problems of `longest` items."""
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
@@ -101,19 +100,20 @@ class Problems(Dataset):
     def _draw(
         self, length: int, number: int, split: str, rng: np.random.Generator
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Problems of `length` items of a split: tokens [number, W], which of them are answers [number, W].
+        """Draw problems of a split with `length` items. A larger `number` adds problems after the same first ones.
 
-        The first of them are the same for any `number`. Raises: ConfigError where there are fewer among very many.
+        Returns: tokens [number, W], and a mask of answers [number, W].
+        Raises: ConfigError if very many draws have too few problems of the split.
         """
-        kept, answers = [], []
+        selected, answers = [], []
         for _ in range(16 + number):
             tokens, is_answer = self.task.problems(length, _PROBLEMS_AT_ONCE, rng)
             tokens = np.ascontiguousarray(tokens, np.int32)
-            mine = [sha256(row).digest()[0] % 8 in _SIDES[split] for row in tokens]
-            kept.append(tokens[mine])
-            answers.append(np.broadcast_to(is_answer, tokens.shape)[mine])
-            if sum(map(len, kept)) >= number:
-                return np.concatenate(kept)[:number], np.concatenate(answers)[:number]
+            in_split = [sha256(row).digest()[0] % 8 in _RESIDUES[split] for row in tokens]
+            selected.append(tokens[in_split])
+            answers.append(np.broadcast_to(is_answer, tokens.shape)[in_split])
+            if sum(map(len, selected)) >= number:
+                return np.concatenate(selected)[:number], np.concatenate(answers)[:number]
         raise ConfigError(
             f"of {(16 + number) * _PROBLEMS_AT_ONCE:,} problems of data={self.config.task} at length {length} fewer "
             f"than {number:,} belong to the {split} split: there are too few different ones, so give it longer ones "
@@ -123,32 +123,32 @@ class Problems(Dataset):
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
     ) -> NDArray[np.int64] | None:
-        """[B, T] int64, all below that of the longest problem that may be tested; None: from 0 on.
+        """Draw positions, [B, T] int64, within the longest problem allowed in tests; None means 0, 1, 2, ...
 
-        Arguments: read, [B], how many tokens of each problem are read; behind them the last position is repeated.
+        Arguments: read, [B], how many tokens of each problem are read; padding has the last possible position.
         """
-        reach, columns = self.config.window, np.arange(width)
-        assert reach is not None
+        num_positions, columns = self.config.window, np.arange(width)
+        assert num_positions is not None
         if self.config.positions == "subset":
-            chosen = rng.random((len(read), reach)).argsort(axis=1)[:, :width]
-            return np.sort(np.where(columns < read[:, None], chosen, reach - 1), axis=1)
+            chosen = rng.random((len(read), num_positions)).argsort(axis=1)[:, :width]
+            return np.sort(np.where(columns < read[:, None], chosen, num_positions - 1), axis=1)
         if self.config.positions == "shifted" and is_training:
-            offsets = rng.integers(reach - read + 1)
-            return np.minimum(offsets[:, None] + columns, reach - 1)
+            offsets = rng.integers(num_positions - read + 1)
+            return np.minimum(offsets[:, None] + columns, num_positions - 1)
         return None
 
 
 class ProblemSplit:
-    """Problems that are scored: the same whoever asks."""
+    """The problems of one split to score on, which do not depend on scheme or seed."""
 
-    num_tokens: ClassVar[None] = None  # there are always more problems
+    num_tokens: ClassVar[None] = None  # problems never end
 
     def __init__(self, name: str, problems: Problems) -> None:
         self.name, self.problems = name, problems
-        self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # asked for at every validation
+        self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # every validation reads the same
 
     def at_length(self, length: int, number: int) -> Batch:
-        """Problems of `length` items. Raises: ConfigError where they may not be so long."""
+        """Return problems of `length` items. Raises: ConfigError if that is longer than `data.longest`."""
         config = self.problems.config
         assert config.longest is not None
         if length > config.longest:
@@ -161,14 +161,14 @@ class ProblemSplit:
         )
 
     def _at_trained_lengths(self, number: int) -> Batch:
-        """Problems of the lengths that are trained."""
+        """Return problems of the trained lengths."""
         return self.problems.at_trained_lengths(number, self.name, _generator(_SCORED, SPLITS.index(self.name)))
 
 
 class ProblemBatches:
-    """What training reads of a task: lengths evenly drawn from those that are trained.
+    """The training batches of a task, with problems of the trained lengths, all equally likely.
 
-    Neighbouring batches are drawn together, which is many times as fast as one by one.
+    Neighbouring batches are drawn together, which is many times faster than one by one.
     """
 
     def __init__(self, problems: Problems, batch_size: int, seed: int) -> None:
@@ -176,9 +176,9 @@ class ProblemBatches:
         self._drawn = lru_cache(maxsize=1)(self._draw)
 
     def batch(self, n: int) -> Batch:
-        """Batch `n` of the run."""
-        group, place = divmod(n, _BATCHES_AT_ONCE)
-        rows = slice(place * self.batch_size, (place + 1) * self.batch_size)
+        """Return batch `n` of the run."""
+        group, index = divmod(n, _BATCHES_AT_ONCE)
+        rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
         return self._drawn(group).each(lambda part: part[rows])
 
     def _draw(self, group: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Measure how much of a text can be predicted by copying: what order far back could at most be worth to a model."""
+"""Measure how much of a text can be predicted by copying, which limits what distant order can be worth to a model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from posbench.data.text.corpus import Split
 
 MATCHES = (4, 8, 16)  # tokens that must match before the copied one, at least
 DISTANCES = (8, 32, 64, 128)  # tokens; the copied token is further back than this
-_TOKENS = 1 << 17  # of the text that are looked at
+_TOKENS = 1 << 17  # tokens of the text to sample
 
 
 def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     """Return the share of tokens that a copier predicts, [len(MATCHES), len(DISTANCES)].
 
     Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
-    more than DISTANCES tokens back (the nearest of several), and predicts what followed there if at least MATCHES
-    tokens matched. The tokens that it is asked for are spread evenly over the split, in sequences of `length`.
+    more than DISTANCES tokens back (the nearest of several), and predicts the token after it if at least MATCHES tokens
+    matched. The predicted tokens are spread evenly over the split, in sequences of `length`.
     """
     size = min(2 * length, len(split.tokens))
     count = max(1, min(_TOKENS, len(split.tokens)) // size)
@@ -31,16 +31,16 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
         for n, distance in enumerate(DISTANCES if first >= 0 else ()):
             if distance >= length:
                 continue
-            seen = np.minimum(matched[:, first : i - distance], np.arange(length - distance, dtype=np.int32))
-            nearest = length - distance - 1 - seen[:, ::-1].argmax(axis=1)
-            longest = seen[np.arange(count), nearest]
+            visible = np.minimum(matched[:, first : i - distance], np.arange(length - distance, dtype=np.int32))
+            nearest = length - distance - 1 - visible[:, ::-1].argmax(axis=1)
+            longest = visible[np.arange(count), nearest]
             is_right = windows[np.arange(count), first + nearest] == windows[:, i]
             hits[:, n] += [int((is_right & (longest >= least)).sum()) for least in MATCHES]
     return hits / max(1, count * (size - length))
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return the size of a token and a table of `copied_share` in lines to print."""
+    """Return lines to print: the size of a token and a table of `copied_share`."""
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)
     shown = [n for n, distance in enumerate(DISTANCES) if distance < length]

@@ -1,17 +1,17 @@
-"""A tokenized text on the disk: written once, and memory-mapped ever after. And the batches of training.
+"""Store a tokenized text on disk, once, map it into memory, and draw training batches from it.
 
     corpus.json            fingerprints, vocabulary, overlap, counts of the splits, and the size and SHA-256 of every
-                           file beside it (sizes are compared when it is opened, SHA-256 by `posbench prepare --check`)
+                           other file (sizes are compared when it is opened, SHA-256 by `posbench prepare --check`)
     tokenizer.json
-    vocabulary.bytes       int32 [V]: bytes of text each token stands for (byte-level vocabularies only)
+    vocabulary.bytes       int32 [V]: bytes of text that each token represents (byte-level vocabularies only)
     <split>.tokens         uint16 (uint32 for more than 65,536 entries): [BOS] + tokens, document after document
-    <split>.starts         int64 [documents + 1]: where each document begins, and the end
+    <split>.starts         int64 [documents + 1]: the index of each document's first token, and the end
     <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
 
 All numbers are little-endian.
 
-Batch `n` is a pure function of the seed, `n` and the tokens. A loader without state has nothing to save and nothing
-that a scheme could disturb, so resuming is exact.
+Batch `n` is a pure function of the seed, `n` and the tokens. A loader without state has nothing to save, and no scheme
+can disturb it, so resuming is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class DamagedCorpusError(Exception):
-    """The folder does not hold what its `corpus.json` says."""
+    """The files of a corpus do not match its `corpus.json`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Split:
     tokens: NDArray[Any]  # uint16 or uint32 [num_tokens], memory-mapped
     starts: NDArray[np.int64]  # [documents + 1]
     document_bytes: NDArray[np.int64]  # [documents]
-    byte_lengths: NDArray[np.int32] | None  # [V]; None: the vocabulary does not tell
+    byte_lengths: NDArray[np.int32] | None  # [V]; None if the vocabulary is not byte-level
 
     @property
     def num_documents(self) -> int:
@@ -55,24 +55,24 @@ class Split:
 
     @property
     def num_tokens(self) -> int:
-        """With one BOS a document."""
+        """Return the number of tokens, including one BOS per document."""
         return len(self.tokens)
 
     @cached_property
     def num_bytes(self) -> int:
-        """Of text (UTF-8)."""
+        """Return the size of the text in bytes of UTF-8."""
         return int(self.document_bytes.sum())
 
     def document(self, number: int) -> NDArray[Any]:
-        """The tokens of one document, its BOS first."""
+        """Return the tokens of one document, BOS first."""
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """The number of the document that each of these tokens (indices) stands in."""
+        """Return the number of each token's document. Arguments: tokens, indices in the split."""
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def token_bytes(self, lo: int, hi: int) -> int:
-        """Bytes of text that tokens `lo` to `hi` (exclusive) stand for; BOS counts 0.
+        """Return the bytes of text of tokens `lo` to `hi` (exclusive); BOS has none.
 
         Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and
         the sum is rounded: exact for whole documents, an estimate within one.
@@ -81,17 +81,17 @@ class Split:
             return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
         first, last = self.document_of([lo, hi])
         numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
-        texts_from = self.starts[numbers] + 1  # behind the BOS
+        texts_from = self.starts[numbers] + 1  # after the BOS
         counted = np.minimum(self.starts[numbers + 1], hi) - np.maximum(texts_from, lo)
         shares = np.maximum(counted, 0) / np.maximum(self.starts[numbers + 1] - texts_from, 1)
         return round(float((shares * self.document_bytes[numbers]).sum()))
 
 
 class TextBatches:
-    """Windows of `context_length + 1` tokens of a split: all of them once per epoch, in an order drawn from the seed.
+    """Batches of windows of `context_length + 1` tokens: all of a split once per epoch, in an order from the seed.
 
     An epoch cuts the whole stream (documents one after another, each with its BOS) into W windows of T + 1 tokens that
-    begin T tokens apart. The first begins at a phase below T, drawn for each epoch, so that the cuts move. Window
+    begin T tokens apart. The first one begins at an offset below T, drawn for each epoch, so that the cuts move. Window
     s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
 
     Raises: ConfigError with the counts if the split is shorter than one window.
@@ -136,7 +136,7 @@ class TextBatches:
 
 @dataclass(eq=False)
 class Corpus(Dataset):
-    """Tokenized text: the tokenizer and three splits, mapped from `folder`."""
+    """Tokenized text with its tokenizer and three splits, mapped from `folder`."""
 
     unit: ClassVar[str] = "token"
 
@@ -165,7 +165,7 @@ class Corpus(Dataset):
 
 
 class SplitWriter:
-    """Appends documents to the files of one split, in bounded memory."""
+    """Writer that appends documents to the files of one split, in bounded memory."""
 
     def __init__(self, folder: Path, name: str, dtype: str, files: ExitStack) -> None:
         self.num_tokens = self.num_bytes = 0
@@ -177,7 +177,7 @@ class SplitWriter:
         self._starts.write(bytes(8))
 
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
-        """One document: its UTF-8 text and its tokens, BOS first."""
+        """Append a document. Arguments: document, its UTF-8 text; tokens, BOS first."""
         length = len(document).to_bytes(8, "little")
         self._text_hash.update(length)
         self._text_hash.update(document)
@@ -189,7 +189,7 @@ class SplitWriter:
 
     @property
     def fingerprint(self) -> str:
-        """Of the text of the split."""
+        """Return the hash of the split's text."""
         return self._text_hash.hexdigest()
 
 

@@ -1,13 +1,13 @@
-"""How much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
+"""Measure how much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
 
-A word is a run of letters, digits and underscores, with its case; every character beyond ASCII counts as a letter.
-13 words in a row are the unit by which GPT-3 looked for test text in its training text (Brown et al. 2020, appendix C).
-Texts are compared by hashes of these: those of the held-out text are held in memory, and train streams past them. The
-result is stored with the corpus:
+A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII counts as a letter.
+GPT-3 also used 13 words in a row to look for test text in its training text (Brown et al. 2020, appendix C). Texts are
+compared by hashes of these 13-grams. The hashes of the held-out text stay in memory while the train text is streamed.
+The result is stored with the corpus:
 
     "overlap": {"words": 13, "splits": {"validation": {
         "grams": 52_113,             # looked up
-        "share": 0.0018,             # of these, how many occur in train
+        "share": 0.0018,             # the share of these that also occur in train
         "documents_above": 0,        # documents with a share above `WARN_ABOVE`
         "worst": [{"name": ..., "grams": ..., "share": ...}, ...]}, "test": ...}}
 """
@@ -29,20 +29,20 @@ from posbench.system.files import read_json, write_json
 Hashes = NDArray[np.uint64]
 
 GRAM_WORDS = 13
-WARN_ABOVE = 0.05  # of the 13-grams
-_MOST_NAMED = 5  # documents
-_FEWEST_GRAMS = 100  # of a document that is named: of shorter ones the share says little
+WARN_ABOVE = 0.05  # share of the 13-grams
+_MOST_NAMED = 5  # documents listed as worst, at most
+_FEWEST_GRAMS = 100  # grams of a listed document, at least: the share of a shorter one says little
 _BLOCK = 1 << 20  # tokens that are turned back into text at a time
-_FILTER_BITS = 26  # a table of 64 MiB that tells of most grams at once that they are not held out
+_FILTER_BITS = 26  # a table of 64 MiB quickly rules out most grams that are not held out
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
-FAMILY_SHARE = 0.02  # of the smaller document's grams: two that share more are kept in one split
-_NEIGHBOURS = 8  # documents beside it in the list of a gram that each document is compared with
+FAMILY_SHARE = 0.02  # two documents that share more of the smaller one's grams go to the same split
+_NEIGHBOURS = 8  # next documents in the list of a gram with which each document is compared
 
 
 def gram_hashes(text: str) -> Hashes:
-    """A hash of every 13 words in a row of `text`, in their order, uint64 [words - 12] (empty for shorter text)."""
+    """Return a hash of every 13 words in a row of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
     words = np.concatenate([_word_hashes(piece.encode()) for piece in pieces(text)])
     count = max(0, len(words) - GRAM_WORDS + 1)
     grams = np.zeros(count, np.uint64)
@@ -52,7 +52,7 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Of each word: the polynomial of its bytes in `_BASE`, modulo 2^64."""
+    """Return a hash of each word: the polynomial of its bytes in `_BASE`, modulo 2^64, mixed."""
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])
@@ -64,18 +64,18 @@ def _word_hashes(data: bytes) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Every bit spread over all bits (the end of splitmix64)."""
+    """Spread every bit over all bits (the last step of splitmix64)."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
 
 
 def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) -> list[int]:
-    """Documents in groups of near-duplicates: for each document the number of the first one of its group.
+    """Group near-duplicate documents: return for each document the number of the first one of its group.
 
-    Two documents are linked if more than `share` of the distinct grams of the smaller one stand in the other, and a
-    group holds whatever is linked to its members. A gram that many documents hold is looked at in neighbouring ones
-    only, which costs little; documents that share nothing but such grams can stay apart.
+    Two documents are linked if more than `share` of the distinct grams of the smaller one are also in the other. A
+    group contains everything that is linked to a member. To save time, a gram in many documents is compared in
+    neighbouring ones only, so documents that share nothing but such grams may not be linked.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -101,18 +101,19 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """How much of the splits that are not train also occurs in train, as it is stored with the corpus."""
+    """Measure how much of the other splits also occurs in train, and return it as it is stored with the corpus."""
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
     grams = {
         key: [gram_hashes("".join(_decoded(tokenizer, split.document(n)))) for n in range(split.num_documents)]
         for key, split in held_out.items()
     }
-    known = np.unique(np.concatenate([np.empty(0, np.uint64), *(each for some in grams.values() for each in some)]))
+    all_grams = [hashes for documents in grams.values() for hashes in documents]
+    known = np.unique(np.concatenate([np.empty(0, np.uint64), *all_grams]))
     in_train = _in_train(known, tokenizer, splits["train"])
     measured = {}
     for key, split in held_out.items():
-        hits = np.array([int(in_train[np.searchsorted(known, each)].sum()) for each in grams[key]])
-        totals = np.array([len(each) for each in grams[key]])
+        hits = np.array([int(in_train[np.searchsorted(known, hashes)].sum()) for hashes in grams[key]])
+        totals = np.array([len(hashes) for hashes in grams[key]])
         shares = hits / np.maximum(totals, 1)
         long_enough = np.flatnonzero(totals >= _FEWEST_GRAMS)
         worst = long_enough[np.argsort(-shares[long_enough], kind="stable")][:_MOST_NAMED]
@@ -134,9 +135,9 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """How much of each held-out split of one text occurs in the train split of another; they share a tokenizer.
+    """Return the share of each held-out split's 13-grams that occur in the train split of another text.
 
-    It is measured once, and kept beside the held-out text. Returns: split -> the share of its 13-grams.
+    Both texts have the same tokenizer. The result is measured once and stored with the held-out text.
     """
     file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
     with suppress(OSError, ValueError):
@@ -144,20 +145,20 @@ def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
     splits = {"train": trained_on.train, **{split.name: split for split in (held_out.validation, held_out.test)}}
     measured = measure_overlap(held_out.tokenizer, splits)
     shares = {name: split["share"] for name, split in measured["splits"].items()}
-    with suppress(OSError):  # a cache that cannot be written: measured again the next time
+    with suppress(OSError):  # if the cache cannot be written, measure again the next time
         write_json(file, shares)
     return shares
 
 
 def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
-    """The text of a document's tokens (its BOS first), a block at a time."""
+    """Yield the text of a document block by block. Arguments: document, its tokens, BOS first."""
     for start in range(1, len(document), _BLOCK):
         yield tokenizer.decode(document[start : start + _BLOCK].tolist(), skip_special_tokens=False)
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    """Which of the `known` hashes (ascending) are those of grams of the train text."""
-    seen = np.zeros(len(known), bool)
+    """Return a mask of the `known` hashes (ascending) that belong to grams of the train text."""
+    is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
     may_be_known[known & mask] = True
@@ -167,17 +168,17 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.b
             grams = grams[may_be_known[grams & mask]]
             places = np.searchsorted(known, grams)
             inside = places < len(known)
-            seen[places[inside][known[places[inside]] == grams[inside]]] = True
-    return seen
+            is_in_train[places[inside][known[places[inside]] == grams[inside]]] = True
+    return is_in_train
 
 
 def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
-    """What was measured, in lines to print: a table by split, and the worst documents."""
+    """Return the overlap as lines to print: a table by split, and the worst documents."""
     if not overlap["splits"]:
         return []
     lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]
     for key, split in overlap["splits"].items():
-        above = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
-        lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {above}")
+        many = f"{split['documents_above']:,} documents above {WARN_ABOVE:.0%}"
+        lines.append(f"{key:<10} {split['share']:>7.2%} of {split['grams']:>12,}   {many}")
         lines += [f"           {worst['share']:>7.1%} of {worst['name']}" for worst in split["worst"] if worst["share"]]
     return lines

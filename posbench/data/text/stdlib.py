@@ -1,4 +1,4 @@
-"""Text that every machine has: the Python standard library's source."""
+"""Read text that every machine has: the source of Python's standard library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from posbench.config import DataConfig
 from posbench.data.text.overlap import gram_hashes, near_duplicates
 from posbench.data.text.sources import Source, split_groups
 
-# Not the library's own, or made by a program: `encodings` is 122 files from one template, most of them tables of code
-# points, and `pydoc_data` is the language reference as one table of strings.
+# Folders that are not part of the library, or were generated: `encodings` is 122 files from one template, most of them
+# tables of code points, and `pydoc_data` is the language reference as one table of strings.
 _LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
-_MOST_ROWS = 0.5  # a file with at least this part of its text in rows of literals is a table
+_MOST_ROWS = 0.5  # a file is a table if at least this share of its text is rows of literals
 _ROW_BEGINS = frozenset("'\"([{-0123456789bBuUrRfFNT")
 _LITERAL = re.compile(
     r"""[rRbBuUfF]{0,2}(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b\d\w*|\b(?:None|True|False)\b|#.*""", re.ASCII
@@ -26,11 +26,11 @@ _NAME = re.compile(r"[A-Za-z_]")
 
 
 class StandardLibrary(Source):
-    """The source files of the running Python's own standard library with its tests: one file, one document.
+    """Source files of the running Python's standard library and its tests, one document each.
 
-    Tables are left out (`is_table`, and the folders named above). Files that share text with each other go to one split
-    (`near_duplicates` in overlap.py), by a hash of the name of the first of them. So the splits are the same on
-    every machine with the same files.
+    Tables are left out (`is_table` and `_LEFT_OUT`). Files that share text go to the same split (`near_duplicates` in
+    overlap.py), chosen by a hash of the first file's name. So the splits are the same on every machine with the same
+    files.
     """
 
     by_document = False
@@ -40,14 +40,14 @@ class StandardLibrary(Source):
         self.root = Path(sysconfig.get_paths()["stdlib"])
 
     def files(self) -> list[Path]:
-        """In the order of their names."""
-        found = []
+        """Return the files in the order of their names."""
+        files = []
         for folder, inner, names in os.walk(self.root):
             inner[:] = [name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")]
-            found += [
+            files += [
                 Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
             ]
-        return sorted(found, key=self._name)
+        return sorted(files, key=self._name)
 
     def identity(self) -> Any:
         stats = [(self._name(path), path.stat()) for path in self.files()]
@@ -69,7 +69,7 @@ class StandardLibrary(Source):
 
 
 def is_table(text: str) -> bool:
-    """Whether half of the text or more, by characters, is lines of nothing but literals, brackets and comments.
+    """Return whether at least half of the text, by characters, is lines of only literals, brackets and comments.
 
     Example: `    0x0081: None,  # not defined` is such a line; `    def test(self):` and prose are not.
     """
@@ -79,7 +79,7 @@ def is_table(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The text of a file, empty where it is not UTF-8."""
+    """Return the text of a file, or nothing if it is not UTF-8 or cannot be read."""
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except (UnicodeDecodeError, OSError):

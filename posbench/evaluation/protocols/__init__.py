@@ -1,17 +1,17 @@
-"""The protocols by name. Each is a class that scores, and says how its scores are stored, printed and reported.
+"""Find the evaluation protocols by name. Each is a class that scores, and says how to store, print and report scores.
 
 validation      the final held-out loss at the training length (training writes it)
-fixed           the same targets at every length, only the left context grows
+fixed           the same targets at every length, only the context before them grows
 nonoverlapping  windows back to back, every target scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
-retrieval       how much a passage's loss drops when it was read before, and by its order, against the gap
-ngram           what a model of the last few tokens loses on the same targets (once a seed, no trained model)
-accuracy        of a task: by length in items, the share of answers that are right
-mechanism       where heads look, which frequencies they use, what the scheme adds to their scores
-order           the loss when the order of everything beyond d tokens is destroyed, or its identity, against d
+retrieval       how much a passage's loss drops if it was read before, and due to its order, by gap
+ngram           the loss of n-gram models on the same targets (once per seed, without a trained model)
+accuracy        for tasks: the share of right answers by length in items
+mechanism       the positions that heads attend to, the frequencies they use, the biases that the scheme adds
+order           the loss when everything more than d tokens back is shuffled or replaced, by d
 
-A new protocol is a subclass of `Protocol` in a file here: its windows, its score, its columns, and its sections of the
-reports as data, which `posbench.reporting` draws.
+A new protocol is a subclass of `EvalProtocol` in a file here. It defines windows, a score, columns, and sections of the
+report as data, which `posbench.reporting` draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inspect import isabstract
 
 from posbench.catalogue.classes import classes_in
 from posbench.config import ConfigError, nearest
-from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Score
 
 __all__ = [
     "ACCURACY",
@@ -30,13 +30,13 @@ __all__ = [
     "PROTOCOLS",
     "VALIDATION",
     "Advance",
-    "Protocol",
+    "EvalProtocol",
     "Score",
     "protocol_named",
 ]
 
-_CLASSES = classes_in("posbench.evaluation.protocols", Protocol)  # type: ignore[type-abstract]
-PROTOCOLS: dict[str, Protocol] = {
+_CLASSES = classes_in("posbench.evaluation.protocols", EvalProtocol)  # type: ignore[type-abstract]
+PROTOCOLS: dict[str, EvalProtocol] = {
     cls.name: cls() for cls in sorted(_CLASSES.values(), key=lambda cls: cls.rank) if not isabstract(cls)
 }
 
@@ -45,8 +45,8 @@ VALIDATION, NONOVERLAPPING, NGRAM = PROTOCOLS["validation"], PROTOCOLS["nonoverl
 ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
 
 
-def protocol_named(name: str) -> Protocol:
-    """The protocol of that name. Raises: ConfigError naming the nearest."""
+def protocol_named(name: str) -> EvalProtocol:
+    """Return the protocol of this name. Raises: ConfigError with the nearest name."""
     if name not in PROTOCOLS:
         raise ConfigError(f"protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
     return PROTOCOLS[name]

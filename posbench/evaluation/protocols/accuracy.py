@@ -1,7 +1,7 @@
-"""Answers of a task: by length in items, how many are right given the true tokens before them.
+"""Score the answers of a task: the share that is right given the true tokens before them, by length in items.
 
-A problem is generated right by greedy decoding exactly when each of its answers is right given the true tokens before
-it, so `exact`, the share of problems that are wholly right, is the score of generation.
+Greedy decoding solves a problem exactly if each of its answers is right given the true tokens before it. So `exact`,
+the share of problems with no wrong answer, is also the score of generation.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.data import Batch, ProblemSplit
-from posbench.evaluation.protocols.protocol import Advance, Metric, Protocol
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
     from posbench.model.decoder import Decoder
 
-BEYOND = (1, 1.25, 2, 4)  # lengths that are scored, in those of the longest problem that is trained
+BEYOND = (1, 1.25, 2, 4)  # lengths to score, as multiples of the longest trained length
 
 
-class Accuracy(Protocol):
-    """`evaluation.problems` problems of the test split at each length: the same for every scheme and seed."""
+class Accuracy(EvalProtocol):
+    """Accuracy on `evaluation.problems` problems of the test split per length, equal for every scheme and seed."""
 
     name = "accuracy"
     rank = 8
@@ -76,20 +76,19 @@ class Accuracy(Protocol):
         return 1
 
     def default_lengths(self, context_length: int, split: ProblemSplit | None = None) -> list[int]:
-        """The longest that is trained, and 1.25, 2 and 4 times it, as far as problems may be tested (items)."""
+        """Return the longest trained length times 1, 1.25, 2 and 4, up to the longest allowed in tests, in items."""
         lengths = [int(context_length * times) for times in BEYOND]
         return [length for length in lengths if split is None or length <= (split.problems.config.longest or 0)]
 
 
 def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
-    """One row a problem: problem (its number), right and answers (counts), nll (summed over the answers, nats)."""
-
-    losses, said = answered(model, batch, batch_tokens, advance)
+    """Return one row per problem: problem (its number), right and answers (counts), nll (sum over answers, nats)."""
+    losses, predicted = answered(model, batch, batch_tokens, advance)
     scored = batch.answers >= 0
     return pd.DataFrame(
         {
             "problem": np.arange(len(scored)),
-            "right": ((said == batch.answers) & scored).sum(axis=1),
+            "right": ((predicted == batch.answers) & scored).sum(axis=1),
             "answers": scored.sum(axis=1),
             "nll": losses.sum(axis=1),
         }
@@ -99,23 +98,24 @@ def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Adv
 def answered(
     model: Decoder, batch: Batch, batch_tokens: int, advance: Advance = lambda tokens: None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What a model makes of each answer given the true tokens before it, [B, T] both.
+    """Predict each answer given the true tokens before it.
 
-    Returns: the losses of the answers, nats, 0 elsewhere; the likeliest tokens there, -1 elsewhere.
+    Returns: the losses of the answers in nats, and 0 for other tokens, [B, T]; the most likely token for each answer,
+    and -1 for other tokens, [B, T].
     """
     import torch
 
     device, (rows, width) = model.embedding.weight.device, batch.answers.shape
-    losses, said = np.zeros((rows, width)), np.full((rows, width), -1)
+    losses, predicted = np.zeros((rows, width)), np.full((rows, width), -1)
     size = max(1, batch_tokens // width)
     for first in range(0, rows, size):
         part = slice(first, first + size)
         sent = Batch(*(None if array is None else torch.from_numpy(array[part]).to(device) for array in batch))
         with torch.no_grad():
-            of_answers, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
+            answer_losses, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
         scored = batch.answers[part] >= 0
-        # A loss that is not a number counts as infinite: sums of a table leave NaN out.
-        losses[part][scored] = of_answers.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()
-        said[part][scored] = tokens.cpu().numpy()
+        # Count NaN as infinite, since pandas leaves NaN out of its sums.
+        losses[part][scored] = answer_losses.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()
+        predicted[part][scored] = tokens.cpu().numpy()
         advance(len(scored) * width)
-    return losses, said
+    return losses, predicted

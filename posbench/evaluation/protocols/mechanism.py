@@ -1,18 +1,18 @@
-"""What heads do: attention by distance, previous-token and induction scores, frequencies in use, biases by distance.
+"""Measure heads: attention by distance, previous-token and induction scores, norms by frequency, biases by distance.
 
-Stored rows, for each window, layer and head; `value` is a sum over `queries`, so their ratio is the figure:
+Stored rows have, for each window, layer and head, a `value` that is a sum over `queries`. Their ratio is the figure:
 
-    attention    the share of the weights that falls on distances `first` to `last`, tokens; 0 is the query itself, and
-                 1, the token before, is the previous-token score (Olsson et al. 2022, arXiv 2209.11895)
-    first_token  the share that falls on the window's first token (an attention sink, arXiv 2309.17453)
-    induction    in random tokens that come twice: the share that falls on the token behind the query's earlier self
+    attention    the share of attention on distances `first` to `last`, tokens; 0 is the query itself, and 1, the token
+                 before it, is the previous-token score (Olsson et al. 2022, arXiv 2209.11895)
+    first_token  the share of attention on the window's first token (an attention sink, arXiv 2309.17453)
+    induction    in a random sequence read twice: the share of attention on the token after the query's first occurrence
                  (the prefix-matching score of Olsson et al.)
-    bias         what the scheme adds to the scores at distances `first` to `last`, nats
-    q_norm, k_norm   of a rotated site: the norm of the channel pair `first`, counted from the fastest (Barbero et al.
+    bias         the bias that the scheme adds to the scores at distances `first` to `last`, nats
+    q_norm, k_norm   the norm of the rotated channel pair `first` of q or k, counted from the fastest (Barbero et al.
                  2024, arXiv 2410.06205)
 
-Queries are those of a window's second half, so that all meet distances up to half the length; norms are of all tokens.
-Windows of a task are problems, by default of the longest trained length, and have no induction score.
+Queries are the tokens of a window's second half, so that each sees distances up to half the length. Norms are over all
+tokens. Windows of a task are problems, by default of the longest trained length, and have no induction score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
-from posbench.evaluation.protocols.protocol import Advance, Protocol
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table
 from posbench.runs import run_at
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from posbench.schemes import Bias
 
 WINDOWS = 32
-CELLS = 2**24  # attention weights of a layer that stand in memory at a time
+CELLS = 2**24  # attention weights of a layer in memory at a time
 
 PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
 
 Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # measure, layer, first, last, queries, sums
 
 
-class Mechanism(Protocol):
-    """The length is that of the windows: by default the training length."""
+class Mechanism(EvalProtocol):
+    """Attention, biases and norms of each head in windows of one length, by default the training length."""
 
     name = "mechanism"
     rank = 6
@@ -93,30 +93,30 @@ class Mechanism(Protocol):
         parts, losses = [], []
         size = max(1, CELLS // (model.config.num_heads * tokens.shape[1] ** 2))
         for n in range(0, len(starts), size):
-            each = slice(n, n + size)
-            nll, measured = measure(model, tokens[each], positions=None if positions is None else positions[each])
+            part = slice(n, n + size)
+            nll, measured = measure(model, tokens[part], positions=None if positions is None else positions[part])
             losses.append(nll)
             if repeated is not None:
-                measured += measure(model, repeated[each], are_repeated=True)[1]
-            parts += [_table(starts[each], *of) for of in measured]
-            advance(2 * tokens[each].size)
+                measured += measure(model, repeated[part], are_repeated=True)[1]
+            parts += [_table(starts[part], *entry) for entry in measured]
+            advance(2 * tokens[part].size)
         rows = pd.concat(parts, ignore_index=True)
         nll = np.concatenate(losses)
         figures = {"windows": len(starts), "targets_total": nll.size, "nll_mean": float(nll.mean())}
-        return rows, figures | {name: float(of.max()) for name, of in scores(rows).items() if len(of)}
+        return rows, figures | {name: float(by_head.max()) for name, by_head in scores(rows).items() if len(by_head)}
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        heads = read_heads(found.runs, found.schemes, found.training_length)
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        heads = read_heads(compared.runs, compared.schemes, compared.training_length)
         if heads.empty:
             return []
         note = (
             "Shares of a head's attention, layer.head in brackets; ± is half of a 95 % interval over windows. Previous "
-            "token: on the token before. Induction: in random tokens that come twice, on the token behind the query's "
-            "earlier self. First token: on the window's first, the mean of all heads. One seed of each scheme, "
-            "the first."
+            "token: on the token before. Induction: in a random sequence read twice, on the token after the query's "
+            "first occurrence. First token: on the window's first token, the mean of all heads. Only the first seed of "
+            "each scheme is measured."
         )
         return [
             Section("What heads do", table=heads_table(heads), note=note),
@@ -132,7 +132,7 @@ class Mechanism(Protocol):
         note = (
             f"What heads do in problems of {length} items, in the second half of their tokens: the largest share of a "
             "head's attention on the token before (layer.head), and the mean share of all heads on the first token. "
-            "One seed of each scheme, the first; mechanism.csv."
+            "Only the first seed of each scheme is measured; see mechanism.csv."
         )
         plots = [replace(plot, name=f"{plot.name}-{task}") for plot in head_plots(heads)]
         files = {"mechanism.csv": heads.assign(data=task)}
@@ -140,10 +140,10 @@ class Mechanism(Protocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Return the mean over windows and half its 95 % interval for each scheme, measure, layer, head and place.
+    """Return the mean over windows and half its 95 % interval by scheme, measure, layer, head and distance or pair.
 
-    It is of the first seed of each scheme that was scored at this length.
-    Arguments: runs, a row a run, with its path.
+    Of each scheme, the first seed that was scored at this length is read.
+    Arguments: runs, one row per run, with its path.
     """
     from scipy.special import stdtrit  # not needed to train or to score
 
@@ -165,7 +165,7 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 
 
 def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return the heads with the highest previous-token and induction scores, and the first token's share, by scheme."""
+    """Return a table by scheme: the best heads by previous-token and induction score, and the first token's share."""
     rows = []
     for scheme, measured in heads.groupby("scheme", sort=False):
         row = {"scheme": str(scheme)}
@@ -208,39 +208,40 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """`previous_token`, `first_token` and `induction` of each head, from 0 to 1: series by (layer, head)."""
-    found = {}
-    places_of = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
-    for name, (measure, first) in places_of.items():
-        of = rows[(rows["measure"] == measure) & (rows["first"] == first)].groupby(["layer", "head"])
-        sums = of[["value", "queries"]].sum()
-        found[name] = sums["value"] / sums["queries"]
-    return found
+    """Return `previous_token`, `first_token` and `induction`, from 0 to 1, as series by (layer, head)."""
+    by_name = {}
+    places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
+    for name, (measure, first) in places.items():
+        measured = rows[(rows["measure"] == measure) & (rows["first"] == first)].groupby(["layer", "head"])
+        sums = measured[["value", "queries"]].sum()
+        by_name[name] = sums["value"] / sums["queries"]
+    return by_name
 
 
 def measure(
     model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
-    """Losses of the second halves of windows [B, T + 1], nats, and what heads do there; sums are [B, H, places].
+    """Return the losses of the second halves of windows [B, T + 1], nats, and measures of all heads there.
 
-    Arguments: are_repeated, whether the second half of a window repeats its first: then `induction` alone is measured;
-    positions, [B, T], where they are not consecutive.
+    The sums of a measure are [B, H, distances or channel pairs].
+    Arguments: are_repeated, whether the second half of a window repeats its first; then only `induction` is measured;
+    positions, [B, T], if they are not consecutive.
     """
     import torch
 
     device = model.embedding.weight.device
-    given, length = torch.from_numpy(tokens).to(device), tokens.shape[1] - 1
-    placed = None if positions is None else torch.from_numpy(positions).to(device)
+    ids, length = torch.from_numpy(tokens).to(device), tokens.shape[1] - 1
+    position_ids = None if positions is None else torch.from_numpy(positions).to(device)
     with torch.no_grad(), _recording(model) as layers:
-        nll = model.nll(given[:, :-1], given[:, 1:], last=length - length // 2, positions=placed)
+        nll = model.nll(ids[:, :-1], ids[:, 1:], last=length - length // 2, positions=position_ids)
     measured: list[Measured] = []
     for n, layer in enumerate(layers):
         weights = layer["weights"][:, :, length // 2 :]
         if are_repeated:
-            looked = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
-            measured.append(_one("induction", n, looked))
+            shares = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
+            measured.append(_by_head("induction", n, shares))
         else:
-            measured += [_one("first_token", n, weights[..., 0]), *_by_distance(n, weights, layer.get("bias"))]
+            measured += [_by_head("first_token", n, weights[..., 0]), *_by_distance(n, weights, layer.get("bias"))]
             measured += _norms(n, model.scheme[n], layer)
     return nll.double().cpu().numpy(), measured
 
@@ -248,7 +249,10 @@ def measure(
 def attention_weights(
     q: Tensor, k: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Weights [B, H, T, T], and the bias as far as there is one; q [B, H, T, .], k [B, Hkv, T, .] behind the hooks."""
+    """Return the weights and the bias (None if there is none), [B, H, T, T].
+
+    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], after the scheme's hooks.
+    """
     import torch
 
     B, H, T = q.shape[:3]
@@ -267,7 +271,7 @@ def attention_weights(
 
 @contextmanager
 def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
-    """Attention as it is defined in place of the usual kernels, and what passed it: q, k, weights, bias, by layer."""
+    """Replace the attention kernels by plain softmax, and record q, k, weights and bias of each layer."""
     kinds = [cast("Block", block).attention.kind for block in model.blocks]
     layers: list[dict[str, Any]] = []
 
@@ -278,34 +282,34 @@ def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
         layers.append({"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
-    before = [kind.kernel for kind in kinds], model.piece
+    kernels, piece = [kind.kernel for kind in kinds], model.piece
     for kind in kinds:
         kind.kernel = kernel
     model.piece = None
     try:
         yield layers
     finally:
-        for kind, own in zip(kinds, before[0], strict=True):
-            kind.kernel = own
-        model.piece = before[1]
+        for kind, usual_kernel in zip(kinds, kernels, strict=True):
+            kind.kernel = usual_kernel
+        model.piece = piece
 
 
-def _one(measure: str, layer: int, shares: Tensor) -> Measured:
-    """A measure of one figure a head, of shares [B, H, queries]."""
+def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
+    """Return a measure with one figure per head. Arguments: shares, [B, H, queries]."""
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Attention and bias in buckets of distance, of weights [B, H, queries, T]."""
+    """Yield attention and bias in buckets of distance. Arguments: weights, [B, H, queries, T]."""
     import torch
 
     queries, length = weights.shape[2:]
     edges = np.concatenate(([0], bucket_edges(length - 1)))
     first, last = edges[:-1], edges[1:] - 1
-    at = torch.arange(length, device=weights.device)
-    distance = at[length - queries :, None] - at
-    bucket = torch.bucketize(distance, torch.from_numpy(last).to(at.device))
+    position = torch.arange(length, device=weights.device)
+    distance = position[length - queries :, None] - position
+    bucket = torch.bucketize(distance, torch.from_numpy(last).to(position.device))
 
     def summed(values: Tensor) -> np.ndarray:
         flat = torch.where(distance >= 0, values, 0.0).flatten(2)
@@ -318,13 +322,13 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
         yield "bias", layer, first, last, pairs, summed(bias[:, :, -queries:])
 
 
-def _norms(layer: int, scheme: Any, kept: dict[str, Tensor]) -> Iterator[Measured]:
-    """Norms of the channel pairs of q and k that the scheme rotates. A rotation changes none."""
+def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
+    """Yield norms of the channel pairs of q and k that the scheme rotates, which rotation does not change."""
     from posbench.schemes.rotary import Rotary
 
     for site in ("q", "k"):
         if isinstance(scheme, Rotary) and site in scheme.sites and scheme.keeps_norms:
-            x, half = kept[site][..., : scheme.width].double(), scheme.width // 2
+            x, half = recorded[site][..., : scheme.width].double(), scheme.width // 2
             norms = (x[..., :half].square() + x[..., half:].square()).sqrt()
             pair = np.arange(half)
             yield f"{site}_norm", layer, pair, pair, np.full(half, x.shape[2]), norms.sum(2).cpu().numpy()
@@ -333,22 +337,23 @@ def _norms(layer: int, scheme: Any, kept: dict[str, Tensor]) -> Iterator[Measure
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """The rows of sums [B, heads, places]."""
+    """Return the rows to store. Arguments: sums, [B, heads, distances or channel pairs]."""
     B, heads, count = sums.shape
+    columns = (("first", first), ("last", last), ("queries", queries))
     return pd.DataFrame(
         {
             "start": np.repeat(starts, heads * count),
             "measure": measure,
             "layer": layer,
             "head": np.tile(np.repeat(np.arange(heads), count), B),
-            **{name: np.tile(of, B * heads) for name, of in (("first", first), ("last", last), ("queries", queries))},
+            **{name: np.tile(column, B * heads) for name, column in columns},
             "value": sums.ravel(),
         }
     )
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
-    """`length` + 1 tokens: random ones, none of which begins a document, and the same again."""
+    """Return `length` + 1 tokens: a random sequence without BOS, twice."""
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
     half += half >= bos_id
     return np.resize(half, length + 1)

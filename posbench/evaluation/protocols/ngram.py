@@ -1,24 +1,24 @@
-"""What a model of the last few tokens loses: Kneser-Ney models of the run's own batches, on its validation windows.
+"""Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
 
-No trained model is asked, so all schemes of a seed share one result. It lies in the `eval/` folder of one of their
-runs, with the fingerprint of the batches in its header.
+No trained model takes part, so all schemes of a seed share one result. It is stored in the `eval/` folder of one of
+their runs, with the fingerprint of the batches in its header.
 
-A token and its context are what the run's model saw: an n-gram lies within one window of `train.context_length` + 1
-tokens, and a target's context within the window that is scored. A stretch of text counts once, however many epochs or
-overlapping windows brought it back. BOS stands in the context and is no target, as for the models.
+The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
+`train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
+several epochs or overlapping windows contain it. BOS can be in the context and is not a target, as for the run's model.
 
-The models are interpolated Kneser-Ney, modified (Chen & Goodman 1998, TR-10-98, section 3): three discounts an order.
+The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
 
 For a context h of n - 1 tokens, whose last n - 2 are h':
 
     p_n(w | h) = (c(h w) - D(c(h w))) / c(h .)  +  (sum over v of D(c(h v))) / c(h .)  *  p_(n-1)(w | h')
 
-In the model's own order c is how often h w was read; below it, how many different tokens were read before h w. p_0 is
-1 / V, and a context that was never read leaves all to h'. A target with only k < n - 1 tokens before it in its window
-is predicted by the model of order k + 1, which is the best that these counts can say there.
+In the highest order of a model, c counts how often h w was read; in lower orders, how many different tokens were read
+before h w. p_0 is 1 / V, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens
+before it in its window is predicted by the model of order k + 1, the best prediction from these counts.
 
-N-grams are exact, not hashed: one is known by the number of its first n - 1 tokens among all that were read, times V,
-plus its last token. That stays below 2^63.
+N-grams are exact, not hashed: the key of an n-gram is the number of its first n - 1 tokens among all those that were
+read, times V, plus its last token. Keys stay below 2^63.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, Split
 from posbench.data.dataset import chained
-from posbench.evaluation.protocols.protocol import Protocol
+from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.protocols.windowed import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
@@ -49,12 +49,12 @@ ORDERS = (2, 3, 5)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_FALLBACK = (0.5, 1.0, 1.5)  # where too few n-grams were read to estimate discounts, as in KenLM
+_FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimate them, as in KenLM
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
 
-class Ngram(Protocol):
-    """One row a window, document and order (n): the tokens that a model looks at, the predicted one included."""
+class Ngram(EvalProtocol):
+    """Loss of n-gram models: one row per window, document and order n, which counts the predicted token too."""
 
     name = "ngram"
     rank = 7
@@ -69,7 +69,7 @@ class Ngram(Protocol):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """None: it is not scored run by run."""
+        """Return no lengths, since this protocol is not scored run by run."""
         return []
 
     def score(self, *_: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -80,10 +80,10 @@ class Ngram(Protocol):
 
 
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
-    """Score what is lacking, once for all schemes of one seed; `notice` is called with a line that says so.
+    """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
 
-    A result lies in the first run of its batches in the experiment. Arguments: runs, finished; again, whether what is
-    stored is scored once more.
+    A result is stored in the first run with these batches in the experiment.
+    Arguments: runs, finished ones; notice, called with a line per result; again, whether to replace stored results.
     """
     done = set()
 
@@ -94,24 +94,24 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
     for run in runs:
         folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
         if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
-            continue  # one that continues another run read only a part of its batches itself
+            continue  # a continued run has read only a part of its batches itself
         if (folder, batches) in done:
             continue
         done.add((folder, batches))
-        alike = [other for fingerprint, other in finished_in(folder) if fingerprint == batches]
-        holder = next((other for other in alike if _has_ngrams(other)), run)
+        same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches]
+        holder = next((finished for finished in same_batches if _has_ngrams(finished)), run)
         if _has_ngrams(holder) and not again:
             continue
-        which = f"{run.manifest.experiment}, seed {run.manifest.seed}"
+        title = f"{run.manifest.experiment}, seed {run.manifest.seed}"
         try:
             rows, header = ngram_scores(run, corpus_of(run))
-        except ConfigError as why:
-            notice(f"{which}: no n-gram models, because {why}")
+        except ConfigError as error:
+            notice(f"{title}: no n-gram models, because {error}")
             continue
         holder.store(ResultKey(Ngram.name, run.config.train.context_length), rows, header)
         shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
         orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
-        notice(f"{which}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
+        notice(f"{title}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
 
 
 def _has_ngrams(run: Run) -> bool:
@@ -119,9 +119,9 @@ def _has_ngrams(run: Run) -> bool:
 
 
 def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The rows and the header of all orders on the run's batches and validation windows.
+    """Return the rows and the header for all orders, from the run's batches and validation windows.
 
-    Raises: ConfigError where the run read other batches, or was validated on other windows, than would be chosen today.
+    Raises: ConfigError if this version would choose other batches or validation windows than the run's.
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
@@ -135,25 +135,26 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     validation = Validation()
     windows = validation.windows(corpus.validation, length, validation.settings(config), length)
     read = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
-    losses = {order: -np.log(of_order) for order, of_order in probabilities(read).items()}
+    losses = {order: -np.log(p) for order, p in probabilities(read).items()}
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
     scored = ["document", "start", "targets", "bytes"]
-    own = next((each.windows for each in run.results()[0] if each.key == ResultKey(validation.name, length)), None)
-    if own is None or not np.array_equal(own[scored], tables[ORDERS[0]][scored]):
+    key = ResultKey(validation.name, length)
+    validated = next((result.windows for result in run.results()[0] if result.key == key), None)
+    if validated is None or not np.array_equal(validated[scored], tables[ORDERS[0]][scored]):
         raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
     means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
-    targets, num_bytes = (int(own[name].sum()) for name in ("targets", "bytes"))
+    targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
     longest = means[max(ORDERS)]
     return pd.concat([table.assign(order=order) for order, table in tables.items()], ignore_index=True), {
         "split": Ngram.split,
         "settings": {},
         "windows": len(windows),
-        "documents": int(own["document"].nunique()),
+        "documents": int(validated["document"].nunique()),
         "targets_total": targets,
         "nll_mean": longest,
         "bits_per_byte": longest * targets / math.log(2) / num_bytes,
         "losses": {str(order): loss for order, loss in means.items()},
-        "tokens": int((depths > 1).sum()),  # targets that were read, each once
+        "tokens": int((depths > 1).sum()),  # different targets that were read
         "batches": batches,
         "weights": manifest.weights,
         "seconds": round(time.perf_counter() - began, 2),
@@ -161,7 +162,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
 
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
-    """Where the windows of a run begin, ascending, each once; and the fingerprint of its batches."""
+    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches."""
     batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
     chain = ""
@@ -172,33 +173,33 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 
 
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
-    """The tokens that stand in any of the windows, in the order of the text, each once.
+    """Return the tokens that are in any of the windows, in the order of the text, each position once.
 
-    Arguments: starts, ascending; longest, the most tokens that anybody looks back for.
-    Returns: the tokens [N], and how many tokens up to and with each stand together in the window that reaches furthest
-    back from it [N].
+    Arguments: starts, ascending; longest, the order of the longest n-grams.
+    Returns: the tokens [N], and the depth of each [N]: how many tokens, up to and including it and at most `longest`,
+    are together in the window that reaches furthest back.
     """
     columns = np.arange(context_length + 1)
-    places = starts[:, None] + columns
-    ends_before = np.concatenate([[-1], starts[:-1] + context_length])
-    is_new = places > ends_before[:, None]  # of the windows that hold a token the first reaches furthest back
-    depths = np.broadcast_to(np.minimum(columns + 1, longest), places.shape)
-    return tokens[places[is_new]].astype(np.int64), depths[is_new]
+    indices = starts[:, None] + columns
+    previous_ends = np.concatenate([[-1], starts[:-1] + context_length])
+    is_new = indices > previous_ends[:, None]  # the first window that has a token reaches furthest back from it
+    depths = np.broadcast_to(np.minimum(columns + 1, longest), indices.shape)
+    return tokens[indices[is_new]].astype(np.int64), depths[is_new]
 
 
 class KneserNey:
     """The n-grams of a text, and the probabilities that models of order 2 to `longest` give to a target."""
 
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
-        """Count.
+        """Count the n-grams.
 
-        Arguments: tokens [N], the text; depths [N], how many tokens up to and with this one stood together in a window
-        that was read, so that an n-gram is counted there if that is n or more; vocab_size, V; longest, an order.
+        Arguments: tokens [N], the text; depths [N], how many tokens up to and including each one were together in a
+        window, so that the n-gram that ends there counts if this is n or more; vocab_size, V; longest, an order.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
-        self._whole: dict[int, _Level] = {}  # order -> by how often an n-gram was read
-        self._below: dict[int, _Level] = {}  # order -> by how many different tokens were read before it
+        self._highest: dict[int, _Level] = {}  # order -> level for a model's highest order, from counts of n-grams
+        self._lower: dict[int, _Level] = {}  # order -> level for lower orders, from numbers of different tokens before
         shorter, contexts, num_contexts = tokens.astype(np.int64), np.zeros(vocab_size, np.int64), 1
         num_shorter = vocab_size
         for order in range(2, longest + 1):
@@ -208,71 +209,72 @@ class KneserNey:
             )
             suffixes = np.empty(len(keys), np.int64)  # an n-gram without its first token
             suffixes[numbers] = shorter[ends]
-            befores = np.bincount(suffixes, minlength=num_shorter)
-            self._below[order - 1] = _Level.of(befores, contexts, num_contexts)
+            continuations = np.bincount(suffixes, minlength=num_shorter)  # numbers of different tokens before
+            self._lower[order - 1] = _Level.build(continuations, contexts, num_contexts)
             contexts, num_contexts, num_shorter = keys // vocab_size, num_shorter, len(keys)
-            self._keys[order], self._whole[order] = keys, _Level.of(counts, contexts, num_contexts)
+            self._keys[order], self._highest[order] = keys, _Level.build(counts, contexts, num_contexts)
             shorter = np.full(len(tokens), _UNKNOWN, np.int64)
             shorter[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
-        """Order -> the probability of each target in its context: [W, T] of windows [W, T + 1], all but the first."""
+        """Return the probability of each target in its context by order, [W, T]. Arguments: windows, [W, T + 1]."""
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
-        lower = self._below[1].mixed(empty, targets, uniform)
-        numbers, models = windows.astype(np.int64), {1: lower}  # numbers: of the n-gram that ends at each token
+        lower = self._lower[1].mixed(empty, targets, uniform)
+        numbers, models = windows.astype(np.int64), {1: lower}  # numbers of the n-gram that ends at each token
         for order in range(2, self.longest + 1):
             contexts = numbers[:, :-1]
-            found = self._find(order, contexts, targets)
-            model = self._whole[order].mixed(contexts, found, lower)
-            model[:, : order - 2] = models[order - 1][:, : order - 2]  # the context is cut off by the window
+            ngrams = self._find(order, contexts, targets)
+            model = self._highest[order].mixed(contexts, ngrams, lower)
+            model[:, : order - 2] = models[order - 1][:, : order - 2]  # the window cuts off the context
             models[order] = model
             if order < self.longest:
-                lower = self._below[order].mixed(contexts, found, lower)
-            numbers = np.concatenate([np.full((len(windows), 1), _UNKNOWN), found], axis=1)
+                lower = self._lower[order].mixed(contexts, ngrams, lower)
+            numbers = np.concatenate([np.full((len(windows), 1), _UNKNOWN), ngrams], axis=1)
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
-        """The number of the n-gram of each context and target."""
+        """Return the number of the n-gram of each context and target."""
         keys = self._keys[order]
         if not len(keys):
             return np.full_like(targets, _UNKNOWN)
-        wanted = np.where(contexts == _UNKNOWN, _UNKNOWN, contexts * self.vocab_size + targets)
-        places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[places] == wanted, places, _UNKNOWN)
+        sought = np.where(contexts == _UNKNOWN, _UNKNOWN, contexts * self.vocab_size + targets)
+        numbers = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
+        return np.where(keys[numbers] == sought, numbers, _UNKNOWN)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """One order as numbers: what an n-gram has of its own, and what its context leaves to the order below."""
+    """The discounted probabilities of the n-grams of one order, and the weights of the next lower order."""
 
-    own: Floats  # [n-grams]: (c - D(c)) / c(h .)
-    left: Floats  # [contexts]: the rest of 1
+    discounted: Floats  # [n-grams]: (c - D(c)) / c(h .)
+    backoff: Floats  # [contexts]: the probability that remains for the lower order
 
     @classmethod
-    def of(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
-        """Arguments: counts [n-grams], which may be 0; contexts [n-grams], the number of each one's context."""
-        taken = discounts(counts)[np.minimum(counts, 3)]
+    def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
+        """Discount the counts. Arguments: counts [n-grams], 0 or more; contexts [n-grams], numbers of contexts."""
+        subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
-        left: Floats = np.where(totals > 0, np.bincount(contexts, taken, num_contexts) / np.maximum(totals, 1), 1.0)
-        return cls((counts - taken) / np.maximum(totals, 1)[contexts], left)
+        freed = np.bincount(contexts, subtracted, num_contexts)
+        backoff: Floats = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
+        return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
-    def mixed(self, contexts: Ints, found: Ints, lower: Floats) -> Floats:
-        """The probabilities of this order, on those of the order below."""
-        if not len(self.own):
+    def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
+        """Return the probabilities of this order. Arguments: lower, the probabilities of the next lower order."""
+        if not len(self.discounted):
             return lower.copy()
-        own = np.where(found == _UNKNOWN, 0.0, self.own[found])
-        return np.where(contexts == _UNKNOWN, lower, own + self.left[contexts] * lower)
+        discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])
+        return np.where(contexts == _UNKNOWN, lower, discounted + self.backoff[contexts] * lower)
 
 
 def discounts(counts: Ints) -> Floats:
-    """What is taken from a count of 0, 1, 2, and 3 or more: equation 26 of the paper, at least 0, at most the count.
+    """Return the discounts of counts 0, 1, 2, and 3 or more: equation 26 of the paper, between 0 and the count.
 
-    Returns: float64 [4]. 0.5, 1 and 1.5 where no n-gram has a count of 1, of 2, of 3 or of 4.
+    Returns: float64 [4], with 0.5, 1 and 1.5 if no n-gram has a count of 1, of 2, of 3 or of 4.
     """
-    ones, twos, threes, fours = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))
-    if not (ones and twos and threes and fours):
+    n1, n2, n3, n4 = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))
+    if not (n1 and n2 and n3 and n4):
         return np.array([0.0, *_FALLBACK])
-    y = ones / (ones + 2 * twos)
-    estimates = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
+    y = n1 / (n1 + 2 * n2)
+    estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
     return np.array([0.0, *np.clip(estimates, 0.0, (1.0, 2.0, 3.0))])

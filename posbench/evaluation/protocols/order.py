@@ -1,18 +1,18 @@
-"""How far back order matters: the loss when the order of everything beyond d tokens is destroyed, or its identity.
+"""Measure how far back order matters: the loss when everything more than d tokens back is shuffled or replaced.
 
     whole      [ x_0 ... x_m-1               | x_m ... x_L ]    m = L // 2
     shuffled   [ the same tokens, shuffled   | x_m ... x_L ]
     other      [ tokens of another document  | x_m ... x_L ]
 
-After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. The three readings end with the same tokens at the
-same positions. Between the target x_t and the destroyed part stand d = t - m intact tokens, 1 or more. Two scores by d,
-in nats per token:
+After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. The three sequences end with the same tokens at the
+same positions. There are d = t - m intact tokens, 1 or more, between the target x_t and the destroyed part. Two scores
+by d, in nats per token:
 
-    lost_order       shuffled - whole    what the order of the tokens beyond d is worth. Both hold the same tokens.
-    lost_identity    other - whole       what those tokens are worth at all.
+    lost_order       shuffled - whole    what the order of tokens more than d back is worth (the tokens are the same)
+    lost_identity    other - whole       what these tokens are worth at all
 
-During training (`train.order_every`) the order of tokens more than 32 back is scored too: the tokens trained on until
-it is worth ONSET are the run's onset.
+During training (`train.order_every`), the order of tokens more than 32 back is scored too. A run's onset is the number
+of tokens trained on until that order is worth ONSET.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.config.units import DASH, short_count
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
     Plot,
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model.decoder import Decoder
 
-FAR = "order_beyond_32"  # in the rows of metrics.jsonl: what the onset is read from
-ONSET = 0.05  # nats a token that FAR is worth to a model that has begun to use distant order
+FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
+ONSET = 0.05  # nats/token; a model has begun to use distant order when FAR is worth this
 ONSETS = "When schemes begin to use distant order"  # title of a section
-NEAR = (8, 16, 32, 64)  # tokens; while training, the order of what is further back is scored for each of these
-WINDOWS = 64  # of the validation text, for these scores
-REACH = 0.01  # nats a token that order must be worth, at the lower end of its interval, to count as used
-LOSSES = ("nll", "shuffled_nll", "other_nll")  # of the three readings, in their order
+NEAR = (8, 16, 32, 64)  # tokens; during training, the order of everything further back is scored for each of these
+WINDOWS = 64  # windows of the validation text for these scores
+REACH = 0.01  # nats/token that order must be worth, at the lower end of its interval, to count as used
+LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences, in their order
 
 
-class Order(Protocol):
-    """The length is that of the whole window, half of which is destroyed: by default the training length."""
+class Order(EvalProtocol):
+    """Worth of distant order in windows of one length (by default the training length), half of which is destroyed."""
 
     name = "order"
     rank = 3
-    follows_lengths: ClassVar[bool] = False  # distances within the training length are its question
+    follows_lengths: ClassVar[bool] = False  # it is about distances within the training length
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (
@@ -99,7 +99,7 @@ class Order(Protocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return FAR at the end, and the tokens until it came to ONSET: infinity if it is less at the end."""
+        """Return FAR at the end, and the tokens until it reached ONSET, or infinity if it is less at the end."""
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
             return {}
@@ -107,18 +107,18 @@ class Order(Protocol):
         onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
         return {FAR: worth[-1], "onset_tokens": onset}
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        return [*self._by_distance(found), *self._onset(found)]
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        return [*self._by_distance(compared), *self._onset(compared)]
 
-    def _by_distance(self, found: ComparedRuns) -> list[Section]:
-        cells, holes = found.at(self.name, metric="lost_order"), found.holes.get((self.name, ""), [])
+    def _by_distance(self, compared: ComparedRuns) -> list[Section]:
+        cells, holes = compared.at(self.name, metric="lost_order"), compared.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
         longest = cells[cells["length"] == cells["length"].max()]
-        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - found.training_length))]
+        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))]
         distances = sorted(set(nearest["first"]))
         distances = distances[::2] if len(distances) > 5 else distances
-        table = by_distance(nearest[nearest["first"].isin(distances)], found.schemes, "d={}")
+        table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
         table.insert(1, "reach", table["scheme"].map(reach(nearest)))
         plot = Plot(
             self.name,
@@ -133,11 +133,13 @@ class Order(Protocol):
         latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
         return [Section(CONTEXT, holes, [plot], table, note, latex)]
 
-    def _onset(self, found: ComparedRuns) -> list[Section]:
-        if not (found.has_onsets and np.isfinite(found.runs["onset_tokens"]).any()):
+    def _onset(self, compared: ComparedRuns) -> list[Section]:
+        if not (compared.has_onsets and np.isfinite(compared.runs["onset_tokens"]).any()):
             return []
-        lines = curves(found.runs["path"], self.name, [FAR]).merge(found.runs[["path", "scheme", "seed"]], on="path")
-        onsets = found.onsets.melt(value_name="x").assign(y=ONSET)
+        lines = curves(compared.runs["path"], self.name, [FAR]).merge(
+            compared.runs[["path", "scheme", "seed"]], on="path"
+        )
+        onsets = compared.onsets.melt(value_name="x").assign(y=ONSET)
         plot = Plot(
             "onset",
             "panels",
@@ -153,7 +155,7 @@ class Order(Protocol):
             "test of all signs of the differences over seeds, one that has not caught on counted at the end; not "
             "corrected. With n seeds that differ it cannot be below 2/2^n."
         )
-        return [Section(ONSETS, plots=[plot], table=onset_table(found), note=note, is_last=True)]
+        return [Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True)]
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
         if not all(group.has_onsets for group in groups.values()):
@@ -171,50 +173,51 @@ class Order(Protocol):
         return [Section(ONSETS, table=text_table(rows), note=note)]
 
 
-def onset_table(found: ComparedRuns) -> pd.DataFrame:
-    """Return when each scheme began to use distant order: seeds that did, the median, each seed, a test.
+def onset_table(compared: ComparedRuns) -> pd.DataFrame:
+    """Return when each scheme began to use distant order: how many seeds did, the median, each seed, a test.
 
-    Seeds that have not by the end are shown as `>` and the tokens they were trained on, and count as that in the test.
-    Of two seeds in the middle the median is the earlier one, so that half of all had caught on by then.
+    A seed that did not by the end is shown as `>` and the tokens it was trained on, which the test uses as its onset.
+    With an even number of seeds, the median is the earlier of the middle two, so that half of all had begun by then.
     """
-    budget = float(found.runs["tokens"].iloc[0])
+    budget = float(compared.runs["tokens"].iloc[0])
 
     def text(tokens: float) -> str:
         return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
 
     rows = []
-    medians = found.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
-    times = found.onsets.clip(upper=budget)
+    medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
+    times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
-        onsets = found.onsets[scheme].dropna()
+        onsets = compared.onsets[scheme].dropna()
         row = {"scheme": str(scheme), "caught on": caught_on(onsets), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, onsets))
-        apart = (times[scheme] - times[found.baseline]).dropna().to_numpy()
-        p = DASH if scheme == found.baseline else f"{flip_test(apart):.2g}"
-        rows.append(row | {f"p against {found.baseline}": p})
+        apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
+        p = DASH if scheme == compared.baseline else f"{flip_test(apart):.2g}"
+        rows.append(row | {f"p against {compared.baseline}": p})
     return text_table(rows)
 
 
 def caught_on(onsets: pd.Series) -> str:
-    """Return `3/5`: how many seeds use distant order by the end, of all; a dash if none tells."""
+    """Return how many seeds use distant order by the end, such as `3/5`, or a dash if no seed was scored."""
     return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
 
 
 def flip_test(difference: np.ndarray) -> float:
-    """Return the two-sided p of a mean, exact: the share of all choices of signs whose mean is as far from 0.
+    """Return the exact two-sided p of a mean: the share of all choices of signs with a mean at least as far from 0.
 
-    For paired times that are censored at one budget: where schemes are equal, each seed's difference has either sign
-    equally often, whatever the times' distribution and censoring. A log-rank test over pairs is the sign test by a
-    normal law, which for five pairs that agree says 0.025 where 2 of 2^5 choices, 0.0625, are as far.
+    It is made for paired times that are censored at the same budget. If two schemes are equal, each seed's difference
+    is equally often positive and negative, whatever the distribution of times and the censoring. A paired log-rank test
+    is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of
+    2^5 choices, 0.0625.
     """
-    difference = difference[difference != 0]  # both censored, or alike: they say nothing
+    difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
     rounding = 1e-9 * np.abs(difference).sum()
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Scheme -> the largest distance up to which order is worth REACH or more; `≥` if that is the largest scored.
+    """Return by scheme the largest distance up to which order is worth at least REACH; `≥` if all distances are.
 
     Arguments: cells, of `lost_order` at one length.
     """
@@ -229,27 +232,27 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
 
 
 def window_starts(split: Split, length: int, count: int) -> list[int]:
-    """Where `count` windows of `length` + 1 tokens begin in the stream, sorted; fewer where the text has not as many.
+    """Return the sorted starts of `count` windows of `length` + 1 tokens, or of all windows if the text has fewer.
 
-    They do not overlap, lie inside documents, behind the first token, and are spread evenly over all documents that are
-    long enough. Raises: ConfigError where no document is long enough.
+    Windows do not overlap or cross documents, leave out a document's first token, and are spread evenly over all
+    documents that are long enough. Raises: ConfigError if no document is long enough.
     """
     sizes, span = np.diff(split.starts) - 1, length + 1
-    rooms = sizes // span  # windows that a document can give
-    if not rooms.any():
+    counts = sizes // span  # windows that each document can give
+    if not counts.any():
         raise ConfigError(too_long(split, length, "in its longest document", int(sizes.max()) - 1))
     begins = [
-        begin + 1 + spare // 2 + span * np.arange(room)
-        for begin, room, spare in zip(split.starts[:-1], rooms, sizes % span, strict=True)
+        begin + 1 + spare // 2 + span * np.arange(num_windows)
+        for begin, num_windows, spare in zip(split.starts[:-1], counts, sizes % span, strict=True)
     ]
-    return [int(begin) for begin in np.concatenate(begins)[choose_evenly(rooms, count)]]
+    return [int(begin) for begin in np.concatenate(begins)[choose_evenly(counts, count)]]
 
 
-def readings(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """The tokens of the first `count` readings of each window, int64 [count, windows, length + 1].
+def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
+    """Return the first `count` of whole, shuffled and other for each window, int64 [count, windows, length + 1].
 
-    The permutation, the other document and the place in it are drawn from the window's start. Raises: ConfigError where
-    there is no other document that is half as long as a window.
+    The window's start seeds the permutation, the other document and the position in it.
+    Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
     donors = np.flatnonzero(sizes >= middle)
@@ -260,15 +263,15 @@ def readings(split: Split, starts: Sequence[int], length: int, count: int = 3) -
         read[1, n, :middle] = read[0, n, :middle][random.permutation(middle)]
         if count < 3:
             continue
-        others = donors[donors != split.document_of(start)]
-        if not len(others):
+        candidates = donors[donors != split.document_of(start)]
+        if not len(candidates):
             raise ConfigError(
                 f"order at length {length} needs a second document of {middle} tokens, and the {split.name} split has "
                 f"{split.num_documents} documents, one so long: give more text or ask for a shorter length"
             )
-        other = int(random.choice(others))
-        at = int(split.starts[other]) + 1 + int(random.integers(sizes[other] - middle + 1))
-        read[2, n, :middle] = split.tokens[at : at + middle]
+        donor = int(random.choice(candidates))
+        begin = int(split.starts[donor]) + 1 + int(random.integers(sizes[donor] - middle + 1))
+        read[2, n, :middle] = split.tokens[begin : begin + middle]
     return read
 
 
@@ -293,22 +296,22 @@ def losses(
     advance: Advance = lambda tokens: None,
     scored: int = 3,
 ) -> np.ndarray:
-    """Negative log-likelihoods of the targets behind the middle, nats, float64 [readings, windows, distances from 1].
+    """Return the losses of the targets in the second half, nats, float64 [scored, windows, distances from 1].
 
-    Arguments: scored, how many of the three readings, the first ones.
+    Arguments: scored, how many of the three sequences to score, in their order.
     """
-    read = readings(split, starts, length, scored)
+    read = sequences(split, starts, length, scored)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
 
 
 def bucket_edges(distances: int) -> np.ndarray:
-    """Edges of buckets over d = 1 .. `distances`: 1, 2, 3-4, 5-8, 9-16, ..., int64, an end not in its bucket."""
+    """Return the edges of buckets over d = 1 .. `distances`: 1, 2, 3-4, 5-8, 9-16, ..., int64, ends exclusive."""
     powers = 1 + 2 ** np.arange(int(np.ceil(np.log2(distances))))
     return np.unique(np.concatenate(([1], powers, [distances + 1])))
 
 
 def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
-    """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, losses summed (nats)."""
+    """Return one row per document and bucket: document, bucket_start, bucket_end (exclusive), targets, loss sums."""
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
@@ -318,7 +321,7 @@ def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.Data
             "bucket_start": np.tile(edges[bucket], windows),
             "bucket_end": np.tile(edges[bucket + 1], windows),
             "targets": 1,
-            **{name: reading.ravel() for name, reading in zip(LOSSES, losses, strict=True)},
+            **{name: nll.ravel() for name, nll in zip(LOSSES, losses, strict=True)},
         }
     )
     return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()

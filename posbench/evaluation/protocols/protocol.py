@@ -1,6 +1,7 @@
-"""What a protocol is: one way to score a model at one length, and the answers to whoever stores, prints or reports it.
+"""Define a protocol: one way to score a model at one length, and how to store, print and report the score.
 
-A header is what stands beside the stored rows in `eval/`: the figures that `score` gave, and what they were made of.
+A header is stored with the rows of a result in `eval/`. It has the figures that `score` returned, and how they were
+computed.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from posbench.runs.results import perplexity
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
-CONTEXT = "What a model uses of its context"  # title of a section of several protocols
-Advance = Callable[[int], object]  # is told the tokens that were read
-Metric = tuple[str, Any, Any]  # its name, and of each stored row the sum of its values and what it is a sum of
+CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
+Advance = Callable[[int], object]  # called with the number of tokens that were read
+Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of its values and their number
 
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a group of stored rows, nats/token, that schemes are compared by."""
+    """A figure of a group of stored rows, nats/token, by which schemes are compared."""
 
     name: str
-    column: str  # of losses
-    minus: str = ""  # the column of losses that is taken off it; empty: none
+    column: str  # column of summed losses
+    minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """The figure, of the sums of a group's columns."""
-        with np.errstate(invalid="ignore"):  # infinite losses: whoever stores the figure refuses it
+        """Return the figure. Arguments: sums, of the columns of a group of rows."""
+        with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
         return losses / sums["targets"]
 
 
-class Protocol(ABC):
-    """One way to score. By default the figure is a loss (nats per target) and the comparison is of perplexities."""
+class EvalProtocol(ABC):
+    """A way to score. By default the figure is a loss (nats per target), and perplexities are compared."""
 
     name: ClassVar[str]
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
-    caption: ClassVar[str]  # what is scored, a sentence for the report, where `is_by_length`
-    split: ClassVar[str] = "test"  # of the text
+    caption: ClassVar[str]  # a sentence for the report that says what is scored, if `is_by_length`
+    split: ClassVar[str] = "test"  # split of the text to score
     of_text: ClassVar[bool] = True  # whether it scores text
     of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
-    follows_lengths: ClassVar[bool] = True  # whether lengths that are asked for without a protocol are meant for it
+    follows_lengths: ClassVar[bool] = True  # whether lengths that are requested without a protocol apply to it
     shares_windows: ClassVar[tuple[str, ...]] = ()  # protocols whose longest length decides which text all score
 
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
@@ -60,18 +61,18 @@ class Protocol(ABC):
     # The settings that decide what is scored.
     decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
 
-    # What results are compared by, besides the loss table of `validation`.
+    # The figures by which results are compared, besides the loss table of `validation`.
     is_by_length: ClassVar[bool] = False  # perplexity against length
-    groups: ClassVar[tuple[str, ...]] = ()  # columns: figures of the rows that agree in them (`scores`)
+    groups: ClassVar[tuple[str, ...]] = ()  # columns; `scores` are computed over the rows with equal values in these
     scores: ClassVar[tuple[Score, ...]] = ()
-    text_column: ClassVar[str] = "document"  # rows that agree in it are one text, for intervals over texts
-    count_column: ClassVar[str] = "targets"  # how many were scored
-    unit: ClassVar[str] = "tokens"  # of lengths
+    text_column: ClassVar[str] = "document"  # rows with equal values are one text, for intervals over texts
+    count_column: ClassVar[str] = "targets"  # column with the number of scored targets
+    unit: ClassVar[str] = "tokens"  # unit of lengths
 
     figure_names: ClassVar[tuple[str, ...]] = ("nll", "perplexity", "bits_per_byte")  # the keys of `figures`
-    headline: ClassVar[str] = "perplexity"  # what `headline_of` gives
-    headline_key: ClassVar[str] = ""  # of the header, where the headline is the mean of that and not a perplexity
-    columns: ClassVar[Mapping[str, tuple[str, str]]] = {}  # columns of its own in CSV files -> meaning and unit
+    headline: ClassVar[str] = "perplexity"  # name of the figure that `headline_of` returns
+    headline_key: ClassVar[str] = ""  # key of the header whose mean is the headline; empty means perplexity
+    columns: ClassVar[Mapping[str, tuple[str, str]]] = {}  # columns that only it has in CSV files -> meaning and unit
 
     @abstractmethod
     def score(
@@ -84,7 +85,10 @@ class Protocol(ABC):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """The rows to store, and the header's figures: `nll_mean` (nats per target), `targets_total`, ..."""
+        """Score a model and return the rows to store and the header's figures.
+
+        Figures are `nll_mean` (nats per target), `targets_total` and more.
+        """
 
     def reads(self, config: Config) -> bool:
         """Return whether it scores what `config` trains on."""
@@ -93,21 +97,21 @@ class Protocol(ABC):
     def check(self, config: Config) -> None:
         """Raise ConfigError if it does not score what `config` trains on."""
         if not self.reads(config):
-            scored, data, other = (
+            scored, data, suggestion = (
                 ("text", "a task", "accuracy") if self.of_text else ("problems of tasks", "text", "fixed")
             )
             raise ConfigError(
                 f"protocol {self.name} scores {scored}, and data={config.data.name} is {data}: take another, such as "
-                f"{other}"
+                f"{suggestion}"
             )
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """What decides which windows of a run are scored."""
+        """Return the settings that decide which windows of a run are scored."""
         return config.evaluation
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """About how many tokens are read at one length where the text is long enough: what a plan counts."""
+        """Estimate the tokens that are read at one length if the text is long enough, for `posbench plan`."""
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
         """Raise ConfigError if the text has no window of `length` tokens to score."""
@@ -115,11 +119,11 @@ class Protocol(ABC):
             raise ConfigError(too_long(split, length, "in all", split.num_tokens - 1))
 
     def shortest(self, settings: EvaluationConfig) -> int:
-        """The shortest length that can be scored, tokens."""
+        """Return the shortest length that can be scored, in tokens."""
         return 2
 
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
-        """Half the training length, then it times 1, 2, 4 ... 32, as far as the text reaches (tokens)."""
+        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens."""
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
 
@@ -130,16 +134,16 @@ class Protocol(ABC):
         split: Any = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """The lengths to score: those asked for by name, else those of the configuration, else the defaults.
+        """Return the lengths to score: the requested ones, else the configured ones, else the defaults.
 
-        A protocol that does not follow lengths has the training length unless others are asked for by name.
+        A protocol that does not follow lengths scores the training length if no length is requested.
         """
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
-        """What the tidy table has of stored rows. Arguments: columns, arrays by name."""
+        """Return the metrics of stored rows for the tidy table. Arguments: columns, arrays by name."""
         targets = columns[self.count_column].astype(float)
         if self.scores:
             return [(score.name, np.asarray(score.of(columns)) * targets, targets) for score in self.scores]
@@ -148,7 +152,7 @@ class Protocol(ABC):
             losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))
         return losses
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         """Return the sections of the report about these results.
 
         Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
@@ -160,7 +164,7 @@ class Protocol(ABC):
         return []
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        """Return the sections of a report about groups of runs. Arguments: groups, by the value that they share."""
+        """Return the sections of a report about groups of runs. Arguments: groups, by the value that a group shares."""
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -168,12 +172,12 @@ class Protocol(ABC):
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Single figures of one result: nll in nats a token, perplexity, bits a byte. None: not known."""
+        """Return the figures of one result: nll in nats/token, perplexity, bits per byte; None if unknown."""
         known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """One figure of the results of several seeds, as text: the perplexity of their mean loss."""
+        """Return one figure of the results of several seeds as text, by default the perplexity of their mean loss."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

@@ -1,13 +1,13 @@
-"""The retrieval probe: is a passage easier for having been read `gap` tokens before, and is its order what helps?
+"""Probe retrieval: is a passage easier if it was read `gap` tokens before, and is its order what helps?
 
-    again      [ passage               | other text, gap tokens | the passage ]
-    shuffled   [ its tokens, shuffled  | the same other text    | the passage ]
-    control    [ another passage       | the same other text    | the passage ]
+    again      [ passage               | filler text, gap tokens | the passage ]
+    shuffled   [ its tokens, shuffled  | the same filler         | the passage ]
+    control    [ another passage       | the same filler         | the passage ]
 
-The three readings end with the same tokens at the same positions. Two scores, losses in nats per token:
+The three sequences end with the same tokens at the same positions. Two scores, losses in nats per token:
 
-    drop       control - again     the benefit of repetition. Expecting words that were seen before is enough for it.
-    by_order   shuffled - again    the part that needs the order of the passage: both readings hold the same words.
+    drop       control - again     the benefit of repetition; a model can get it by just expecting the same words again
+    by_order   shuffled - again    the part that needs the order of the passage, since both have the same words before
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import ComparedRuns, Section, by_distance
 from posbench.evaluation.windows import choose_evenly, losses_of
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from posbench.data import Corpus, Split
     from posbench.model.decoder import Decoder
 
-LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # of the three readings, in their order
+LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, control and shuffled
 
 
-class Retrieval(Protocol):
-    """The retrieval probe; the length is that of the whole reading, both passages and what lies between."""
+class Retrieval(EvalProtocol):
+    """Benefit of repetition, at the length of the whole sequence: both passages and the filler between them."""
 
     name = "retrieval"
     rank = 4
@@ -40,7 +40,7 @@ class Retrieval(Protocol):
         Score("drop", "control_nll", minus="second_nll"),
         Score("by_order", "shuffled_nll", minus="second_nll"),
     )
-    text_column: ClassVar[str] = "start"  # a trial each
+    text_column: ClassVar[str] = "start"  # each trial counts as one text
     figure_names: ClassVar[tuple[str, ...]] = ("drop",)
     headline: ClassVar[str] = "benefit of repetition, nats/token,"
     headline_key: ClassVar[str] = "drop"
@@ -49,8 +49,8 @@ class Retrieval(Protocol):
         super().check(config)
         if config.data.document_mask:
             raise ConfigError(
-                "protocol retrieval reads a passage again behind other documents, which data.document_mask=true hides: "
-                "take another, such as fixed"
+                "protocol retrieval repeats a passage after other documents, from which data.document_mask=true hides "
+                "it: take another protocol, such as fixed"
             )
 
     def score(
@@ -78,23 +78,24 @@ class Retrieval(Protocol):
         trial_starts(split, length, settings)
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        return 3 * settings.windows * length  # and its two controls
+        return 3 * settings.windows * length  # again, control and shuffled
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        cells, holes = found.at(self.name, metric="drop"), found.holes.get((self.name, ""), [])
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = compared.at(self.name, metric="drop"), compared.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
-        table = by_distance(cells, found.schemes, "repeat after {}")
+        table = by_distance(cells, compared.schemes, "repeat after {}")
         note = "Repeat: how much lower the loss of a passage is when it was read that many tokens before."
         latex = ("context", "Fall of the loss of a passage that was read before, nats/token.")
         return [Section(CONTEXT, holes, table=table, note=note, latex=latex)]
 
 
 def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
-    """Where passage, other text and the other passage begin in the stream, for each trial; the same for every scheme.
+    """Return for each trial the starts of passage, filler and control passage, which are equal for every scheme.
 
-    Trials are spread evenly over all documents that have room for a passage; the other text begins a third of the split
-    further on, the other passage two thirds, so neither overlaps the passage. Passages hold no beginning of a document.
+    Trials are spread evenly over all documents that have room for a passage. The filler begins a third of the split
+    further on, the control passage two thirds, so neither overlaps the passage. Passages never cross the beginning of a
+    document.
     """
     passage = settings.passage
     gap = length + 1 - 2 * passage
@@ -111,13 +112,13 @@ def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[
             "and a third of it must hold the text between the passages"
         )
     trials: list[tuple[int, int, int]] = []
-    rooms = np.maximum(np.diff(split.starts) - 1, 0) // passage
-    begins = [begin + 1 + passage * np.arange(room) for begin, room in zip(split.starts[:-1], rooms, strict=True)]
-    for start in np.concatenate(begins)[choose_evenly(rooms, settings.windows)]:
-        here, other = (_clear_of_documents(split, (int(start) + n * third) % total, passage) for n in (0, 2))
-        middle = min((int(start) + third) % total, total - gap)
-        if here is not None and other is not None and not (here < middle + gap and middle < here + passage):
-            trials.append((here, middle, other))
+    counts = np.maximum(np.diff(split.starts) - 1, 0) // passage
+    begins = [begin + 1 + passage * np.arange(count) for begin, count in zip(split.starts[:-1], counts, strict=True)]
+    for start in np.concatenate(begins)[choose_evenly(counts, settings.windows)]:
+        first, control = (_inside_document(split, (int(start) + n * third) % total, passage) for n in (0, 2))
+        filler = min((int(start) + third) % total, total - gap)
+        if first is not None and control is not None and not (first < filler + gap and filler < first + passage):
+            trials.append((first, filler, control))
     if not trials:
         raise ConfigError(
             f"the {split.name} split holds no place for the retrieval probe at length {length}: give longer "
@@ -126,8 +127,8 @@ def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[
     return trials
 
 
-def _clear_of_documents(split: Split, start: int, size: int) -> int | None:
-    """The first place from `start` on where `size` tokens lie inside one document, past its first token, or None."""
+def _inside_document(split: Split, start: int, size: int) -> int | None:
+    """Return the first index from `start` on from which `size` tokens are in one document, without its BOS, or None."""
     document = int(split.document_of(start))
     while document < split.num_documents:
         begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])
@@ -146,30 +147,30 @@ def probe(
     settings: EvaluationConfig,
     advance: Advance = lambda tokens: None,
 ) -> pd.DataFrame:
-    """One row a trial: document, start, gap (tokens), targets, and summed losses in nats of the passage.
+    """Return one row per trial: document, start, gap (tokens), targets, and summed losses of the passage in nats.
 
-    second_nll: read again after the gap. control_nll: at the same place after the same gap, but read for the first
-    time. shuffled_nll: after its own tokens in another order, that of a permutation drawn from `start`. The passage's
-    first token is no target: nothing announces it.
+    second_nll: the passage was read before the gap. control_nll: another passage was. shuffled_nll: the passage's
+    tokens were, in an order drawn from `start`. The passage's first token is not a target, since no context predicts
+    it.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     trials = trial_starts(split, length, settings)
-    read = _readings(split, trials, passage, gap)
-    losses = [losses_of(model, rows, passage - 1, settings.batch_tokens, advance) for rows in read]
+    sequences = _sequences(split, trials, passage, gap)
+    losses = [losses_of(model, rows, passage - 1, settings.batch_tokens, advance) for rows in sequences]
     starts = np.array([start for start, _, _ in trials])
     rows = {"document": split.document_of(starts), "start": starts, "gap": gap, "targets": passage - 1}
-    sums = {name: each.sum(1, dtype=float) for name, each in zip(LOSSES, losses, strict=True)}
+    sums = {name: nll.sum(1, dtype=float) for name, nll in zip(LOSSES, losses, strict=True)}
     return pd.DataFrame(rows | sums)
 
 
-def _readings(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
-    """The tokens [trials, T] of `again`, of `control` and of `shuffled`."""
+def _sequences(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
+    """Return the tokens of `again`, `control` and `shuffled`, [trials, T] each."""
     parts = [
         [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
         for trial in trials
     ]
     orders = [np.random.default_rng(start).permutation(passage) for start, _, _ in trials]
-    again = np.stack([np.concatenate((p, text, p)) for p, text, _ in parts])
-    control = np.stack([np.concatenate((other, text, p)) for p, text, other in parts])
-    shuffled = np.stack([np.concatenate((p[o], text, p)) for o, (p, text, _) in zip(orders, parts, strict=True)])
+    again = np.stack([np.concatenate((p, filler, p)) for p, filler, _ in parts])
+    control = np.stack([np.concatenate((c, filler, p)) for p, filler, c in parts])
+    shuffled = np.stack([np.concatenate((p[o], filler, p)) for o, (p, filler, _) in zip(orders, parts, strict=True)])
     return [again, control, shuffled]

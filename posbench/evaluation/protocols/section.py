@@ -1,4 +1,4 @@
-"""A section of the report as data. A protocol says what it shows of its results; reporting draws it."""
+"""Represent a section of the report as data. A protocol decides what its section shows; reporting draws it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from posbench.runs import run_at
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """The runs of one report, with every figure of them."""
+    """The runs of one report, with all their figures."""
 
     runs: pd.DataFrame  # the compared runs, a part of the summary
     wanted_baseline: str
-    losses: pd.DataFrame  # validation loss, nats a token: a row a seed, a column a scheme, best scheme first
-    cells: pd.DataFrame  # every figure: a row for each scheme and place, see `measure`
+    losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
+    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on, see `measure`
     holes: dict[tuple[str, str], list[str]]  # protocol and text -> which of its figures are left out, and why
 
     @property
@@ -41,19 +41,19 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Whether runs scored distant order during training. A continued run cannot tell when its onset was."""
+        """Return whether the runs have an onset of distant order. A continued run cannot tell when its onset was."""
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:
-        """Tokens until a run used distant order: a row a seed, a column a scheme; infinity: not by the end."""
+        """Return the tokens until each run used distant order, seeds by schemes; infinity means not by the end."""
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the cells that have these values, by default as trained and on the runs' own text. None: any value."""
-        wanted = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
+        """Return the cells with these values, by default as trained and on the runs' own text. None means any value."""
+        conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
-        for column, value in wanted.items():
+        for column, value in conditions.items():
             cells = cells if value is None else cells[cells[column] == value]
         return cells
 
@@ -62,10 +62,10 @@ class ComparedRuns:
 class Plot:
     """A picture as data."""
 
-    name: str  # of the file, without its ending
+    name: str  # file name without its suffix
     kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
     caption: str
-    points: pd.DataFrame  # scheme, x, y, or the table that pictures of this kind show
+    points: pd.DataFrame  # scheme, x, y, or the table that this kind of picture shows
     x_label: str = ""
     y_label: str = ""
     marks: pd.DataFrame | None = None  # scheme, x, y: points at which the lines of kind "panels" reach a level
@@ -75,50 +75,50 @@ class Plot:
 class Section:
     """A heading, then lines about missing figures, pictures, a table and a note. Empty parts are left out."""
 
-    title: str  # empty: the section continues the one before it
+    title: str  # empty if the section continues the previous one
     holes: Sequence[str] = ()
     plots: Sequence[Plot] = ()
-    table: pd.DataFrame | None = None  # of text, a row a scheme
+    table: pd.DataFrame | None = None  # cells of text, one row per scheme
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
-    level: int = 2  # of the heading
-    is_last: bool = False  # shown after the sections of all protocols that are not
+    level: int = 2  # level of the heading
+    is_last: bool = False  # whether it comes after the sections of all protocols that are not last
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Join successive sections that have the same title: the columns of their tables stand side by side.
+    """Join successive sections with the same title, and put the columns of their tables side by side.
 
     Arguments: schemes, the order of the rows.
     """
-    whole = []
+    joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
-        first, *others = group
-        for other in others:
-            tables = [table.set_index("scheme") for table in (first.table, other.table) if table is not None]
+        first, *later = group
+        for section in later:
+            tables = [table.set_index("scheme") for table in (first.table, section.table) if table is not None]
             table = pd.concat(tables, axis=1) if tables else None
             if table is not None:
                 table = table.reindex([scheme for scheme in schemes if scheme in table.index]).fillna(DASH)
             first = replace(
                 first,
-                holes=[*first.holes, *other.holes],
-                plots=[*first.plots, *other.plots],
+                holes=[*first.holes, *section.holes],
+                plots=[*first.plots, *section.plots],
                 table=None if table is None else table.rename_axis("scheme").reset_index(),
-                note=first.note + other.note,
-                files={**first.files, **other.files},
-                latex=first.latex or other.latex,
+                note=first.note + section.note,
+                files={**first.files, **section.files},
+                latex=first.latex or section.latex,
             )
-        whole.append(first)
-    return whole
+        joined_sections.append(first)
+    return joined_sections
 
 
 def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Return the rows as a table of text. Missing values become dashes."""
+    """Return the rows as a table of text, with dashes for missing values."""
     return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
-    """Return a table with a row a scheme and a column a distance.
+    """Return a table with one row per scheme and one column per distance.
 
     Arguments: cells, with columns scheme, first and value; title, of a column, with {} for the distance.
     """
@@ -141,9 +141,9 @@ def with_interval(cell: Any, name: str, sign: bool = False) -> str:
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
-    """Return what the runs at these paths scored during training: columns path, step, tokens and `figures`.
+    """Return the figures that runs logged during training, with columns path, step, tokens and `figures`.
 
-    All points of a run are of the same validation tokens, windows or problems.
+    All points of a run were scored on the same validation tokens, windows or problems.
     Arguments: kind, of the rows of metrics.jsonl.
     """
     rows = []
@@ -157,8 +157,8 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 def crossing(places: Any, values: Any, goal: float) -> float:
     """Return the place at which a curve first comes down to `goal`, linear between its points; infinity if never."""
     x, y = np.asarray(places), np.asarray(values)
-    below = np.flatnonzero(y <= goal)
-    if not len(below):
+    reached = np.flatnonzero(y <= goal)
+    if not len(reached):
         return math.inf
-    n = below[0]
+    n = reached[0]
     return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))

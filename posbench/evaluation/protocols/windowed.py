@@ -1,10 +1,10 @@
-"""Protocols that are a list of windows over a split: which tokens are scored with how much left context.
+"""Score windows over a split: each protocol here decides which tokens are scored, with how much context before them.
 
-validation      the held-out loss at the training length: the curve while training ends at the number in the table
-fixed           the same targets at every length, inside one document: only the left context grows (the default)
+validation      the held-out loss at the training length; the curve during training ends at this number
+fixed           the same targets at every length, inside one document: only the context before them grows (the default)
 nonoverlapping  cut into windows of the length, every target scored (Press et al. 2022 compare this way)
-position        the windows of nonoverlapping, their losses by position: how much stands near the start, and where a
-                scheme turns past its training length
+position        the losses of nonoverlapping by position: how much comes from the start of windows, and at which
+                position past the training length the loss rises
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import DASH, number, perplexity_text, short_length
 from posbench.data import Split
 from posbench.evaluation.protocols.accuracy import score_problems
-from posbench.evaluation.protocols.protocol import Advance, Protocol, Score
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table, with_interval
 from posbench.evaluation.windows import (
     Window,
     choose_evenly,
     losses_of,
-    rooms_of,
     scored_targets,
     tabulate_windows,
     too_long,
+    window_counts,
 )
 from posbench.runs.results import MARKS
 
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
-BUCKETS_AN_OCTAVE = 2  # of positions
-JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, where absolute schemes turn
+BUCKETS_AN_OCTAVE = 2  # buckets of positions
+JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, at which the loss of absolute schemes rises
 
 
-class Windowed(Protocol):
-    """Windows over the split, and their losses put into a table: one row a window and document in it."""
+class Windowed(EvalProtocol):
+    """Base class of protocols that score windows and store one row per window and document in it."""
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """The windows of `length` tokens to score. Raises: ConfigError where the text has none."""
+        """Return the windows of `length` tokens to score. Raises: ConfigError if the text has none."""
 
     def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """The rows to store, of the losses [windows, scored] in nats."""
+        """Return the rows to store. Arguments: losses, [windows, scored] in nats."""
         return tabulate_windows(losses, windows, split, bos_id)
 
     def score(
@@ -86,90 +86,92 @@ class ByLength(Windowed):
 
     is_by_length: ClassVar[bool] = True
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return the perplexities by length, a section a text, and those under other options at evaluation."""
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return one section per text with the perplexities by length, and one with other options at evaluation."""
         sections = []
-        texts = {*found.at(self.name, text=None, under=None)["text"]}
-        texts |= {text for protocol, text in found.holes if protocol == self.name}
+        texts = {*compared.at(self.name, text=None, under=None)["text"]}
+        texts |= {text for protocol, text in compared.holes if protocol == self.name}
         for text in sorted(texts):
-            cells, holes = found.at(self.name, metric="loss", text=text), found.holes.get((self.name, text), [])
+            cells, holes = compared.at(self.name, metric="loss", text=text), compared.holes.get((self.name, text), [])
             many = cells["length"].nunique() > 1
             if not many and not holes:
                 continue
             title = f"Perplexity by length{f' on {text}' if text else ''}: {self.name}"
-            plots = [self._plot(found, cells)] if many and not text else []
-            table = lengths_table(found, cells, every_length)
-            longest = short_length(found.at(self.name, text=text)["length"].max()) if len(table) else ""
+            plots = [self._plot(compared, cells)] if many and not text else []
+            table = lengths_table(compared, cells, every_length)
+            longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
             note = f"{self.caption} Change and gap: of the loss at {longest}, in nats." if len(table) else ""
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
-                sections += self._other_options(found)
+                sections += self._other_options(compared)
         return sections
 
-    def _plot(self, found: ComparedRuns, cells: pd.DataFrame) -> Plot:
-        are_relative = found.runs["is_relative"].astype(bool).all()
+    def _plot(self, compared: ComparedRuns, cells: pd.DataFrame) -> Plot:
+        are_relative = compared.runs["is_relative"].astype(bool).all()
         caption = (
             f"Perplexity against length, both on log scales{'' if are_relative else '; dashed: not by distance alone'}."
         )
         points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
         return Plot(f"perplexity-{self.name}", "lengths", caption, points)
 
-    def _other_options(self, found: ComparedRuns) -> list[Section]:
-        """Return the section of the longest length that was scored with an option at evaluation."""
-        cells = found.at(self.name, metric="loss", under=None)
+    def _other_options(self, compared: ComparedRuns) -> list[Section]:
+        """Return the section about the longest length that was scored with an option at evaluation."""
+        cells = compared.at(self.name, metric="loss", under=None)
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         length = cells.loc[cells["under"] != "", "length"].max()
-        table = options_table(found, cells[cells["length"] == length])
+        table = options_table(compared, cells[cells["length"] == length])
         if table.empty:
             return []
         note = f"Perplexity at {short_length(length)} tokens; the best of each row is bold."
         return [Section("Other options at evaluation, without training again", table=table, note=note, level=3)]
 
 
-def lengths_table(found: ComparedRuns, cells: pd.DataFrame, every: bool) -> pd.DataFrame:
+def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every: bool) -> pd.DataFrame:
     """Return the perplexity by length, the change at the longest length and the gap to the baseline there, in nats.
 
     Arguments: every, whether to show lengths that are neither a multiple nor a part of the training length.
     """
-    T, lengths = found.training_length, sorted(set(cells["length"]))
+    T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
     rows = []
-    for scheme in found.schemes:
-        of = cells[cells["scheme"] == scheme].set_index("length")
-        if of.empty:
+    for scheme in compared.schemes:
+        by_length = cells[cells["scheme"] == scheme].set_index("length")
+        if by_length.empty:
             continue
-        halves = of["change_documents"].to_frame()
-        halves["seeds"] = (of["change_high"] - of["change_low"]) / 2
+        halves = by_length["change_documents"].to_frame()
+        halves["seeds"] = (by_length["change_high"] - by_length["change_low"]) / 2
         least = halves.max(axis=1)
         row = {"scheme": scheme}
         for n in shown:
             half_width = least.get(n, math.nan) if n != T else least.min()
             row[short_length(n) + " (trained)" * (n == T)] = (
-                perplexity_text(of.loc[n, "perplexity"], half_width) if n in of.index else DASH
+                perplexity_text(by_length.loc[n, "perplexity"], half_width) if n in by_length.index else DASH
             )
-        last = of.reindex([max(lengths)]).iloc[0]
+        last = by_length.reindex([max(lengths)]).iloc[0]
         longest = short_length(max(lengths))
         if T in lengths and max(lengths) > T:
             row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
-        rows.append(row | {f"gap at {longest}": "0" if scheme == found.baseline else number(last["gap"], sign=True)})
+        rows.append(row | {f"gap at {longest}": "0" if scheme == compared.baseline else number(last["gap"], sign=True)})
     return text_table(rows)
 
 
-def options_table(found: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the perplexities by scheme and option at evaluation; the best is bold."""
+def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the perplexities by scheme and option at evaluation, with the best of each row in bold."""
     table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
-    for scheme in [s for s in found.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
-        of = table.loc[scheme]
-        texts = {under: f"**{perplexity_text(p)}**" if p == of.min() else perplexity_text(p) for under, p in of.items()}
-        row = {str(under).partition("=")[2] or "as trained": text for under, text in texts.items()}
-        rows.append({"scheme": scheme} | row)
+    for scheme in [s for s in compared.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
+        perplexities = table.loc[scheme]
+        row = {"scheme": scheme}
+        for option, p in perplexities.items():
+            text = perplexity_text(p)
+            row[str(option).partition("=")[2] or "as trained"] = f"**{text}**" if p == perplexities.min() else text
+        rows.append(row)
     return text_table(rows)
 
 
 class Validation(Windowed):
-    """Windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
+    """Loss on windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
 
     name = "validation"
     rank = 2
@@ -186,7 +188,7 @@ class Validation(Windowed):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Of a task: the losses of the answers of problems of the lengths that are trained."""
+        """Score windows of text or, for a task, the answers of problems of the trained lengths."""
         if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
@@ -195,30 +197,30 @@ class Validation(Windowed):
         targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section for each other text: the losses at the training length, of any protocol."""
-        texts = {*found.at(None, text=None, under=None)["text"], *(text for _, text in found.holes)} - {""}
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return a section per other text with the losses at the training length, by any protocol."""
+        texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
-            cells = found.at(None, found.training_length, metric="loss", text=text)
+            cells = compared.at(None, compared.training_length, metric="loss", text=text)
             cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
             rows = []
             for scheme in (
-                cells.loc[[s for s in found.schemes if s in cells.index]].sort_values("value", kind="stable").index
+                cells.loc[[s for s in compared.schemes if s in cells.index]].sort_values("value", kind="stable").index
             ):
                 cell = cells.loc[scheme]
-                gap = "0" if scheme == found.baseline else with_interval(cell, "gap", sign=True)
+                gap = "0" if scheme == compared.baseline else with_interval(cell, "gap", sign=True)
                 rows.append(
-                    {"scheme": str(scheme), "loss": with_interval(cell, "value"), f"gap to {found.baseline}": gap}
+                    {"scheme": str(scheme), "loss": with_interval(cell, "value"), f"gap to {compared.baseline}": gap}
                 )
-            note = f"Loss at {found.training_length} tokens of context on text that the runs were not trained on; "
+            note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
             note += "not part of the ranking."
-            holes = found.holes.get((self.name, text), [])
+            holes = compared.holes.get((self.name, text), [])
             sections.append(Section(f"On {text}", holes, table=text_table(rows) if rows else None, note=note))
         return sections
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """`train.validation_tokens` are read, and one window at least."""
+        """Return settings to read `train.validation_tokens` tokens, and at least one window."""
         tokens = max(config.train.validation_tokens, config.train.context_length)
         return replace(config.evaluation, max_tokens=tokens)
 
@@ -232,12 +234,12 @@ class Validation(Windowed):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """The training length, whatever is asked for."""
+        """Return the training length, whatever is requested."""
         return [context_length]
 
 
 class Fixed(ByLength):
-    """`windows` groups of `targets` tokens with `anchor` tokens of their own document before their last one."""
+    """Perplexity on `windows` groups of `targets` tokens, with at least `anchor` tokens before the last of a group."""
 
     name = "fixed"
     rank = 0
@@ -245,15 +247,15 @@ class Fixed(ByLength):
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """The groups depend on `anchor` (the longest length of the comparison) and never on `length`.
+        """Return a window per group of targets, which depend on `anchor` (the longest length), not on `length`.
 
-        They are spread evenly over all documents that are long enough. Groups do not overlap, and no window crosses a
-        document.
+        Groups are spread evenly over all documents that are long enough. They do not overlap, and no window crosses a
+        document boundary.
         """
         targets = targets_within(length, settings)
         assert length <= anchor
         ends = [
-            np.arange(begin + anchor, end, targets)  # the index of the last target of a group
+            np.arange(begin + anchor, end, targets)  # index of the last target of each group
             for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
         ]
         places = np.concatenate(ends)
@@ -269,13 +271,13 @@ class Fixed(ByLength):
         return settings.windows * length
 
     def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
-        """Those of every protocol, and just past the training length; as far as the longest document reaches."""
+        """Return the usual lengths and some just past the training length, up to the longest document."""
         lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
         return sorted(length for length in lengths if split is None or length <= _longest_document(split))
 
 
 def targets_within(length: int, settings: EvaluationConfig) -> int:
-    """`evaluation.targets`, the same at every length. Raises: ConfigError where a window has not as many."""
+    """Return `evaluation.targets`, the number of targets at every length. Raises: ConfigError if that is too many."""
     if settings.targets > length:
         raise ConfigError(
             f"evaluation.targets={settings.targets} does not fit into length {length}: lower it, or ask for longer "
@@ -285,14 +287,15 @@ def targets_within(length: int, settings: EvaluationConfig) -> int:
 
 
 def _longest_document(split: Split) -> int:
-    """Its tokens that have one before them."""
+    """Return the number of targets in the longest document: all its tokens but the first."""
     return int(np.diff(split.starts).max()) - 1
 
 
 class Nonoverlapping(ByLength):
-    """Windows back to back, in stretches of `anchor` tokens, the same at every length.
+    """Perplexity on windows back to back, in stretches of `anchor` tokens that are the same at every length.
 
-    Longer ones gain already because fewer targets stand near a window's start.
+    Longer windows score better even for a model that ignores the additional context, because fewer targets are near
+    a window's start.
     """
 
     name = "nonoverlapping"
@@ -308,7 +311,7 @@ class Nonoverlapping(ByLength):
 
 
 class Position(Windowed):
-    """The windows of `nonoverlapping`, their losses added up by document and log-spaced bucket of positions."""
+    """Loss by position: windows of `nonoverlapping`, summed by document and log-spaced bucket of positions."""
 
     name = "position"
     rank = 5
@@ -319,27 +322,27 @@ class Position(Windowed):
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        cells, holes = found.at(self.name, metric="loss"), found.holes.get((self.name, ""), [])
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        cells, holes = compared.at(self.name, metric="loss"), compared.holes.get((self.name, ""), [])
         title = "Loss by position"
         if cells.empty:
             return [Section(title, holes)] if holes else []
-        cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != found.baseline)]
+        cells = cells[(cells["length"] == cells["length"].max()) & (cells["scheme"] != compared.baseline)]
         cells = cells[cells["last"] > 0]
         plot = Plot(
             self.name,
             "distances",
-            f"Gap to {found.baseline} by position in the longest windows.",
+            f"Gap to {compared.baseline} by position in the longest windows.",
             cells.assign(x=np.sqrt((cells["first"] + 1) * (cells["last"] + 1)), y=cells["gap"]),
             self.name,
-            f"gap to {found.baseline}, nats/token",
+            f"gap to {compared.baseline}, nats/token",
         )
         return [Section(title, holes, [plot], note="The figures are in table.csv.")]
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """One row a document and bucket: document, bucket_start, bucket_end (not in it), targets, nll (summed, nats).
+        """Return one row per document and bucket: document, bucket_start, bucket_end (exclusive), targets, nll (sum).
 
-        A target's position is the number of tokens read before it, less one: position 0 has seen one token.
+        A target's position is the number of tokens before it, less one: the target at position 0 follows one token.
         """
         rows = scored_targets(losses, windows, split, bos_id)
         position = rows["target"] - np.array([w.start + 1 for w in windows])[rows["window"]]
@@ -351,9 +354,9 @@ class Position(Windowed):
 
 
 def bucket_edges(length: int) -> np.ndarray:
-    """Log-spaced edges of buckets over positions 0 .. length - 1, the first positions each alone, int64.
+    """Return log-spaced edges of buckets over positions 0 .. length - 1, int64. The first buckets hold one position.
 
-    No bucket is narrower than the one before it: what is left over at the end belongs to the last.
+    No bucket is narrower than the previous one, so the last bucket also takes the remainder.
     """
     octaves = int(np.ceil(np.log2(length)))
     edges = 2.0 ** (np.arange(0, octaves * BUCKETS_AN_OCTAVE + 1) / BUCKETS_AN_OCTAVE) - 1
@@ -363,11 +366,11 @@ def bucket_edges(length: int) -> np.ndarray:
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
-    """Windows of `length` back to back in stretches of `size` tokens, every target scored, crossing documents.
+    """Return windows of `length` back to back in stretches of `size` tokens. They cross documents; all targets count.
 
-    The whole stream is cut into stretches; as many of them as make `max_tokens` are read, spread evenly over all
-    documents (a stretch counts to the one of its first target). They do not depend on `length`, so that all lengths
-    that divide `size` score the same targets; else the tail of a stretch that fills no window is left out.
+    The whole stream is cut into stretches. Stretches of `max_tokens` in all are read, spread evenly over all documents
+    (a stretch belongs to the document of its first target). They do not depend on `length`, so all lengths that divide
+    `size` score the same targets. Other lengths leave out the tail of a stretch.
     """
     scorable = split.num_tokens - 1
     if scorable < size:
@@ -378,5 +381,5 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
             "for a shorter length"
         )
     begins = np.arange(0, scorable - size + 1, size)
-    chosen = begins[choose_evenly(rooms_of(split, begins + 1), settings.max_tokens // size)]
+    chosen = begins[choose_evenly(window_counts(split, begins + 1), settings.max_tokens // size)]
     return [Window(int(begin) + n * length, length, length) for begin in chosen for n in range(size // length)]

@@ -155,7 +155,7 @@ def test_what_cannot_be_is_refused(words: list[str], says: str) -> None:
 
 def test_a_class_that_gives_no_problems_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks()["copy"], "problems", lambda self, length, number, rng: ([[0, 1]] * 2, [True, False]))
-    with pytest.raises(ConfigError, match=r"problems of data=copy are tokens, a row a problem, and which of them"):
+    with pytest.raises(ConfigError, match=r"problems of data=copy must be tokens from 0 to \d+, one row per"):
         build_task(TaskConfig("copy", "copy"))
 
 
