@@ -213,7 +213,7 @@ def published_page(ours: list[Comparison]) -> str:
             parts += [f"## {published.title}", f"[Source]({published.source}). Ours: [{name}]({name}.md)."]
             parts += ["\n".join([*facts, *(f"- {note}" for note in published.notes)])]
         for each in shown:
-            parts += [f"{each.theirs.what}; ours: {each.where}.", tables.markdown(tables.published_table(each))]
+            parts += [f"{each.theirs.description}; ours: {each.ours}.", tables.markdown(tables.published_table(each))]
     return "\n\n".join(parts)
 
 

@@ -21,7 +21,7 @@ import posbench
 from posbench.config import ConfigError
 from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
-from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
+from posbench.reporting.figures import encoded, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
 from posbench.reporting.table import rates
 from posbench.runs import append_metrics, find_runs
@@ -348,8 +348,8 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
     assert len(set(every.values())) == 4 and looks(runs[runs["scheme"] == "alibi"])["alibi"] == every["alibi"]
 
 
-def test_names_at_the_ends_of_lines_stand_clear() -> None:
-    placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
+def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
+    placed = spread_out(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
 
 
