@@ -1,4 +1,4 @@
-"""Do our runs agree with published results (`posbench report --against`)? Compares the order and each claimed link."""
+"""Compare our runs with published results (`posbench report --against`): the order, and each claimed link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`posbench report mine --beside demo_cpu`: do your runs belong in the table of a reference trained elsewhere?
+"""Put the user's runs into the table of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
 
 Code changes between releases. So the first losses of the reference's baseline are computed again, which shows that this
 release still computes the same. Then the fingerprints decide, as for any table.

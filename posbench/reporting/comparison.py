@@ -1,4 +1,4 @@
-"""Which runs may share a table, and what are their figures? Computes everything a report says from the tidy table.
+"""Compute everything that a report says from the tidy table, after checking which runs may share a table.
 
 Runs in one table differ in nothing but scheme and seed, which their fingerprints show. If they differ in anything else,
 the error names it, and the user selects runs with --schemes, --seeds or --by.

@@ -1,4 +1,4 @@
-"""How are the pictures of a report drawn? Lines are labelled at their ends, so no legend hides anything."""
+"""Draw the pictures of a report. Lines are labelled at their ends, so no legend hides anything."""
 
 from __future__ import annotations
 

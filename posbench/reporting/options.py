@@ -1,4 +1,4 @@
-"""Which options does a report have? The same ones for `posbench report` and `posbench.report`."""
+"""Define the options of a report, the same for `posbench report` and `posbench.report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a report written? Fills templates, converts Markdown to HTML, writes tables, and prints to the terminal."""
+"""Write a report: fill templates, convert Markdown to HTML, write tables, and print to the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What have others published about the same schemes? Loads `published.yaml`.
+"""Load what others have published about the same schemes, from `published.yaml`.
 
 Their set-ups differ from ours, so orders and gaps are compared, never levels. A value that a publication is known not
 to state is "not published".
@@ -33,7 +33,7 @@ _METRICS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class PublishedMeasurement:
-    """One column of a published table."""
+    """A column of a published table."""
 
     metric: str  # loss (nats per token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known

@@ -1,4 +1,4 @@
-"""Which learning rate is best for each scheme of an experiment that was run at several, and which runs used it?"""
+"""Find the best learning rate of each scheme of an experiment that was run at several, and the runs at it."""
 
 from __future__ import annotations
 

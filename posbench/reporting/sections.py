@@ -1,4 +1,4 @@
-"""Which sections does the report of a comparison have, and in which order? Builds them as data.
+"""Build the sections of a comparison's report as data, in their order.
 
 Each protocol builds the sections about its own results (`posbench.evaluation.protocols`). `posbench.reporting.figures`
 draws the pictures; the notes are in `templates/notes.j2`.

@@ -1,4 +1,4 @@
-"""How sure is a difference between two schemes, and how large must one be to be seen?
+"""Measure how sure a difference between two schemes is, and how large one must be to be seen.
 
 One seed gives every scheme the same initial weights and the same batches. So differences are taken within each seed,
 which removes the effect of the seed. There are two kinds of uncertainty, which are never added:

@@ -1,4 +1,4 @@
-"""What did the runs measure? Reads run folders and packs into a summary and a tidy table.
+"""Read what the runs measured from run folders and packs, as a summary and a tidy table.
 
     posbench.results("runs/demo")               a row per run: its losses, costs, fingerprints and settings
     posbench.results("runs/demo", tidy=True)    a row per scored window and metric, with the run's settings

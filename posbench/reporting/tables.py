@@ -1,4 +1,4 @@
-"""How do a report's tables look? Builds them as DataFrames of text: a row per scheme, best first, numbers rounded."""
+"""Build the tables of a report as DataFrames of text: a row per scheme, best first, numbers rounded."""
 
 from __future__ import annotations
 
