@@ -71,7 +71,7 @@ def learning_rates(c: Comparison) -> Section:
 def costs(c: Comparison) -> Section:
     """Return the section with the costs of each scheme and the losses during training."""
     table, same = tables.costs_table(c)
-    caption = f"Gap to {c.baseline} during training; learning rates come down towards the end."
+    caption = f"Gap to {c.baseline} during training; learning rates fall towards the end."
     is_drawn = len(c.schemes) > 1 and c.curves.groupby("scheme")["tokens"].nunique().max() > 2
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}

@@ -156,7 +156,7 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
     assert said == (
         "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
-        "nope was trained for 1 of 2 tokens as copy/alibi, and began the rest with those weights."
+        "nope was first trained for 1 of 2 tokens as copy/alibi, then continued from these weights."
     )
 
 
