@@ -42,7 +42,7 @@ def report(
     Arguments: the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
     compare with (default: those that the experiment names); output, the folder for files (default: `report` in the
     first place, or `report-by-<column>`); beside, a reference whose runs are put into the same tables
-    (`posbench.reporting.beside`); schemes and seeds, to select runs.
+    (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
@@ -53,7 +53,11 @@ def report(
         Path(options.output) if options.output else first_place / (f"report-by-{group_by}" if group_by else "report")
     )
     if options.beside:
-        from posbench.reporting.beside import check_same_losses, how_to_train, joined  # imports torch and Hydra
+        from posbench.reporting.reference_table import (
+            check_same_losses,
+            how_to_train,
+            joined,
+        )  # imports torch and Hydra
 
         reference = folder_of(Path(options.beside))
         check_same_losses(reference, console)

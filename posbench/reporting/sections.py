@@ -16,10 +16,10 @@ from posbench.config.units import DASH, count_of, short_count
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
 from posbench.reporting import tables
-from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.pages import environment
 from posbench.reporting.published import Published
+from posbench.reporting.published_comparison import agreements, link_verdict
 from posbench.reporting.statistics import conclusions
 
 

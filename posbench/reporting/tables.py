@@ -14,8 +14,8 @@ import pandas as pd
 from posbench.config.units import DASH, number, plus_minus, short_count
 from posbench.evaluation.protocols.order import caught_on
 from posbench.evaluation.protocols.section import half, text_table, with_interval
-from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
+from posbench.reporting.published_comparison import Agreement
 from posbench.reporting.statistics import best_rate, decided, interval, letters, verdict
 
 Text = Mapping[str, str]

@@ -9,9 +9,9 @@ from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
 from posbench.config import ConfigError
-from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import all_published, load_published
+from posbench.reporting.published_comparison import agreements, link_verdict
 
 KEXUE = load_published("kexue-10862")
 
