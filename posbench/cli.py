@@ -292,7 +292,7 @@ def report(
     except ConfigError as error:
         if reference is None:
             raise
-        from posbench.reporting.beside import check_same_losses, how_to_train
+        from posbench.reporting.reference_table import check_same_losses, how_to_train
 
         check_same_losses(reference, console())  # before the user trains runs to compare
         say(str(error))

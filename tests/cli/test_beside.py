@@ -12,7 +12,7 @@ import pytest
 
 from posbench import __version__
 from posbench.composition.compose import compose
-from posbench.reporting.beside import baseline_of
+from posbench.reporting.reference_table import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give

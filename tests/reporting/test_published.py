@@ -9,9 +9,9 @@ from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
 from posbench.config import ConfigError
-from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import all_published, load_published
+from posbench.reporting.published_comparison import agreements, link_verdict
 
 KEXUE = load_published("kexue-10862")
 
@@ -42,7 +42,7 @@ def test_gaps_and_kendalls_tau(ours: Comparison) -> None:
     assert row["gap"] == pytest.approx((ours.losses["k_rope"] - ours.losses["qk_rope"]).mean())
     tau = stats.kendalltau([theirs[s] for s in agreement.table.index], ours.losses.mean()[agreement.table.index])
     assert (agreement.tau, agreement.p) == pytest.approx((tau.statistic, tau.pvalue)) and 0.5 < agreement.tau < 1
-    assert agreement.where == "validation at 256 tokens"
+    assert agreement.ours == "validation at 256 tokens"
 
 
 def test_links_of_the_chain_hold_fail_or_are_open(ours: Comparison) -> None:
@@ -57,7 +57,7 @@ def test_links_of_the_chain_hold_fail_or_are_open(ours: Comparison) -> None:
 
 def test_lengths_are_compared_in_training_lengths(found: Comparison) -> None:
     alibi = load_published("alibi-wikitext103")
-    wheres = {agreement.theirs.length: agreement.where for agreement in agreements(alibi, found)}
+    wheres = {agreement.theirs.length: agreement.ours for agreement in agreements(alibi, found)}
     assert wheres[512] == "validation at 256 tokens", "their training length, windows back to back"
     assert wheres[1012] == "nonoverlapping at 512 tokens" and wheres[3512] == "nonoverlapping at 2048 tokens"
 

@@ -21,7 +21,7 @@ import posbench
 from posbench.config import ConfigError
 from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
-from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
+from posbench.reporting.figures import encoded, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
 from posbench.reporting.table import rates
 from posbench.runs import append_metrics, find_runs
@@ -112,9 +112,9 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
                 row = {"kind": "order", "step": tokens // 2048, "tokens": tokens, "order_beyond_32": worth}
                 append_metrics(run_of(own, scheme, seed).path / "metrics.jsonl", row)
     text, shown = written(own, tmp_path)
-    assert (
-        re.search(r"^qkvo_rope \| [\d.]+ \| 2/4 \|", text, re.MULTILINE) and "Seeds of qkvo_rope split in two" in shown
-    )
+    assert re.search(
+        r"^qkvo_rope \| [\d.]+ \| 2/4 \|", text, re.MULTILINE
+    ) and "Seeds of qkvo_rope split in two" in " ".join(shown.split())
     assert "alibi | 4/4 | 100k | 100k, 100k, 100k, 100k | 0.12" in text  # all earlier, and 2 / 2^4
     assert "qkvo_rope | 2/4 | 250k | 200k, 250k, >399k, >399k | 0.5" in text  # two seeds of four differ, alike
     assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
@@ -149,8 +149,10 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
     pd.DataFrame(rows).to_csv(own / "rates.csv", index=False)
     text, shown = written(own, tmp_path)
     said = comparison(own)
-    assert all(said.pairs["allowed"] > 0) == bool(pilots) and ("Gaps are tested beyond" in text) == bool(pilots)
-    assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
+    assert all(said.pairs["allowed"] > 0) == bool(pilots) and ("The tests ask whether a gap is larger" in text) == bool(
+        pilots
+    )
+    assert ("its best learning rate, chosen by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
 
@@ -182,7 +184,7 @@ def test_one_seed_is_called_a_hint(own: Path, tmp_path: Path) -> None:
 def test_a_missing_baseline_is_said_first(own: Path, tmp_path: Path) -> None:
     shutil.rmtree(own / "qk_rope")
     text, shown = written(own, tmp_path)
-    said = "The baseline qk_rope has no finished run here, so gaps are measured against qkvo_rope, the best."
+    said = "The baseline qk_rope has no finished run here, so gaps are measured against qkvo_rope, the best scheme."
     assert text.split("\n\n")[2].startswith(said) and said[:40] in shown
 
 
@@ -348,8 +350,8 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
     assert len(set(every.values())) == 4 and looks(runs[runs["scheme"] == "alibi"])["alibi"] == every["alibi"]
 
 
-def test_names_at_the_ends_of_lines_stand_clear() -> None:
-    placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
+def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
+    placed = spread_out(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
 
 
@@ -363,4 +365,4 @@ def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Pat
         ("qk_rope", "nope", "equal"),
     ]
     assert float(rows[0][2]) == pytest.approx(0.1, abs=0.01)
-    assert "Significantly different among the 2 pairs fixed before training: 1" in " ".join(said.split())
+    assert "Of the 2 pairs fixed before training, 1 differs significantly" in " ".join(said.split())

@@ -147,7 +147,7 @@ def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
     rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "windows_digest"] = "others"
     notes: list[str] = []
     assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
-    assert notes == ["copy at 64: runs had other problems"]
+    assert notes == ["copy at 64: left out, runs had different problems"]
 
 
 def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
@@ -156,7 +156,7 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
     assert said == (
         "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
-        "nope was trained for 1 of 2 tokens as copy/alibi, and began the rest with those weights."
+        "nope was first trained for 1 of 2 tokens as copy/alibi, then continued from these weights."
     )
 
 
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() ->
     runs, _ = frames(COPY)
     unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
     assert tasks.is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
-    with pytest.raises(ConfigError, match="report each kind alone"):
+    with pytest.raises(ConfigError, match="report each kind separately"):
         tasks.is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
 
 
