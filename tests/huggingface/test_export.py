@@ -1,4 +1,4 @@
-"""What `posbench export` writes computes in transformers what the model computes here."""
+"""A model that `posbench export` writes computes the same in transformers as here."""
 
 from dataclasses import replace
 
@@ -49,8 +49,13 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
     expected = model(tokens)
     scale = expected.abs().max()
     torch.testing.assert_close(theirs(tokens).logits / scale, expected / scale, atol=2e-5, rtol=0)
-    given = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 2, "do_sample": False, "pad_token_id": 256}
-    generated = theirs.generate(tokens, eos_token_id=None, **given)
+    generation = {
+        "attention_mask": torch.ones_like(tokens),
+        "max_new_tokens": 2,
+        "do_sample": False,
+        "pad_token_id": 256,
+    }
+    generated = theirs.generate(tokens, eos_token_id=None, **generation)
     assert generated[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
 
 

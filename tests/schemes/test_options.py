@@ -1,4 +1,4 @@
-"""What a scheme refuses, with the remedy; how far one is defined; and schemes that installed packages register."""
+"""Schemes refuse wrong options with a remedy, end at their longest position, and come from installed packages."""
 
 from importlib.metadata import EntryPoint
 
@@ -87,9 +87,9 @@ def test_a_learned_table_is_drawn_like_the_embeddings_and_ends():
     model = build_model(certificate_config("learned"), VOCAB)
     assert model.scheme[0].table.std().item() == pytest.approx(model.config.init_std, rel=0.05)
     assert model(random_tokens(28), offset=100).isfinite().all()
-    for given in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
+    for arguments in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
         with pytest.raises(ConfigError, match="defined up to 128 tokens, and this window reaches position 128"):
-            model(random_tokens(29), **given)
+            model(random_tokens(29), **arguments)
 
 
 def test_a_scheme_made_of_others_is_defined_as_far_as_all_of_them():

@@ -17,7 +17,7 @@ from posbench.training import train
 
 @pytest.fixture
 def experiment(config, tmp_path):
-    """Runs of five seeds: finished, evaluated too; being trained; cut off; failed; torn."""
+    """Write runs of five seeds: finished and evaluated, being trained, cut off, failed, damaged."""
     first = train(config("scheme=vo_rope", "train.steps=6"))
     folder = first.path.parent
     for seed in range(1, 5):

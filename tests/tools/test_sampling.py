@@ -28,8 +28,8 @@ def test_the_tokens_are_those_of_a_model_that_reads_everything_each_time(scheme)
 def test_draws_repeat_with_their_seed_and_keep_to_the_likeliest():
     model = build_model(certificate_config("nope"), 64)
     tokens = torch.zeros(1, 1, dtype=torch.long)
-    first, same, other = (list(generate(model, tokens, 60, SamplingConfig(seed=seed))) for seed in (1, 1, 2))
-    assert first == same != other
+    first, same, other_seed = (list(generate(model, tokens, 60, SamplingConfig(seed=seed))) for seed in (1, 1, 2))
+    assert first == same != other_seed
     likeliest = list(generate(model, tokens, 60, SamplingConfig(temperature=0)))
     assert list(generate(model, tokens, 60, SamplingConfig(top_k=1))) == likeliest
 
