@@ -57,7 +57,7 @@ class Comparison(ComparedRuns):
 
     @property
     def ranked(self) -> list[str]:
-        """Schemes with enough seeds to be ranked; more seeds are needed if those of some scheme split in two."""
+        """Schemes with enough seeds to be ranked; more are needed if the seeds of some scheme split in two."""
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 

@@ -36,7 +36,7 @@ OF_ONE_RUN = (
 
 
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
-    """Return the finished runs, those of the reference and the user's own, after checking that one table can hold them.
+    """Return the finished runs of the reference and of the user, after checking that one table can hold them.
 
     A run of the user that repeats a run of the reference is left out; a printed line names it and gives both losses.
 

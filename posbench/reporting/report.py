@@ -40,7 +40,7 @@ def report(
     """Print the report of the runs at these places, write its files, and return their paths.
 
     Arguments: the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
-    compare with (default: those that the experiment names); output, the folder for files (default: `report` in the
+    compare with (default: as the experiment names); output, the folder for files (default: `report` in the
     first place, or `report-by-<column>`); beside, a reference whose runs are put into the same tables
     (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
