@@ -27,7 +27,7 @@ from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import scheme_plots, tables
 from posbench.reporting.comparison import Comparison, build
-from posbench.reporting.figures import by_head, encoded, inline_svg, style
+from posbench.reporting.figures import by_head, encode, inline_svg, style
 from posbench.reporting.published import all_published
 from posbench.reporting.published_comparison import agreements
 from posbench.reporting.report import report
@@ -142,14 +142,14 @@ def picture(name: str) -> str:
     """What the scheme does before it learns, by distance; empty where nothing can be drawn."""
     config = compose([f"scheme={name}", *scheme_plots.MODEL, f"train.context_length={scheme_plots.LONGEST}"])
     try:
-        drawn = scheme_plots.titled(name, build_model(config, 2).scheme, False)
+        drawn = scheme_plots.curves_by_title(name, build_model(config, 2).scheme, False)
     except (ConfigError, AttributeError):
         return ""
     curves = {what: (of.distances, getattr(of, what)) for of in drawn.values() for what in ("score", "value")}
     curves = {what: line for what, line in curves.items() if line[1] is not None}
     if not curves or config.scheme.attention:
         return ""
-    drawing = inline_svg(encoded(scheme_plots.grid(curves, ""), "svg").decode(), name)
+    drawing = inline_svg(encode(scheme_plots.grid(curves, ""), "svg").decode(), name)
     said = {"score": "what the scheme adds to a score", "value": "how much of a value arrives unchanged"}
     caption = f"Before training, by distance: {', and '.join(said[what] for what in curves)}."
     return f'<figure class="picture curves-{len(curves)}">{drawing}<figcaption>{caption}</figcaption></figure>'
@@ -179,7 +179,7 @@ def drawn(plot: Plot, scheme: str) -> str:
     """Return the picture of a scheme's heads, as an element of the page."""
     with style():
         figure = by_head(plot)
-    return inline_svg(encoded(figure, "svg").decode(), f"{scheme}-{plot.name}")
+    return inline_svg(encode(figure, "svg").decode(), f"{scheme}-{plot.name}")
 
 
 def pack_of(comparison: Comparison) -> str:

@@ -57,7 +57,7 @@ class Comparison(ComparedRuns):
 
     @property
     def ranked(self) -> list[str]:
-        """Schemes with enough seeds to be ranked; more seeds are needed if those of some scheme split in two."""
+        """Schemes with enough seeds to be ranked; more are needed if the seeds of some scheme split in two."""
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 
@@ -105,7 +105,7 @@ def build(
     losses at each learning rate of a search (`posbench.reporting.search`), None for the pilots' losses.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
-    runs, left_out = finished(summary)
+    runs, left_out = finished_runs(summary)
     check_agreement(runs, group_by)
     config = config_of(str(runs["path"].iloc[0]))
     experiment = config.get("experiment", {})
@@ -180,7 +180,7 @@ def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection
     return chosen
 
 
-def finished(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the finished runs that have a loss, and why others are left out. Raises: ConfigError if none has one."""
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []

@@ -25,7 +25,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols.section import Plot, Section, half
 from posbench.reporting.comparison import Comparison
-from posbench.reporting.statistics import decided, equivalent
+from posbench.reporting.statistics import equivalent_pairs, significant_pairs
 from posbench.reporting.tables import text_of
 
 INK = "#1b1f24"  # near black, for text, axes and schemes without position
@@ -155,7 +155,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     most = float(np.nanmax(differences)) or 1.0
     figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
-    for marks, sign in ((decided(plot.points), "●"), (equivalent(plot.points), "=")):
+    for marks, sign in ((significant_pairs(plot.points), "●"), (equivalent_pairs(plot.points), "=")):
         for pair in marks:
             y, x = sorted(names.index(name) for name in pair)
             y, x = (x, y) if math.isnan(differences[y, x]) else (y, x)
@@ -174,7 +174,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw the validation loss during training as a gap to the baseline, averaged over seeds, after a tenth of it."""
+    """Draw the validation loss during training as a gap to the baseline, mean over seeds, without its first tenth."""
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -434,7 +434,7 @@ def log_numbers(axes: Axes) -> None:
     axes.minorticks_off()
 
 
-def encoded(figure: Figure, kind: str) -> bytes:
+def encode(figure: Figure, kind: str) -> bytes:
     """Return the figure as the bytes of an `svg` or `pdf` file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]

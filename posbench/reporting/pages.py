@@ -80,16 +80,16 @@ def write(
     for LaTeX; frames, CSV files by name; latex, whether to write tables for LaTeX too, except those without a row, and
     pictures as PDF.
     """
-    drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
+    drawings = {stem: pictures.encode(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
-    for name, frame in {**frames, "columns.csv": described(frames)}.items():
+    for name, frame in {**frames, "columns.csv": columns_table(frames)}.items():
         files[name] = frame.to_csv(index=False).encode()
     files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
     if latex:
         for name, (table, caption) in content["latex"].items():
             if len(table):
                 files[f"latex/{name}.tex"] = tables.latex(table, caption, f"tab:{name}").encode()
-        files |= {f"latex/{stem}.pdf": pictures.encoded(figure, "pdf") for stem, figure in content["figures"].items()}
+        files |= {f"latex/{stem}.pdf": pictures.encode(figure, "pdf") for stem, figure in content["figures"].items()}
     for name, data in files.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(data)
@@ -116,7 +116,7 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
     )
 
 
-def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the table that explains each column of these CSV files: file, column, meaning, unit."""
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])

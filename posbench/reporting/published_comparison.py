@@ -11,7 +11,7 @@ import pandas as pd
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Published, PublishedMeasurement
-from posbench.reporting.statistics import Link, equivalent, verdict
+from posbench.reporting.statistics import Link, equivalent_pairs, verdict
 
 NEAR = 1.25  # largest factor between our length and theirs, both in training lengths, for the two to be compared
 
@@ -82,5 +82,5 @@ def link_verdict(comparison: Comparison, link: Link) -> str:
     if ours in ("", "open"):
         return ours
     if sign in "~/":
-        return "holds" if frozenset((better, worse)) in equivalent(comparison.pairs, "published") else "fails"
+        return "holds" if frozenset((better, worse)) in equivalent_pairs(comparison.pairs, "published") else "fails"
     return "holds" if ours == "better" else "fails"

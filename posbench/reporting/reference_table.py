@@ -18,7 +18,7 @@ from posbench.config import ConfigError
 from posbench.data import dataset_of
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.reporting.comparison import differences, disagreement, finished
+from posbench.reporting.comparison import differences, disagreement, finished_runs
 from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import Run, find_runs
 from posbench.system.console import Console
@@ -35,8 +35,8 @@ OF_ONE_RUN = (
 )  # overrides that a comparable row does not copy from the reference
 
 
-def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
-    """Return the finished runs, those of the reference and the user's own, after checking that one table can hold them.
+def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
+    """Return the finished runs of the reference and of the user, after checking that one table can hold them.
 
     A run of the user that repeats a run of the reference is left out; a printed line names it and gives both losses.
 
@@ -45,7 +45,7 @@ def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataF
     Raises: ConfigError if the runs differ in other settings (it gives the command that trains a comparable row), or if
     no run of the user is left.
     """
-    runs, left_out = finished(summary)
+    runs, left_out = finished_runs(summary)
     for line in left_out:
         console.out(f"left out: {line}")
     is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))

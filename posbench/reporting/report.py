@@ -19,13 +19,13 @@ from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, choose, finished, has_other_rates
+from posbench.reporting.comparison import Comparison, build, choose, finished_runs, has_other_rates
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
-from posbench.reporting.search import at_best_rates, scored, with_searches
+from posbench.reporting.search import at_best_rates, merge_searches, with_searches
 from posbench.reporting.sections import by_sections, models, sections_of
-from posbench.reporting.statistics import conclusions, decided, verdict
+from posbench.reporting.statistics import conclusions, significant_pairs, verdict
 from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
@@ -40,7 +40,7 @@ def report(
     """Print the report of the runs at these places, write its files, and return their paths.
 
     Arguments: the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
-    compare with (default: those that the experiment names); output, the folder for files (default: `report` in the
+    compare with (default: as the experiment names); output, the folder for files (default: `report` in the
     first place, or `report-by-<column>`); beside, a reference whose runs are put into the same tables
     (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
@@ -56,25 +56,25 @@ def report(
         from posbench.reporting.reference_table import (
             check_same_losses,
             how_to_train,
-            joined,
+            join_reference,
         )  # imports torch and Hydra
 
         reference = folder_of(Path(options.beside))
         check_same_losses(reference, console)
         places = [reference, *places]  # first, because the first run defines the experiment
     summary, rows = read(with_searches(places))
-    summary, is_searched = scored(summary)
+    summary, is_searched = merge_searches(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, options.schemes, options.seeds)
     if options.beside:
-        chosen = joined(chosen, reference, console)
+        chosen = join_reference(chosen, reference, console)
     target.mkdir(parents=True, exist_ok=True)
     published = load_published(options.against) if options.against else _published_of(chosen)
     if is_of_tasks(chosen):
         if options.against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
-        runs, left_out = finished(chosen)
+        runs, left_out = finished_runs(chosen)
         content, files = content_of_tasks(runs, rows, group_by, left_out)
         content |= {"setup": _setup(runs), "continued": dict(_continued(runs))}
         names, first = content["names"], content["tables"]["summary"]
@@ -106,7 +106,7 @@ def report(
     if options.beside:
         console.out(how_to_train(reference))
     if options.wandb:
-        run = finished(chosen)[0].iloc[0]
+        run = finished_runs(chosen)[0].iloc[0]
         message = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
         console.print(message, highlight=False, soft_wrap=True)
     if options.open_page:
@@ -116,7 +116,7 @@ def report(
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
     """Return the published results that the experiment names, if any."""
-    runs, _ = finished(summary)
+    runs, _ = finished_runs(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
 
@@ -140,7 +140,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "ranking": ranking,
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
-        "differ": {family: len(decided(c.pairs, family)) for family in ("primary", "primary_at_rates")},
+        "differ": {family: len(significant_pairs(c.pairs, family)) for family in ("primary", "primary_at_rates")},
         "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
         "detectable": float(baseline_pairs["detectable"].median()) if c.can_rank else math.nan,
@@ -278,7 +278,7 @@ def _groups(
             varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
             differ = ", ".join(varied) or "nothing but the scheme and the seed"
             raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
-    runs, _ = finished(summary)
+    runs, _ = finished_runs(summary)
     groups = runs.groupby(columns if columns[1:] else group_by, sort=True)
     return {value: build(group, rows, baseline, published, margin, group_by) for value, group in groups}
 

@@ -25,7 +25,7 @@ from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.model.decoder import build_model
-from posbench.reporting.figures import INK, WIDTH, encoded, new_figure, style
+from posbench.reporting.figures import INK, WIDTH, encode, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
 
@@ -67,7 +67,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
             config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
             scheme = build_model(config, 2).scheme
         if not config.scheme.attention:  # such a scheme has the curves of the same scheme with softmax attention
-            drawn |= titled(name, scheme, name in trained)
+            drawn |= curves_by_title(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, label in _LABELS.items():
@@ -75,7 +75,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         lines = {title: line for title, line in lines.items() if line[1] is not None}
         if lines:
             paths.append(folder / f"{name}s.svg")
-            paths[-1].write_bytes(encoded(grid(lines, label), "svg"))
+            paths[-1].write_bytes(encode(grid(lines, label), "svg"))
     console.print(f"wrote {', '.join(path.name for path in paths)} in {folder}/", markup=False, soft_wrap=True)
     flat = [title for title, curves in drawn.items() if curves.score is None and curves.value is None]
     if flat:
@@ -87,7 +87,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     return paths
 
 
-def titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
+def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
     """Return the curves of a scheme by title; for a trained scheme, of each layer with its own parameters."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]

@@ -25,7 +25,7 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
     return with_folders
 
 
-def scored(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+def merge_searches(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
     """Return the summary with runs of searches renamed to their experiment, and whether there are any such runs.
 
     Pilots and branches in a search folder are left out, and so are runs that the experiment's own folder repeats.

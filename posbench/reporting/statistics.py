@@ -188,13 +188,13 @@ def _shift(seeds: int, level: float) -> float:
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
-def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, str]:
-    """Return letters for each scheme, such as `a` or `ab`: two schemes share one exactly if their pair is undecided.
+def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
+    """Return letters for each scheme, such as `a` or `ab`: two share one exactly if their pair is not `significant`.
 
     The compact letter display of Piepho (2004) by insertion and absorption; letters begin at the best scheme.
     """
     groups = [frozenset(order)]
-    for pair in decided:
+    for pair in significant:
         split = {group - {scheme} for group in groups if pair <= group for scheme in pair}
         groups = [group for group in groups if not pair <= group]
         groups += [group for group in split if not any(group <= larger for larger in groups)]
@@ -207,7 +207,7 @@ def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, 
     }
 
 
-def decided(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], str]:
+def significant_pairs(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], str]:
     """Return the better scheme of each pair that differs significantly, keyed by pair; p is corrected in `family`.
 
     The t-test decides, unless too few seeds agree in sign: if seeds split in two, their mean would hide it.
@@ -218,7 +218,7 @@ def decided(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], st
     }
 
 
-def equivalent(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
+def equivalent_pairs(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
     """Return the pairs that were shown to differ by less than the margin."""
     equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
     return {frozenset(pair) for pair in zip(equal["left"], equal["right"], strict=True)}
@@ -230,7 +230,7 @@ def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str) -> st
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
-    if better := decided(of_pair, family).get(frozenset((scheme, reference))):
+    if better := significant_pairs(of_pair, family).get(frozenset((scheme, reference))):
         return "better" if better == scheme else "worse"
     return "equal" if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL else "open"
 
@@ -240,7 +240,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
 
     By the tests of all pairs. Arguments: order, the schemes from best to worst.
     """
-    better, equal = decided(pairs), equivalent(pairs)
+    better, equal = significant_pairs(pairs), equivalent_pairs(pairs)
     leaders = [name for name in order if frozenset((order[0], name)) not in better]
 
     def is_beaten(scheme: str) -> bool:
@@ -264,7 +264,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
 
 
 def effective(targets: Floats) -> float:
-    """Return the effective number of documents of n targets each: (sum n)^2 / sum n^2 (Kish 1965)."""
+    """Return how many equally long documents would carry the same information: (sum n)^2 / sum n^2 (Kish 1965)."""
     targets = np.asarray(targets, dtype=np.float64)
     squares = float((targets**2).sum())
     return float(targets.sum()) ** 2 / squares if squares else 0.0

@@ -16,21 +16,21 @@ from posbench.evaluation.protocols.order import caught_on
 from posbench.evaluation.protocols.section import half, text_table, with_interval
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published_comparison import Agreement
-from posbench.reporting.statistics import best_rate, decided, interval, letters, verdict
+from posbench.reporting.statistics import best_rate, interval, letters, significant_pairs, verdict
 
 Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
     """Return losses and gaps to the baseline, with letters if there are enough seeds to rank schemes."""
-    validation, groups = c.validation(), letters(c.ranked, decided(c.pairs)) if c.can_rank else {}
+    validation, groups = c.validation(), letters(c.ranked, significant_pairs(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
     rows = []
     for scheme in c.schemes:
         losses = c.losses[scheme].dropna()
         cell = validation.loc[scheme] if scheme in validation.index else None
-        row = {"scheme": named(c, scheme)}
+        row = {"scheme": name_with_remarks(c, scheme)}
         if differ:
             row["seeds"] = str(len(losses))
         caught = {"caught on": caught_on(c.onsets[scheme])} if c.has_onsets else {}
@@ -50,7 +50,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
     return text_table(rows)
 
 
-def named(c: Comparison, scheme: str) -> str:
+def name_with_remarks(c: Comparison, scheme: str) -> str:
     """Return the scheme's name, with a remark if its runs diverged or use only some of its layers."""
     is_scheme = c.runs["scheme"] == scheme
     remarks = []

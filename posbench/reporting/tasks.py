@@ -91,7 +91,7 @@ class TaskScores:
 
     @property
     def furthest_with_seeds(self) -> list[str]:
-        """The schemes of `furthest` with the share of seeds that learnt: `alibi (2/3 seeds)`."""
+        """The schemes of `furthest` with the number of seeds that learnt: `alibi (2/3 seeds)`."""
         return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
 
     @property

@@ -21,7 +21,7 @@ import posbench
 from posbench.config import ConfigError
 from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
-from posbench.reporting.figures import encoded, looks, new_figure, spread_out, style
+from posbench.reporting.figures import encode, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
 from posbench.reporting.table import rates
 from posbench.runs import append_metrics, find_runs
@@ -168,7 +168,7 @@ def test_coordinates_are_cut_and_numbers_that_are_read_are_not() -> None:
     with style():
         figure, (axes,) = new_figure(2.0)
         axes.set_title("0.0625")
-        drawing = encoded(figure, "svg")
+        drawing = encode(figure, "svg")
     assert b">0.0625<" in drawing and not re.search(rb'd="[^"]*\.\d{3}', drawing)
 
 

@@ -16,13 +16,13 @@ from posbench.evaluation.protocols.order import flip_test
 from posbench.reporting.statistics import (
     compare,
     conclusions,
-    decided,
     detectable,
-    equivalent,
+    equivalent_pairs,
     holm,
     interval,
     letters,
     sign_test,
+    significant_pairs,
     verdict,
 )
 
@@ -91,7 +91,8 @@ def test_runs_that_are_the_same_to_the_last_bit_are_equal_and_not_decided() -> N
     table = TABLE.assign(twin=TABLE["a"])
     pairs = compare(table, "a")
     assert verdict(pairs, "a", "twin", "all") == "equal"
-    assert frozenset(("a", "twin")) in equivalent(pairs) and frozenset(("a", "twin")) not in decided(pairs)
+    twins = frozenset(("a", "twin"))
+    assert twins in equivalent_pairs(pairs) and twins not in significant_pairs(pairs)
 
 
 def test_verdicts() -> None:
@@ -183,10 +184,10 @@ def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
     split = compare(table, "early", primary=["early late"])
     assert split["p"][0] < 0.02 and split["p_primary_at_rates"][0] < 0.02 and split["p_sign"][0] > 0.5
     assert (
-        decided(split) == {} == decided(split, "primary_at_rates")
+        significant_pairs(split) == {} == significant_pairs(split, "primary_at_rates")
         and verdict(split, "late", "early", "baseline") == "open"
     )
     most = compare(
         pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + np.append(caught_on[:5], [0.3] * 2 + [0])}), "early"
     )
-    assert decided(most) and verdict(most, "late", "early", "baseline") == "worse"
+    assert significant_pairs(most) and verdict(most, "late", "early", "baseline") == "worse"
