@@ -37,8 +37,8 @@ def evaluate_runs(
     With options (`request.under`), all runs are scored as trained too, on the same windows. `request.jobs` runs are
     scored at a time, each in its own process.
 
-    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as those of
-    `runs/reference`, are skipped.
+    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as `runs/reference`,
+    are skipped.
     Returns: the requested results, new and old.
     Raises: ConfigError if no run can be scored; or, after all other runs are scored and the tables are printed, with
     the errors of the runs that failed.

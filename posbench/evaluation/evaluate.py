@@ -81,8 +81,8 @@ def evaluate_run(
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
     the headers of all results of the run's experiment.
-    Returns: the results, new and old, at the requested lengths. A length beyond those that the scheme supports has no
-    result, but it still counts as the longest, so that all schemes are scored on the same targets.
+    Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result,
+    but it still counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
     tokenizer.
     """

@@ -37,8 +37,8 @@ class Request:
             typer.Option(
                 "--length",
                 "-l",
-                help="Tokens: 4096, 8k (8192); of tasks items. Repeat it, or separate by commas. Default: those of the "
-                "run's experiment.",
+                help="Tokens, such as 4096 or 8k (8192); items for tasks. Repeat it, or separate by commas. Default: "
+                "as in the run's experiment.",
                 show_default=False,
             ),
         ],
@@ -50,8 +50,8 @@ class Request:
             typer.Option(
                 "--protocol",
                 "-p",
-                help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: "
-                "those of the run's experiment.",
+                help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: as in the "
+                "run's experiment.",
                 show_default=False,
             ),
         ],
@@ -62,10 +62,10 @@ class Request:
             list[str] | None,
             typer.Option(
                 metavar="KEY=VALUE",
-                help="Change an option for this evaluation only. Of the scheme: rescale=pi, ntk, dynamic_ntk, yarn or "
-                "yarn_code (factor=4; default: length / training length), base=1e6. The scheme itself: "
-                "scheme=nope, or another that learns nothing of its own. Of the task: ignored=0.98. Values separated "
-                "by commas are evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
+                help="Change an option for this evaluation only. Scheme options: rescale=pi, ntk, dynamic_ntk, yarn or "
+                "yarn_code (factor=4; default: length / training length), base=1e6. Another scheme: scheme=nope, or "
+                "any other without learnt parameters. Task options: ignored=0.98. Values separated by commas are "
+                "evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
                 show_default=False,
             ),
         ],
@@ -76,9 +76,9 @@ class Request:
             list[str] | None,
             typer.Option(
                 metavar="NAME",
-                help="A text that the runs were not trained on, cut by their own tokenizers: a choice of conf/data, "
-                "such as wikitext103. Its validation and test splits are scored, or all of it where it has none. Give "
-                "its settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
+                help="A text that the runs were not trained on, with their own tokenizers: a choice of conf/data, such "
+                "as wikitext103. Its validation and test splits are scored, or all of it if it has none. Give its "
+                "settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
                 show_default=False,
             ),
         ],

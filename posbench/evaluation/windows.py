@@ -27,8 +27,8 @@ class Window:
 def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
 
-    Documents give one window per round. If not every document can give one in the last round, those that do are
-    spaced evenly among the documents with windows left. The chosen windows of a document are spaced evenly within it.
+    Documents give one window per round. If the last round is not complete, the documents that give one in it
+    are spaced evenly among all that could. The chosen windows of a document are spaced evenly within it.
 
     Arguments: counts, how many windows each document has, int [documents].
     Returns: indices of windows, int64, ascending, counted through all documents; all windows if there are fewer.

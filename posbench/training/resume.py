@@ -208,7 +208,7 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
     for change in fingerprints.changes(*circumstances):
         say(
             f"{manifest.run_name}: changed since the run began, {change}: from here on the last digits may differ from "
-            "those of an uninterrupted run"
+            "an uninterrupted run"
         )
 
 

@@ -396,7 +396,7 @@ class Training:
 
     @property
     def tokens_done(self) -> int:
-        """Return the tokens trained on so far, including those of the model that the run started from."""
+        """Return the tokens trained on so far, including the tokens of the model that the run started from."""
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Files as texts, one at a time: text, JSON, CSV, TSV, parquet and Arrow, also compressed, told apart by their suffix.
+"""Read the texts in a file one at a time: text, JSON, CSV, TSV, parquet and Arrow by suffix, also compressed.
 
-`docs/your-text.md` lists what is read and what is refused.
+`docs/your-text.md` lists the formats that are read and refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any, TextIO, cast
 
 from posbench.config import ConfigError
 
-# Text files that are taken from a folder, each a document. A file that is named is read whatever its suffix.
+# Text files to read from a folder, each a document. A file that the user names is read whatever its suffix.
 _PROSE = ".txt .text .tokens .md .markdown .rst .tex .org .adoc .html .htm"
 _CODE = (
     ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .scala .cs .swift .js .jsx .ts .tsx .rb .php .pl .lua .jl "
@@ -30,9 +30,10 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _CSV = (".csv", ".tsv")
 _TABLES = (".parquet", ".arrow")
 ROW_SUFFIXES = (*_JSON_LINES, *_CSV, *_TABLES)
-# How archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz, zst) begin
+# First bytes of archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz,
+# zst)
 _NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-_ROWS = 256  # of parquet, read at a time: a row may be a book
+_ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 
 
 def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
@@ -46,7 +47,7 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
         yield from _table_texts(path, column)
         return
     with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:  # line ends stay as they are
-        lines = (line.removeprefix("\ufeff") for line in file)  # Windows marks UTF-8 so
+        lines = (line.removeprefix("\ufeff") for line in file)  # the byte order mark, which Windows adds
         if suffix in _JSON_LINES:
             yield from _json_texts(path, column, lines)
         elif suffix in _CSV:
@@ -58,12 +59,14 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
                 yield text
 
 
-def _value(row: Any, column: str, where: str) -> Any:
+def _value(row: Any, column: str, origin: str) -> Any:
     """Return the field `column` of a row. Raises: ConfigError that lists the fields if there is none."""
     if not isinstance(row, dict):
-        raise ConfigError(f"{where} holds {type(row).__name__}, not an object with a field {column!r}")
+        raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:
-        raise ConfigError(f"{where} has no field {column!r}: set data.text_column to one of {', '.join(row) or 'none'}")
+        raise ConfigError(
+            f"{origin} has no field {column!r}: set data.text_column to one of {', '.join(row) or 'none'}"
+        )
     return row[column]
 
 
@@ -150,14 +153,14 @@ def _check_start(path: Path) -> None:
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix that tells the format, without that of a compression."""
+    """Return the suffix that tells the format, without a suffix of compression."""
     return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:
-    """Documents of `size` bytes or a little more, which end behind a blank line; at twice the size behind any line.
+    """Yield documents that end at the first blank line after `size` bytes, or at any line after twice the size.
 
-    A line longer than that is cut too, between characters.
+    A line longer than `size` is cut too, between characters.
     """
     lines: list[str] = []
     length = 0

@@ -1,11 +1,11 @@
-"""Prepare the text of a configuration once, and find it again at once: read, tokenize, and keep the tokens in a cache.
+"""Prepare the text of a configuration once: read it, tokenize it, and keep the tokens in a cache.
 
-    <cache>/corpora/<request>/           a corpus (corpus.py); the request is a hash of what was asked
-                                         for, and of what the source is recognised by
+    <cache>/corpora/<request>/           a corpus (corpus.py); the request is a hash of the configuration and of the
+                                         source's identity
     <cache>/corpora/<request>.lock       one process prepares a text, others wait for it
-    .../<request>/overlap-<another>.json how much of this text also occurs in another that models were trained on
+    .../<request>/overlap-<another>.json how much of this text also occurs in another text that models were trained on
 
-A corpus is made in a folder beside and renamed when it is whole.
+A corpus is written to a temporary folder, which is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from posbench.system.console import Say, say
 from posbench.system.files import folder_beside, publish_folder
 
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
-FEW_DOCUMENTS = 3  # of a split: its loss says little about other text
-_LONG = 200_000  # bytes of a document on average: data.cut_bytes=100000 makes more of them
-WHOLE = "whole"  # a text that is scored and was not split
+FEW_DOCUMENTS = 3  # the loss of a split with fewer documents says little about other text
+_LONG = 200_000  # bytes per document; of longer ones data.cut_bytes=100000 makes more documents
+WHOLE = "whole"  # name of a text that is scored and was not split
 _FORMAT = 4
-_MEASURED = 50  # documents by which is measured what a tokenizer loses
+_MEASURED = 50  # documents on which to check whether a tokenizer is lossless
 _NOTICE_SECONDS = 10.0  # between lines about a long preparation
 # Fields that do not decide what the text is; the paths are in the source's identity.
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
 
 def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool = False) -> Corpus:
-    """The tokenized text of this configuration: from the cache where it is whole, else read, tokenized and kept there.
+    """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
-    Arguments: notice, called with lines about what takes long or is worth a warning; check, whether
-    every byte of the cache is compared with its checksum, and not the sizes of files alone.
-    Raises: ConfigError where the text or the tokenizer cannot be had, or the cache cannot be written, and for a task.
+    Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
+    not only their sizes; held_out, as in `prepare_held_out`.
+    Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
         raise ConfigError(
@@ -80,14 +80,14 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
         return open_corpus(folder, check)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"), folder_beside(folder) as beside:
+        with FileLock(f"{folder}.lock"), folder_beside(folder) as temporary:
             try:
-                return open_corpus(folder, check)  # made meanwhile
+                return open_corpus(folder, check)  # another process may have made it
             except DamagedCorpusError as damage:
                 if folder.exists():
                     notice(f"the token cache {folder} is damaged ({damage}): making it again")
-            _write_corpus(config, source, beside, notice, held_out)
-            publish_folder(beside, folder)
+            _write_corpus(config, source, temporary, notice, held_out)
+            publish_folder(temporary, folder)
         return open_corpus(folder)
     except OSError as error:
         raise ConfigError(
@@ -97,34 +97,34 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
 
 
 def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
-    """The text of this configuration to score models on that were trained on another; the tokenizer is one of a file.
+    """Return the text of this configuration, to score models that were trained on another text.
 
-    Returns: a corpus whose validation and test splits are those of the source, one for the other where it has only one
-    of the two, and both the whole text where it has none. The train text of a source with held-out splits is not read.
-    Raises: as `prepare`.
+    The tokenizer must be a file. If the source has only a validation or only a test split, the corpus uses it for both;
+    if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
+    read. Raises: as `prepare`.
     """
     corpus = prepare(config, notice, held_out=True)
-    given = [split for split in (corpus.validation, corpus.test) if split.num_documents]
-    splits = given or [replace(corpus.train, name=WHOLE)]
+    held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]
+    splits = held_out_splits or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
 
 
 def find_prepared(config: Config) -> Corpus | None:
-    """Return the text of this configuration if it is whole in the cache, else None, as for a task. Nothing is made."""
-    with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` says what is wrong
+    """Return the text of this configuration if it is in the cache, else None (also for a task), and prepare nothing."""
+    with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` reports these errors
         if not config.is_task:
             return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
     return None
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """`cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
-    place = cache_dir or os.environ.get("POSBENCH_CACHE")
-    return Path(place or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
+    """Return `cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
+    folder = cache_dir or os.environ.get("POSBENCH_CACHE")
+    return Path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Lines about a text whose losses say less than they seem to. Arguments: data, the name of the text."""
+    """Return warnings about a text with few documents or much overlap. Arguments: data, the name of the text."""
     total, lines = sum(split.num_documents for split in corpus.splits.values()), []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
@@ -136,17 +136,20 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
             f"or raise {' and '.join(f'data.{name}_fraction' for name in few)}"
         )
     shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
-    much = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
-    if much:
+    overlaps = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
+    if overlaps:
         lines.append(
-            f"{' and '.join(much)} also occur in train (more than {WARN_ABOVE:.0%}), so a low loss there is partly "
+            f"{' and '.join(overlaps)} also occur in train (more than {WARN_ABOVE:.0%}), so a low loss there is partly "
             "memory: remove copies of documents, or keep them in one split (posbench prepare names the worst documents)"
         )
     return [f"warning: data={data}: {line}" for line in lines]
 
 
 def _folder(config: Config, source: Source, held_out: bool) -> Path:
-    """Where the corpus of a configuration lies: named by all that decides what it will be; no text is read."""
+    """Return the folder of a configuration's corpus, named by a hash of everything that decides its content.
+
+    No text is read.
+    """
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
@@ -168,10 +171,10 @@ def _write_corpus(
 ) -> None:
     """Read every document once and write the files of the corpus to `folder`, in bounded memory.
 
-    The head of the train text is kept while the tokenizer is trained on it, and encoded first; everything behind it
-    streams from the source through the tokenizer into the files. If a split stays empty, which only happens with few
+    The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
+    streamed from the source through the tokenizer into the files. If a split stays empty, which only happens with few
     documents, all of this is done again with a `splitter` that fills it.
-    Raises: ConfigError where the text cannot be had, or leaves a split empty.
+    Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
     if splitter is None:
@@ -194,9 +197,9 @@ def _write_corpus(
     sample = _sample(documents, head, config.tokenizer.training_bytes, notice)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
     tokenizer.encode_special_tokens = True
-    if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, of which nothing was read yet
+    if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, so nothing was read yet
         head += islice(documents, _MEASURED)
-        _check_kept(config, tokenizer, head, notice)
+        _warn_if_lossy(config, tokenizer, head, notice)
     bos, entries, lengths = find_bos(tokenizer), vocab_size(tokenizer), byte_lengths(tokenizer)
     assert bos is not None
     dtype = "<u2" if entries <= 1 << 16 else "<u4"
@@ -208,12 +211,12 @@ def _write_corpus(
                 continue
             writers[split].add(document, tokens)
             if lengths is not None and int(lengths[tokens].sum()) != len(document):
-                lengths = None  # a normalizer is at work: the tokens do not stand for the bytes that were read
+                lengths = None  # a normalizer changed the text, so tokens do not represent its original bytes
             if time.monotonic() - last_notice > _NOTICE_SECONDS:
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
                 notice(f"tokenizing data={config.data.name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
-    if not is_full() and (empty := splitter.fill()):  # what a budget leaves unread depends on the tokenizer
+    if not is_full() and (empty := splitter.fill()):  # after a full budget, unread text depends on the tokenizer
         notice(
             f"data={config.data.name}: no document falls into {' or '.join(sorted(empty))} by its hash, so those with "
             "the nearest hashes go there"
@@ -253,7 +256,7 @@ def _write_corpus(
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """(split, text) of all documents that are not blank, the train stream first, which ends when `is_full`."""
+    """Yield split and text of all documents that are not blank. The train stream comes first and ends if `is_full`."""
     for name in SPLITS[:1] if splitter.tuning else SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -267,7 +270,7 @@ def _documents(
 def _sample(
     documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
 ) -> Iterator[str]:
-    """The first `num_bytes` or so of train text in pieces; every document read on the way is kept in `head`."""
+    """Yield about `num_bytes` of train text in pieces, and append all documents that were read to `head`."""
     sampled = 0
     for split, text in documents:
         head.append((split, text))
@@ -279,28 +282,27 @@ def _sample(
                 return
 
 
-def _check_kept(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    """Say how many of the first documents the tokenizer does not give back."""
+def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
+    """Print how many of the first documents are changed by encoding and decoding them."""
     texts = [next(pieces(text)) for _, text in head]
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    decoded = [tokenizer.decode(each, skip_special_tokens=False) for each in ids]
+    encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]
     changed = sum(a.removeprefix(" ") != b.removeprefix(" ") for a, b in zip(texts, decoded, strict=True))
-    named = config.tokenizer.path or config.tokenizer.name
     if changed:
         notice(
-            f"{named} does not give this text back: {changed / len(texts):.0%} "
-            "of the documents come back changed (unknown words, case, accents or whitespace). Losses are of the "
-            "changed text, so they cannot be compared with those of other tokenizers, not even in bits per byte"
+            f"the tokenizer {config.tokenizer.path or config.tokenizer.name} changes {changed / len(texts):.0%} of the "
+            "documents (unknown words, case, accents or whitespace). Losses are computed on the changed text, so do "
+            "not compare them with other tokenizers, not even in bits per byte"
         )
 
 
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
 ) -> None:
-    """Refuse an empty split that should have text; tell of one that was left empty on purpose."""
+    """Refuse an empty split that should have text, and print a notice about a split that is empty on purpose."""
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
-    wanted = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
-    for name in (name for name in wanted if not counts[name]):
+    expected = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
+    for name in (name for name in expected if not counts[name]):
         fraction = getattr(config, f"{name}_fraction", None)
         if name not in streams and not config.tuning_fraction and (name not in source.cut or fraction == 0):
             notice(f"data={config.name} has no {name} text: commands that need the {name} split will refuse")

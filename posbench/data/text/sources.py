@@ -1,4 +1,4 @@
-"""Where text comes from: your own files and public data sets of the Hugging Face hub, and how documents are split.
+"""Read text from your own files and from public data sets of the Hugging Face hub, and split documents.
 
 A source yields whole documents, split by split, one at a time (files by `posbench.data.text.formats`). To add a source,
 write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a YAML file to `conf/data/`.
@@ -26,7 +26,7 @@ from posbench.data.text.formats import ROW_SUFFIXES, TEXT_SUFFIXES, read_texts, 
 from posbench.data.text.tokenizer import check_hub
 
 Document = TypeVar("Document")
-# Descriptions of a data set, by the names that `datasets` and its hub give them
+# Files that describe a data set, as `datasets` and its hub name them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
@@ -39,7 +39,7 @@ def draw_of(document: bytes) -> float:
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """The split of a document (UTF-8): each of `fractions` gets about its part of all documents, train the rest.
+    """Return the split of a document (UTF-8). Each split gets about its fraction of all documents, train the rest.
 
     A hash of the text decides, so the split is the same on every machine and in any order of reading, and copies of a
     document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
@@ -137,8 +137,8 @@ class Source(ABC):
         """Return the commonest suffixes of `skipped` with their counts, such as `30 .pdf, 1 .tar`."""
         return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
 
-    def _explained(self, texts: Iterator[Any], where: str, remedy: str) -> Iterator[str]:
-        """The texts that are not null. Raises: ConfigError, with `where` and `remedy`, for whatever goes wrong."""
+    def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
+        """Yield the texts that are not null. Raises: ConfigError, with `origin` and `remedy`, for any error."""
         count = 0
         try:
             for text in texts:
@@ -147,7 +147,7 @@ class Source(ABC):
                     continue
                 if not isinstance(text, str):
                     raise ConfigError(
-                        f"{where}: data.text_column={self.config.text_column} holds {type(text).__name__}, not text"
+                        f"{origin}: data.text_column={self.config.text_column} holds {type(text).__name__}, not text"
                     )
                 try:
                     text.encode()
@@ -155,27 +155,27 @@ class Source(ABC):
                     self.repaired += 1
                     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
                 yield text
-        except ConfigError:  # it says all
+        except ConfigError:  # already explained
             raise
-        except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow have their own kinds
+        except Exception as error:  # Python, datasets, huggingface_hub, fsspec, httpx and Arrow raise their own classes
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise ConfigError(f"{where} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
+            raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     def cut_few_files(self) -> str:
-        """Have text files cut if there are fewer than splits. Returns: a sentence that says so, or an empty one."""
+        """Cut text files into documents if there are fewer files than splits. Returns: a notice about it, or ""."""
         return ""
 
     @abstractmethod
     def identity(self) -> Any:
-        """What the cache recognises the text by, as JSON. Computed without reading text and without a network."""
+        """Return what identifies the text in the cache, as JSON, without reading text and without a network."""
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Documents by split, read when iterated. Raises: ConfigError where the text cannot be read."""
+        """Return the documents by split, read when iterated. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):
-    """`data.path`, split by a hash of each document; or a path for each split, `data.train_path` and so on.
+    """Files at `data.path`, split by a hash of each document, or at a path per split (`data.train_path` and so on).
 
     A row of parquet, Arrow, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
     (`data.cut_bytes`).
@@ -185,14 +185,14 @@ class Files(Source):
         super().__init__(config)
         self.cut = ("test", "validation") if config.path is not None else ()
         self.cut_bytes = config.cut_bytes
-        named = {"train": config.path if config.path is not None else config.train_path}
-        named |= {"validation": config.validation_path, "test": config.test_path}
-        self.paths = {split: self._files_of(pattern) for split, pattern in named.items() if pattern is not None}
+        patterns = {"train": config.path if config.path is not None else config.train_path}
+        patterns |= {"validation": config.validation_path, "test": config.test_path}
+        self.paths = {split: self._files_of(pattern) for split, pattern in patterns.items() if pattern is not None}
         uses = Counter(chain.from_iterable(self.paths.values()))
         if twice := [path for path, count in uses.items() if count > 1]:
             raise ConfigError(
                 f"{twice[0]} is named for two splits: held-out text must not be trained on, so name other files, or "
-                "give data.path alone to have the documents split"
+                "give only data.path to have the documents split"
             )
 
     def cut_few_files(self) -> str:
@@ -216,7 +216,7 @@ class Files(Source):
         return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
 
     def _files_of(self, pattern: str | list[str]) -> list[Path]:
-        """The files that one field names, each once: files, globs and folders, in the order given."""
+        """Return the files that a field names by files, globs and folders, in this order and without repetition."""
         files: list[Path] = []
         for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
             path = Path(word)
@@ -234,7 +234,7 @@ class Files(Source):
                         f"{self.kinds_skipped() or 'nothing'}): unpack archives, convert documents to text, or name "
                         "text files of another suffix by a glob such as 'FOLDER/**/*.log'"
                     )
-                near = nearest(path.name, [each.name for each in path.parent.glob("*")])
+                near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
                 raise ConfigError(
                     f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
                     "file, a glob such as 'books/*.parquet', a folder, or a list of them"
@@ -243,9 +243,10 @@ class Files(Source):
         return list(dict.fromkeys(files))
 
     def _in_folder(self, folder: Path) -> list[Path]:
-        """Return the files below `folder` that hold rows by their suffix, or the text files if none does.
+        """Return the files in `folder` whose suffix means rows, or the text files if there are none.
 
-        Text beside rows describes them, as the README of a data set does. Hidden files and folders are left out.
+        Text files next to files of rows describe them, like the README of a data set. Hidden files and folders are left
+        out.
         """
         files = [
             file
@@ -273,8 +274,8 @@ class Hub(Source):
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
-        named = {"train": config.train_split, "validation": config.validation_split, "test": config.test_split}
-        self._names = {split: name for split, name in named.items() if name}  # our splits -> the repository's
+        names = {"train": config.train_split, "validation": config.validation_split, "test": config.test_split}
+        self._names = {split: name for split, name in names.items() if name}  # our splits -> the repository's
         self.cut = tuple(split for split in ("test", "validation") if split not in self._names)
 
     def identity(self) -> Any:
@@ -299,7 +300,7 @@ class Hub(Source):
 
 
 def _without_caches(files: list[Path]) -> list[Path]:
-    """Return `files` without the Arrow files that the `datasets` library left beside the data set of a folder.
+    """Return `files` without the Arrow files that the `datasets` library cached in the folder of a data set.
 
     `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
     """
@@ -317,9 +318,9 @@ def _without_caches(files: list[Path]) -> list[Path]:
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:
-    """Articles out of WikiText, whose rows are lines or whole files: an article begins at each line ` = Title = `.
+    """Yield the articles of WikiText, whose rows are lines or whole files. An article begins at a line ` = Title = `.
 
-    A title stands between blank lines, which tells it from the same signs inside a paragraph.
+    A title has blank lines around it, unlike the same signs inside a paragraph.
     """
     article: list[str] = []
     for line in (line for text in texts for line in (text.splitlines() or [""])):
@@ -331,7 +332,7 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _datasets() -> Any:
-    """The `datasets` library without its progress bars and log lines."""
+    """Import the `datasets` library and turn off its progress bars and log lines."""
     import datasets
 
     datasets.disable_progress_bars()

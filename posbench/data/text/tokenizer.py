@@ -1,7 +1,7 @@
-"""Text to numbers: tokenizers of the `tokenizers` library, so that one `tokenizer.json` says it all.
+"""Turn text into tokens with the `tokenizers` library, so that one `tokenizer.json` describes a tokenizer completely.
 
 Ordinary text never becomes a special token: a document that spells out the beginning-of-document token (BOS) is encoded
-letter by letter. BOS stands before each document because training puts it there, and for no other reason.
+letter by letter. Only posbench itself puts a BOS before each document.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ BOS = "<|bos|>"
 # Names of BOS in other people's tokenizers. Without one, the token that ends documents is BOS, as in GPT-2.
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
-_BOS_ENTRY = "BOS"  # of the template that records a BOS of another name in tokenizer.json
+_BOS_ENTRY = "BOS"  # entry of a template in tokenizer.json that records a BOS of another name
 
 CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
-HUB_SECONDS = 5.0  # for the hub to answer: a download would retry for half a minute
-# Long documents are encoded in pieces of about this size: bounded memory, and work for every core.
+HUB_SECONDS = 5.0  # time for the hub to answer; a download would retry for half a minute
+# Long documents are encoded in pieces of about this size, to bound memory and to use all cores.
 PIECE_CHARACTERS = 1 << 16
-_PIECES_AT_ONCE = 64  # encoded at a time, on all cores
+_PIECES_AT_ONCE = 64  # pieces to encode at a time, on all cores
 _JOINED_WORDS = re.compile(r"[^\s▁Ġ][ ▁Ġ]")  # an entry of a vocabulary that reaches beyond a word
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE trained on `texts`: BOS, the 256 bytes, and as many merges as `vocab_size` leaves room for."""
+    """Train a byte-level BPE on `texts`: BOS, the 256 bytes, and merges up to `vocab_size` entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,7 +55,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Token b is byte b; BOS is 256."""
+    """Return a tokenizer whose token b is byte b; BOS is 256."""
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +64,7 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def file_content(config: TokenizerConfig) -> bytes:
-    """What stands in `tokenizer.path`. Raises: ConfigError where it cannot be read."""
+    """Return the content of the file `tokenizer.path`. Raises: ConfigError if it cannot be read."""
     try:
         return Path(str(config.path)).read_bytes()
     except OSError as error:
@@ -117,7 +117,7 @@ def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> 
 
     try:
         HfApi().repo_info(repository, repo_type=kind, revision=revision, timeout=HUB_SECONDS)
-    except Exception as error:  # its own kinds and the HTTP client's
+    except Exception as error:  # the library and its HTTP client raise their own classes
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(
             f"the {kind} {repository} (revision {revision}) cannot be read from the Hugging Face hub "
@@ -133,35 +133,36 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 }
 
 
-def tokenizer_in(content: bytes, named: str, expected: str | None = None) -> Tokenizer:
-    """The tokenizer of a corpus or a run, set so that text cannot spell special tokens (its file does not say so).
+def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
+    """Return the tokenizer of a corpus or a run, set so that text cannot become special tokens.
 
-    Arguments: content, of its `tokenizer.json`; named, for messages; expected, the fingerprint that it must have.
-    Raises: ConfigError where the content is not a tokenizer, or another one.
+    The file itself cannot record this setting.
+    Arguments: content, of its `tokenizer.json`; name, for messages; expected, the fingerprint that it must have.
+    Raises: ConfigError if the content is not a tokenizer, or another one.
     """
-    tokenizer = _parsed(content, named)
+    tokenizer = _parsed(content, name)
     if expected is not None and fingerprint(tokenizer) != expected:
         raise ConfigError(
-            f"{named} is not the tokenizer that the run was trained with (fingerprint {expected[:12]}, this one's is "
-            f"{fingerprint(tokenizer)[:12]}): restore the run's own"
+            f"{name} is not the tokenizer that the run was trained with (fingerprint {fingerprint(tokenizer)[:12]}, "
+            f"the run's is {expected[:12]}): restore the run's own"
         )
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
-def _parsed(content: bytes, named: str) -> Tokenizer:
-    """What a `tokenizer.json` holds. Raises: ConfigError."""
+def _parsed(content: bytes, name: str) -> Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`. Arguments: name, for messages. Raises: ConfigError."""
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(
-            f"{named} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
+            f"{name} is not a tokenizer.json of the tokenizers library ({str(error)[:200]}): save one with "
             f"Tokenizer.save, or use tokenizer=bpe ({CONVERT})"
         ) from error
 
 
 def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
-    """Remove what would cut or fill documents, and record the BOS: `bos`, else a special token with a usual name."""
+    """Turn off truncation and padding, and record the BOS: `bos`, else a special token with a usual name."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
@@ -187,26 +188,26 @@ def find_bos(tokenizer: Tokenizer) -> int | None:
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """One more than the largest token id (a foreign vocabulary may have holes)."""
+    """Return the largest token id plus one, since ids of other people's vocabularies may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """A hash of the content of its `tokenizer.json`."""
+    """Return a hash of the content of the tokenizer's `tokenizer.json`."""
     return sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
     """Return a copy, for encoding only, whose model cannot write special tokens.
 
-    `encode_special_tokens` leaves their spelling to the model, which may have an entry for them too: a Unigram model
-    would find `</s>` in a text. As in sentencepiece, other entries spell it.
+    With `encode_special_tokens`, the model encodes their spelling, and it may have an entry for them too: a Unigram
+    model would find `</s>` in a text. In the copy, other entries spell it, as in sentencepiece.
     """
     tokenizer_file = tokenizer.to_str()
     content = json.loads(tokenizer_file)
     special = {token["content"] for token in content.pop("added_tokens") if token["special"]}
     model = content["model"]
-    if model["type"] == "Unigram":  # a list, whose order is the ids: an entry can only be renamed
+    if model["type"] == "Unigram":  # the ids are the order of a list, so an entry can only be renamed
         model["vocab"] = [[" \0" if entry in special else entry, score] for entry, score in model["vocab"]]
     else:
         special -= {model.get("unk_token")}
@@ -222,14 +223,15 @@ def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """Yield (split, text in UTF-8, [BOS] + tokens) of each (split, text), many pieces at a time on all cores.
+    """Yield (split, text in UTF-8, [BOS] + tokens) for each (split, text), encoding many pieces at once on all cores.
 
     Raises: ConfigError if a text becomes BOS, which happens if BOS also means an unknown word.
     """
     encoder = text_encoder(tokenizer)
     vocabulary = encoder.get_vocab(with_added_tokens=False)
     is_cut = not any(map(_JOINED_WORDS.search, vocabulary))
-    # Later pieces of a document begin with a letter, whose tokens are dropped: some tokenizers put a space before it.
+    # Some tokenizers put a space before a text. So later pieces of a document get a letter in front, whose tokens are
+    # dropped.
     letter = min((entry for entry in vocabulary if len(entry) == 1 and entry.isalpha()), default="x")
     context = encoder.encode(letter, add_special_tokens=False).ids
     cut = ((split, text, list(pieces(text)) if is_cut else [text]) for split, text in documents)
@@ -258,11 +260,11 @@ def encoded(
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut `text` into pieces of about `PIECE_CHARACTERS`, which `encoded` gives the same tokens as the whole.
+    """Cut `text` into pieces of about `PIECE_CHARACTERS`, which `encoded` turns into the same tokens as the whole text.
 
-    A cut falls before a space that follows a visible character, which no token joins: `encoded` cuts nothing for a
-    tokenizer that might. Text without spaces is cut before a line break, and text without either when the piece is
-    full: a token border may then lie where the whole text would have none, and nothing is lost.
+    A cut comes before a space that follows a visible character. No token spans such a border; if a tokenizer has tokens
+    that might, `encoded` does not cut. Text without spaces is cut before a line break, and text without either when the
+    piece is full. That may end a token early, but loses nothing.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -274,16 +276,16 @@ def pieces(text: str) -> Iterator[str]:
 
 def _cut(text: str, low: int, high: int) -> int:
     for space in (" ", "\n"):
-        place = text.rfind(space, low, high)
-        while place > low:
-            if not text[place - 1].isspace():
-                return place
-            place = text.rfind(space, low, place)
+        index = text.rfind(space, low, high)
+        while index > low:
+            if not text[index - 1].isspace():
+                return index
+            index = text.rfind(space, low, index)
     return high
 
 
 def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
-    """Bytes of text each token of a byte-level vocabulary stands for, [V], special tokens 0. None for other kinds."""
+    """Return the bytes of text of each token, [V], 0 for special tokens; None if the vocabulary is not byte-level."""
     if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
         return None
     letters = set(_byte_letters())
@@ -298,12 +300,12 @@ def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
 
 
 def _byte_letters() -> list[str]:
-    """The letter by which a byte-level vocabulary writes each of the 256 bytes (Radford et al. 2019, GPT-2).
+    """Return the letter by which a byte-level vocabulary writes each of the 256 bytes (Radford et al. 2019, GPT-2).
 
-    Printable Latin-1 characters stand for themselves, the others in order for the code points from 256 on.
+    Bytes of printable Latin-1 characters are written as these, the others in order as the code points from 256 on.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    letters, others = [], iter(range(256, 512))
+    letters, code_points = [], iter(range(256, 512))
     for byte in range(256):
-        letters.append(chr(byte if byte in printable else next(others)))
+        letters.append(chr(byte if byte in printable else next(code_points)))
     return letters

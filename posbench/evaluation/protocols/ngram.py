@@ -17,8 +17,8 @@ In the highest order of a model, c counts how often h w was read; in lower order
 before h w. p_0 is 1 / V, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens
 before it in its window is predicted by the model of order k + 1, the best prediction from these counts.
 
-N-grams are exact, not hashed: the key of an n-gram is the number of its first n - 1 tokens among all those that were
-read, times V, plus its last token. Keys stay below 2^63.
+N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
+were read), plus its last token. Keys stay below 2^63.
 """
 
 from __future__ import annotations

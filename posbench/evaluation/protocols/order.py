@@ -143,8 +143,8 @@ class Order(EvalProtocol):
         plot = Plot(
             "onset",
             "panels",
-            "What order more than 32 tokens back is worth while training. A line is a seed; dots: where it comes to "
-            f"{ONSET} nats.",
+            "What order more than 32 tokens back is worth while training. Each line is a seed; dots: when it "
+            f"reaches {ONSET} nats.",
             lines.rename(columns={"tokens": "x", FAR: "y"}),
             "tokens trained on",
             "nats/token",
@@ -152,8 +152,8 @@ class Order(EvalProtocol):
         )
         note = (
             f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. p: exact "
-            "test of all signs of the differences over seeds, one that has not caught on counted at the end; not "
-            "corrected. With n seeds that differ it cannot be below 2/2^n."
+            "sign-flip test over seeds, uncorrected; a seed without onset counts as the full budget. With n seeds that "
+            "differ, p is at least 2/2^n."
         )
         return [Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True)]
 
@@ -167,8 +167,8 @@ class Order(EvalProtocol):
             row = {"group": name} | {scheme: tokens[scheme] for scheme in sorted(tokens)}
             rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
         note = (
-            f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets the seeds that get "
-            "there. A seed that does not counts at its end."
+            f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets, how many "
+            "seeds reach that. A seed that does not counts as the full budget."
         )
         return [Section(ONSETS, table=text_table(rows), note=note)]
 

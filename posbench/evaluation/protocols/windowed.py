@@ -127,13 +127,13 @@ class ByLength(Windowed):
         return [Section("Other options at evaluation, without training again", table=table, note=note, level=3)]
 
 
-def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every: bool) -> pd.DataFrame:
+def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> pd.DataFrame:
     """Return the perplexity by length, the change at the longest length and the gap to the baseline there, in nats.
 
-    Arguments: every, whether to show lengths that are neither a multiple nor a part of the training length.
+    Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
-    shown = [n for n in lengths if every or n % T == 0 or T % n == 0] or lengths
+    shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
     rows = []
     for scheme in compared.schemes:
         by_length = cells[cells["scheme"] == scheme].set_index("length")
@@ -243,7 +243,7 @@ class Fixed(ByLength):
 
     name = "fixed"
     rank = 0
-    caption = "Fixed targets: the same tokens are scored at every length, only the context to their left grows."
+    caption = "Fixed targets: the same tokens are scored at every length, only the context before them grows."
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
