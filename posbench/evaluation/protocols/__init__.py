@@ -36,9 +36,11 @@ __all__ = [
 ]
 
 _CLASSES = classes_in("posbench.evaluation.protocols", EvalProtocol)  # type: ignore[type-abstract]
-PROTOCOLS: dict[str, EvalProtocol] = {
-    cls.name: cls() for cls in sorted(_CLASSES.values(), key=lambda cls: cls.rank) if not isabstract(cls)
-}
+_NAMED = [cls for cls in sorted(_CLASSES.values(), key=lambda cls: getattr(cls, "rank", 0)) if hasattr(cls, "name")]
+for _cls in _NAMED:
+    assert not isabstract(_cls), f"{_cls.__name__} lacks {', '.join(sorted(_cls.__abstractmethods__))}"
+PROTOCOLS: dict[str, EvalProtocol] = {cls.name: cls() for cls in _NAMED}
+assert len(PROTOCOLS) == len(_NAMED), f"two protocols have one name: {sorted(cls.name for cls in _NAMED)}"
 
 # Protocols that other modules ask for by name.
 VALIDATION, NONOVERLAPPING, NGRAM = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"], PROTOCOLS["ngram"]
