@@ -41,6 +41,7 @@ from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder
 from posbench.model.size import training_flops_per_token
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
+from posbench.system.torch_internals import allow_recompiles
 from posbench.training.step import TrainingStep
 
 SCHEMES = ("nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi", "sinusoidal")
@@ -331,7 +332,7 @@ def compare(
     """
     if keep:
         keep_freed_memory()
-    torch._dynamo.config.recompile_limit = 64
+    allow_recompiles(64)
     shape = SHAPES[shape_name]
     device = choose_device(config_of(shape, "nope", dtype, False).train)
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))

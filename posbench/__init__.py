@@ -1,16 +1,16 @@
 """posbench: where should position go? One small decoder, many position schemes, one fair comparison.
 
-    config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])  # the words of the command line
+    config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])  # overrides, as on the command line
     model = posbench.build_model(config, vocab_size=512)                   # a torch.nn.Module
     logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
     run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
-    run = posbench.train(config)                                           # as the commands do
+    run = posbench.train(config)                                           # as `posbench train` does
     losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row per result
-    frame = posbench.results("runs/demo")                                  # a DataFrame, one row a run
-    rows = posbench.results("runs/demo", tidy=True)                        # ... one row a scored window and metric
-    files = posbench.report("runs/demo", latex=True)                       # tables, pictures, pages; their paths
+    frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
+    rows = posbench.results("runs/demo", tidy=True)                        # one row per scored window and metric
+    files = posbench.report("runs/demo", latex=True)                       # paths of tables, figures and pages
 
-Names are imported when first used, so that `import posbench` costs nothing.
+Names are imported when they are first used, so that `import posbench` is fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.version import __version__
 
-if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_HOMES`
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_MODULES`
     from posbench.api import evaluate, train
     from posbench.composition.compose import compose
     from posbench.config import Config, ConfigError
@@ -49,7 +49,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "compose": "posbench.composition.compose",
     "build_model": "posbench.model.decoder",
     "train": "posbench.api",
@@ -67,9 +67,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'posbench' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-"""The commands as functions: `posbench.train`, `posbench.evaluate`; `posbench.report` is that of `posbench.reporting`.
+"""Call the commands as functions: `posbench.train` and `posbench.evaluate` (`posbench.report` is in `reporting`).
 
-They print what the commands print (`quiet=True`: nothing), raise errors with their messages, and return results.
+They print what the commands print (`quiet=True`: nothing), raise errors with the same messages, and return results.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from posbench.system.options import takes
 
 
 def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
-    """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
+    """Train the run that `config` describes, resume it if it was interrupted, or return it if it is finished.
 
-    Arguments: config, from `posbench.compose`, or its words, such as `["scheme=vo_rope", "model=tiny"]`.
-    Raises: ConfigError for what the user can fix; Died if the numbers became infinite or NaN; Stopped (a BaseException,
-    not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
+    Arguments: config, from `posbench.compose`, or overrides such as `["scheme=vo_rope", "model=tiny"]`.
+    Raises: ConfigError for errors that the user can fix; Died if numbers became infinite or NaN; Stopped (a
+    BaseException, not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
     """
     from posbench.training import train as train_here
 
@@ -38,23 +38,23 @@ def evaluate(
 ) -> pd.DataFrame:
     """Score finished runs at lengths that have no result yet, and return all requested results.
 
-    Arguments: runs, folders of runs or experiments; the others as in `posbench eval` (`posbench.evaluation.request`):
-    lengths, tokens or words such as `8k`, by default those of the run's experiment; protocols, by default also those;
-    under, options of the scheme for this evaluation only (`rescale=yarn`), scored beside the runs as trained; data, a
-    text that the runs were not trained on: `"wikitext103"`, or `["files", "data.path=~/notes", "data.name=notes"]`, by
-    default scored only at the training length.
+    Arguments: runs, folders of runs or experiments. The options are as in `posbench eval`
+    (`posbench.evaluation.request`): lengths, tokens or words such as `8k`, and protocols, by default the experiment's;
+    under, options of the scheme for this evaluation only (`rescale=yarn`), scored in addition to the runs as trained;
+    data, a text that the runs were not trained on: `"wikitext103"`, or `["files", "data.path=~/notes",
+    "data.name=notes"]`, by default scored only at the training length.
     Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
-    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None where a protocol counts
-    no bytes), targets, and of tasks accuracy and exact (None of text).
+    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None if a protocol counts no
+    bytes), targets, and for tasks accuracy and exact (None for text).
     Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
     """
     from posbench.evaluation.command import evaluate_runs
     from posbench.runs.finding import runs_named
     from posbench.runs.results import perplexity
 
-    several = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
-    found = runs_named([str(each.path if isinstance(each, Run) else each) for each in several], Path("runs"))
-    evaluations = evaluate_runs(found, options, console(quiet=quiet))
+    sources = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
+    names = [str(source.path if isinstance(source, Run) else source) for source in sources]
+    evaluations = evaluate_runs(runs_named(names, Path("runs")), options, console(quiet=quiet))
     return pd.DataFrame(
         {
             "experiment": run.config.experiment_name,

@@ -1,8 +1,8 @@
-"""The commands, and the one place that prints errors and exits.
+"""Define the commands of `posbench`, print errors and exit.
 
-Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help`
-starts at once. Exit status: 0 done; 1 a certificate or a run failed; 2 something the user can fix; 130 and 143
-stopped by Ctrl-C or SIGTERM.
+Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` is
+fast. Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by
+Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from posbench.system.signals import end_with, is_worker
 app = typer.Typer(
     name="posbench",
     help="Where should position go? Train one decoder under many position schemes; see how certain the ranking is.",
-    epilog="Set POSBENCH_TRACEBACK=1 in the environment to see where an error arose.",
+    epilog="Set POSBENCH_TRACEBACK=1 in the environment to see the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -59,10 +59,9 @@ Names = Annotated[
 
 
 def main() -> None:
-    """The console script."""
-    # Threads that wait for each other should soon sleep, not spin: on a machine shared with others spinning made a
-    # training step fifteen times slower or more (docs/internals/decisions.md). OpenMP reads this once, when torch is
-    # imported.
+    """Run the console script."""
+    # Threads that wait for each other should soon sleep instead of spinning, which made a training step on a shared
+    # machine at least fifteen times slower (docs/internals/decisions.md). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     if is_worker():
         end_with(_application)
@@ -70,13 +69,13 @@ def main() -> None:
 
 
 def _application() -> None:
-    with _explained():
+    with _exit_on_error():
         app()
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Print what went wrong as one message and exit. POSBENCH_TRACEBACK=1 lets the traceback through."""
+def _exit_on_error() -> Iterator[None]:
+    """Print an error as one message and exit. With POSBENCH_TRACEBACK=1 the traceback is shown instead."""
     from posbench.system.signals import Stopped
 
     try:
@@ -90,8 +89,8 @@ def _explained() -> Iterator[None]:
         _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         place = place_of(error)
-        where = "" if place else "\n(POSBENCH_TRACEBACK=1 shows where it arose)"
-        _fail(error, 2 if place else 1, f"{place}{type(error).__name__}: {error}{where}")
+        hint = "" if place else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"
+        _fail(error, 2 if place else 1, f"{place}{type(error).__name__}: {error}{hint}")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
@@ -102,7 +101,7 @@ def _fail(error: Exception, status: int, message: str = "") -> None:
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
-    """Hydra's own completion of `group=choice` and `group.field=value`."""
+    """Return Hydra's completions of `group=choice` and `group.field=value`."""
     from posbench.composition.compose import complete
 
     return complete(incomplete)
@@ -120,20 +119,22 @@ Overrides = Annotated[
 
 
 def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
-    """All words of a command; the folder as `posbench.composition.compose` takes it."""
+    """Return all overrides of a command, including the folder of the user's own choices for `compose`."""
     return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
 
 
 Jobs = Annotated[
     int | None,
     typer.Option(
-        help="How many runs of a sweep to train at a time, on this machine's GPUs in turn.", min=1, show_default=False
+        help="How many runs of a sweep to train at the same time, on this machine's GPUs in turn.",
+        min=1,
+        show_default=False,
     ),
 ]
 
 
 def _in_parallel(jobs: int | None) -> list[str]:
-    """Return the words that train so many runs of a sweep at a time."""
+    """Return the overrides that train `jobs` runs of a sweep at the same time."""
     return [] if jobs is None else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
@@ -151,8 +152,8 @@ def train(
     from posbench.composition.sweep import run_application, show_outcomes
     from posbench.runs.tracking import offline_hint
 
-    given = [*(words or []), *ctx.args, *_in_parallel(jobs)]
-    outcomes = run_application("posbench train", given, _train_job, say, lambda folder: run_at(folder).is_finished)
+    overrides = [*(words or []), *ctx.args, *_in_parallel(jobs)]
+    outcomes = run_application("posbench train", overrides, _train_job, say, lambda folder: run_at(folder).is_finished)
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
     records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
@@ -179,7 +180,7 @@ def plan(
     mfu: Annotated[
         float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.", min=1e-6, max=1)
     ] = 0.4,
-    gpus: Annotated[int, typer.Option(help="How many GPUs; one run on each.", min=1)] = 1,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs; each trains one run at a time.", min=1)] = 1,
     config_dir: ConfigDir = None,
 ) -> None:
     """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours on a GPU and on this machine.
@@ -197,20 +198,21 @@ def tune(
     ctx: typer.Context,
     words: Overrides = None,
     fraction: Annotated[
-        float, typer.Option(help="The part of the train documents that pilots are scored on.", min=0.001, max=0.5)
+        float, typer.Option(help="The share of the train documents that pilots are scored on.", min=0.001, max=0.5)
     ] = 0.05,
-    seeds: Annotated[int, typer.Option(help="Seeds of pilots; their mean losses choose.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Pilots per learning rate; their mean loss counts.", min=1)] = 1,
     jobs: Jobs = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Find the learning rate of each scheme of an experiment, on text that no table scores. Resumes like a sweep.
+    """Find the best learning rate for each scheme of an experiment, on text that is not used in tables.
+
+    Trains pilot runs at several learning rates. Resumes like a sweep.
 
     `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope --jobs 2`
     """
     from posbench.tools.tune import tune as tune_rates
 
-    given = [*_words(words, ctx, config_dir), *_in_parallel(jobs)]
-    tune_rates(given, _train_job, say, console(), fraction, seeds)
+    tune_rates([*_words(words, ctx, config_dir), *_in_parallel(jobs)], _train_job, say, console(), fraction, seeds)
 
 
 @app.command(context_settings=HYDRA)
@@ -218,7 +220,7 @@ def prepare(
     ctx: typer.Context,
     words: Overrides = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare every byte of the cache with its checksum, not the sizes alone.")
+        bool, typer.Option("--check", help="Compare every byte of the cache with its checksum, not only sizes.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -269,8 +271,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="An experiment, or its folder. Default: the only one in the runs folder. Several are one table where "
-            "they differ only in schemes and seeds; else group them with --by.",
+            help="An experiment, or its folder. Default: the only one in the runs folder. Several make one table if "
+            "they differ only in schemes and seeds; otherwise group them with --by.",
             show_default=False,
         ),
     ] = None,
@@ -278,7 +280,7 @@ def report(
     options: ReportOptions,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Which scheme is best, and how sure that is: the table, and report.html with pictures, lengths and costs.
+    """Show which scheme is best, and how certain that is: a table, and report.html with figures, lengths and costs.
 
     `posbench report demo`, `posbench report ladder_s ladder_m --by model.name`
     """
@@ -290,9 +292,9 @@ def report(
     except ConfigError as error:
         if reference is None:
             raise
-        from posbench.reporting.beside import check_same_losses, how_to_train
+        from posbench.reporting.reference_table import check_same_losses, how_to_train
 
-        check_same_losses(reference, console())  # before anybody trains for it
+        check_same_losses(reference, console())  # before the user trains runs to compare
         say(str(error))
         console().out(how_to_train(reference))
         return
@@ -304,7 +306,7 @@ def list_runs(
     runs: Names = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """List runs: state, tokens, loss, lengths evaluated, age.
+    """List runs: state, tokens, loss, age, evaluated lengths.
 
     Exit status: 0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were cut off.
     """
@@ -313,11 +315,11 @@ def list_runs(
     if not runs and not find_runs(runs_dir):
         say(f"{runs_dir} has no runs yet: posbench train scheme=vo_rope trains one")
         return
-    named = runs_named(runs or [], runs_dir)
-    own = named if runs else listing.unpacked(named)
-    if len(own) < len(named):
-        say(f"{len(named) - len(own)} packed runs hidden: name their experiment to list them")
-    rows = [listing.listed(run) for run in own]
+    selected = runs_named(runs or [], runs_dir)
+    shown = selected if runs else listing.without_packed(selected)
+    if len(shown) < len(selected):
+        say(f"{len(selected) - len(shown)} packed runs hidden: name their experiment to list them")
+    rows = [listing.summarise(run) for run in shown]
     listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
 
@@ -339,16 +341,16 @@ def pack(
     ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Write an experiment's finished runs to one zip file, without checkpoints: to keep, or to share.
+    """Write an experiment's finished runs to one zip file, without checkpoints, to keep or to share.
 
-    Runs of its search for learning rates (EXPERIMENT-tune) go to a zip file of their own.
+    Runs of its search for learning rates (EXPERIMENT-tune) go to a second zip file.
 
-    Every command that reads runs reads it in place. A pack is never rewritten: further seeds go to a further zip, and
+    Every command that reads runs reads packs in place. A pack is never rewritten: later runs go to another zip, and
     `demo.zip` and `demo.2.zip` are read as one experiment.
     """
-    place = place_named(experiment, runs_dir)
-    places = [folder for folder in (place, search_folder(place)) if folder.is_dir()]
-    for folder in places[:1] if output else places or [place]:
+    runs_folder = place_named(experiment, runs_dir)
+    folders = [folder for folder in (runs_folder, search_folder(runs_folder)) if folder.is_dir()]
+    for folder in folders[:1] if output else folders or [runs_folder]:
         written = pack_experiment(folder, output, say, weights)
         console().out(f"{written}: {written.stat().st_size:,} bytes")
 
@@ -359,36 +361,36 @@ def sample(
     prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
     tokens: Annotated[int, typer.Option(help="The largest number of tokens to write.", min=1)] = 100,
     temperature: Annotated[
-        float, typer.Option(help="1: the model's own distribution; 0: always the likeliest token.", min=0)
+        float, typer.Option(help="1: the model's own distribution; 0: always the most likely token.", min=0)
     ] = 1.0,
     top_k: Annotated[
         int | None,
-        typer.Option(help="Draw only from this many likeliest tokens. Default: all.", min=1, show_default=False),
+        typer.Option(help="Sample only from the K most likely tokens. Default: all.", min=1, show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The random seed of the draws.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="The random seed for sampling.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
     scheme_changed: SchemeChanged = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Let trained models continue a text: a look at what they have learnt, which `posbench eval` measures.
+    """Let trained models continue a text, for a quick look; `posbench eval` measures them.
 
     `posbench sample demo/vo_rope --prompt "def train("`
     """
-    from posbench.tools.sampling import Drawing
-    from posbench.tools.sampling import sample as draw
+    from posbench.tools.sampling import SamplingConfig
+    from posbench.tools.sampling import sample as sample_run
 
-    drawing, results = Drawing(temperature, top_k, seed), console()
+    sampling, results = SamplingConfig(temperature, top_k, seed), console()
     for file in scheme_files or []:
         trust_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
         say(run.name)
-        results.out(prompt + draw(run, prompt, tokens, drawing, scheme_changed))
+        results.out(prompt + sample_run(run, prompt, tokens, sampling, scheme_changed))
 
 
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A finished run.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write: an empty one, or one that does not exist yet.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write, which must be empty or not exist yet.")],
     under: Annotated[
         list[str] | None,
         typer.Option(
@@ -425,7 +427,7 @@ def schemes(
         list[str] | None,
         typer.Argument(
             metavar="NAMES",
-            help="Schemes to list (my_scheme.py:Faded); with --plot: finished runs, to draw what they have learned.",
+            help="Schemes to list (my_scheme.py:Faded); with --plot: finished runs, to plot what they have learned.",
             show_default=False,
         ),
     ] = None,
@@ -433,14 +435,14 @@ def schemes(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Draw what each scheme does at each distance, into this folder.",
+            help="Plot what each scheme does at each distance, into this folder.",
             show_default=False,
         ),
     ] = None,
     config_dir: ConfigDir = None,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """List the position schemes, or draw them.
+    """List the position schemes, or plot them.
 
     `posbench schemes --plot pictures`, `posbench schemes biases/t5/seed=0 --plot pictures` (with what t5 has learned)
     """
@@ -481,25 +483,25 @@ def bench(
         str, typer.Option("--schemes", help="Schemes to time, separated by commas; ratios are to the first.")
     ] = "nope,qk_rope",
     rounds: Annotated[
-        int, typer.Option(help="Number of rounds; every scheme has a turn in each, and figures are medians.", min=1)
+        int, typer.Option(help="Number of rounds; every scheme has a turn in each. Results are medians.", min=1)
     ] = 7,
     steps: Annotated[int, typer.Option(help="Training steps per turn.", min=1)] = 3,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Measure tokens per second of a whole training step, beside the machine's matrix-product rate.
+    """Measure tokens per second of a whole training step, and compare with the machine's matrix-product rate.
 
     `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
     """
     from posbench.tools.bench import bench as measure
 
-    given = _words(words, ctx, config_dir)
-    named = [word.removeprefix("scheme=") for word in given if word.startswith("scheme=")] or [scheme]
-    rest = [word for word in given if not word.startswith("scheme=")]
-    measure(rest, named[-1].split(","), rounds, steps, console())
+    overrides = _words(words, ctx, config_dir)
+    schemes = [word.removeprefix("scheme=") for word in overrides if word.startswith("scheme=")] or [scheme]
+    rest = [word for word in overrides if not word.startswith("scheme=")]
+    measure(rest, schemes[-1].split(","), rounds, steps, console())
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         from posbench.version import __version__
 
         typer.echo(f"posbench {__version__}")
@@ -512,4 +514,4 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Where should position go?"""
+    """Compare position schemes in one decoder: where should position go?"""

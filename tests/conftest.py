@@ -20,13 +20,13 @@ from posbench.config import Config
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: no collection of garbage need walk it again, and training collects at every start."""
+    """Exempt imported modules from garbage collection, which training runs at every start."""
     gc.collect()
     gc.freeze()
 
 
 def write_documents(folder: Path, count: int = 12, words: int = 300) -> Path:
-    """`count` text files of `words` random words each, the same every time."""
+    """Write `count` text files of `words` random words each, the same every time."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = random.Random(0)
     vocabulary = ["".join(chosen.choices("etaoinshr", k=chosen.randint(2, 7))) for _ in range(80)]
@@ -46,7 +46,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
-    """The overrides of a run of 12 steps on the CPU, under `runs`."""
+    """Return the overrides of a run of 12 steps on the CPU, under `runs`."""
     return [
         "model=tiny",
         "data=files",
@@ -73,7 +73,7 @@ def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
 
 @pytest.fixture
 def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
-    """The overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
+    """Return the overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
     return small_run(documents, cache, tmp_path / "runs")
 
 
@@ -88,12 +88,12 @@ _VALUE = re.compile(r"(train|evaluation|model|data|tracking)\.\w+=|seed=|experim
 
 @pytest.fixture
 def config(documents: Path, cache: Path, tmp_path: Path) -> Callable[..., Config]:
-    """The config of that run, with overrides."""
+    """Return a function that composes the config of a run of 12 steps, with overrides."""
 
     def configure(*overrides: str) -> Config:
         plain = [word for word in overrides if _VALUE.match(word)]
-        others = [word for word in overrides if word not in plain]
-        mapping = _composed((*small_run(documents, cache, Path("runs")), *others)).to_mapping()
+        extra = [word for word in overrides if word not in plain]
+        mapping = _composed((*small_run(documents, cache, Path("runs")), *extra)).to_mapping()
         changed = OmegaConf.merge(mapping, {"runs_dir": str(tmp_path / "runs")}, OmegaConf.from_dotlist(plain))
         return Config.from_mapping(OmegaConf.to_container(changed))  # type: ignore[arg-type]
 

@@ -35,6 +35,6 @@ ONE_OF_EACH = (
 
 
 def rows() -> list[Any]:
-    """Every row, as parameters."""
+    """Return all rows as parameters of a test."""
     marks = {name: () if name in ONE_OF_EACH else pytest.mark.slow for name in choices("scheme")}
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]

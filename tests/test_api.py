@@ -12,16 +12,16 @@ def test_a_run_is_trained_evaluated_and_reported(documents, cache, tmp_path, cap
     words = small_run(documents, cache, tmp_path / "runs")
     run = posbench.train(posbench.compose(words), quiet=True)
     assert isinstance(run, posbench.Run) and run.is_finished
-    other = posbench.train([*words, "scheme=nope"], quiet=True)
+    nope_run = posbench.train([*words, "scheme=nope"], quiet=True)
     frame = posbench.evaluate(run, lengths=[64, "96"], protocols=["fixed"], quiet=True)
     assert frame[["scheme", "protocol", "length", "under"]].to_numpy().tolist() == [
         ["qk_rope", "fixed", 64, ""],
         ["qk_rope", "fixed", 96, ""],
     ]
     stored, _ = run.results()
-    assert frame["loss"].tolist() == [each.loss for each in stored if each.protocol == "fixed"]
+    assert frame["loss"].tolist() == [result.loss for result in stored if result.protocol == "fixed"]
     assert frame["perplexity"].tolist() == [perplexity(loss) for loss in frame["loss"]]
-    both = posbench.evaluate([run.path, other], lengths=[64], protocols=["fixed", "position"], quiet=True)
+    both = posbench.evaluate([run.path, nope_run], lengths=[64], protocols=["fixed", "position"], quiet=True)
     assert both["scheme"].tolist() == ["qk_rope", "qk_rope", "nope", "nope"]
     assert both["bits_per_byte"].isna().tolist() == [False, True, False, True]  # by position no bytes are counted
     capsys.readouterr()

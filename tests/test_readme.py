@@ -1,4 +1,4 @@
-"""What the documents say can be followed: links, named files, Python, the experiment of the guide, the packs."""
+"""Documents can be followed: links, file names, Python, the guide's experiment and the packs work."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def anchors_of(document: Path) -> set[str]:
 
 def test_files_that_documents_and_code_name_exist() -> None:
     texts = [*DOCUMENTS, *(ROOT / "posbench").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
-    named = {name for file in texts for name in re.findall(r"\bdocs/[\w/-]+\.\w+", file.read_text(encoding="utf-8"))}
-    assert named and not [name for name in sorted(named) if not (ROOT / name).exists()]
+    paths = {name for file in texts for name in re.findall(r"\bdocs/[\w/-]+\.\w+", file.read_text(encoding="utf-8"))}
+    assert paths and not [name for name in sorted(paths) if not (ROOT / name).exists()]
 
 
 def test_the_python_of_the_readme_runs(
@@ -65,7 +65,7 @@ def test_the_training_commands_of_the_readme_are_configurations() -> None:
 
 
 def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
-    """What `posbench plan` says of the header is held by tests/test_plan.py."""
+    """The output of `posbench plan` for the header is tested in tests/tools/test_plan.py."""
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", text, re.MULTILINE))
     assert set(rows) == set(choices("experiment")) - {"task"}, "what a task alone takes is no experiment"
@@ -94,5 +94,5 @@ def test_committed_packs_are_small_and_whole() -> None:
     assert runs
     for run in (run for run in runs if run.manifest.seed == 0):
         results, damaged = run.results()
-        [final] = [each for each in results if each.protocol == "validation" and not each.key.under]
+        [final] = [result for result in results if result.protocol == "validation" and not result.key.under]
         assert not damaged and final.loss == pytest.approx(run.manifest.loss, abs=1e-9) and len(run.logged) > 20

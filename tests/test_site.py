@@ -32,7 +32,7 @@ def test_the_notebook_is_the_page() -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F811
-    """Its cells in their order, with a tiny model of bytes and two steps in place of 500k tokens."""
+    """Run the cells in order, with a tiny model of bytes and two steps in place of 500k tokens."""
     small = ["model=tiny", "tokenizer=bytes", "data.cache_dir=cache", "train.context_length=32", "train.batch_size=4"]
     small += ["train.validation_tokens=256", "hydra/launcher=basic"]
     exec(notebook.TEXT, {})
@@ -45,14 +45,14 @@ def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F
             words = [shorter.get(word, word) for word in words]
             if words[0] in ("train", "prepare"):
                 words += small if words[0] == "train" else small[1:3]
-            said = posbench(*(word for word in words if word not in ("--jobs", "2")))
-            assert said.status == 0, (line, said)
+            result = posbench(*(word for word in words if word not in ("--jobs", "2")))
+            assert result.status == 0, (line, result)
     assert Path("runs/mine/report/gaps.svg").is_file()
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A checkout's documents and one pack."""
+    """Return a checkout's documents and one pack."""
     for name in ("README.md", "docs/tasks.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("# A page\n" if "README" in name else (ROOT / name).read_text("utf-8"), "utf-8")
@@ -60,7 +60,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def packed(root: Path, effect: float) -> dict[str, str]:
-    """The pages of a pack in which vo_rope's loss is this much above 3 nats."""
+    """Return the pages of a pack in which vo_rope's loss is this much above 3 nats."""
     random = np.random.default_rng(7)
     world = World({"qk_rope": 0.0, "vo_rope": effect}, (0, 1, 2), lengths=(256, 512), probes=False, random=random)
     (root / "runs/reference").mkdir(parents=True, exist_ok=True)
@@ -77,16 +77,16 @@ def test_a_number_that_changes_in_a_pack_changes_the_pages(tiny: Path, monkeypat
     monkeypatch.setattr(build, "choices", lambda group: {"vo_rope": ROOT / "conf/scheme/vo_rope.yaml"})
     monkeypatch.setattr(build, "picture", lambda name: "")
     monkeypatch.setattr(build, "tasks", dict)
-    before, after = packed(tiny, 0.25), packed(tiny, 0.35)
-    assert {name for name in before if before[name] != after[name]} == {
+    old_pages, new_pages = packed(tiny, 0.25), packed(tiny, 0.35)
+    assert {name for name in old_pages if old_pages[name] != new_pages[name]} == {
         "results/demo.md",
         "results/published.md",
         "schemes/vo_rope.md",
     }
     row = next(
-        line for line in after["schemes/vo_rope.md"].splitlines() if line.startswith("[demo](../results/demo.md")
+        line for line in new_pages["schemes/vo_rope.md"].splitlines() if line.startswith("[demo](../results/demo.md")
     )
-    assert "| +0.35" in row and row.partition(" | ")[2] in after["results/demo.md"]
+    assert "| +0.35" in row and row.partition(" | ")[2] in new_pages["results/demo.md"]
 
 
 def test_dead_links_and_what_would_be_fetched_are_found(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ from posbench.evaluation.protocols.section import Plot
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import scheme_plots, tables
-from posbench.reporting.against import agreements
 from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import by_head, encoded, inline_svg, style
 from posbench.reporting.published import all_published
+from posbench.reporting.published_comparison import agreements
 from posbench.reporting.report import report
 from posbench.reporting.table import read
 from posbench.reporting.tasks import is_of_tasks
@@ -213,7 +213,7 @@ def published_page(ours: list[Comparison]) -> str:
             parts += [f"## {published.title}", f"[Source]({published.source}). Ours: [{name}]({name}.md)."]
             parts += ["\n".join([*facts, *(f"- {note}" for note in published.notes)])]
         for each in shown:
-            parts += [f"{each.theirs.what}; ours: {each.where}.", tables.markdown(tables.published_table(each))]
+            parts += [f"{each.theirs.description}; ours: {each.ours}.", tables.markdown(tables.published_table(each))]
     return "\n\n".join(parts)
 
 
@@ -232,7 +232,7 @@ def api_page() -> str:
 def prose(thing: Any) -> str:
     """A docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
     text = inspect.getdoc(thing) or ""
-    return re.sub(r"\n(Arguments|Returns|Raises|Example):", r"\n\n**\1:**", text)
+    return re.sub(r"\n(Arguments|Options|Returns|Raises|Example):", r"\n\n**\1:**", text)
 
 
 def fenced(language: str, text: str) -> str:

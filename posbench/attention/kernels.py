@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.schemes.base import Bias, added_by
+from posbench.schemes.base import Bias, evaluate_bias
+from posbench.system.torch_internals import allow_recompiles, attention_with_logsumexp
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -78,8 +79,7 @@ def _fused_kernel(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        o, logsumexp = cpu_kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+        o, logsumexp = attention_with_logsumexp(q, k, v, mask, scale)
         o = scale_by_sink(o, logsumexp, sink)
     return o if value_width == width else o[..., :value_width]
 
@@ -116,7 +116,7 @@ def blocks(
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         scores = (q[:, :, start:end] @ k_t[..., keys]).to(dtype) * scale
         if bias is not None:
-            scores = scores + added_by(bias, sequence, head, i, j).to(dtype)
+            scores = scores + evaluate_bias(bias, sequence, head, i, j).to(dtype)
         scores = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
         o = scores.softmax(-1).to(v.dtype) @ v[:, :, keys]
         out.append(o if sink is None else scale_by_sink(o, scores.logsumexp(-1), sink))
@@ -145,7 +145,7 @@ def short(
         if bias is not None:
             i = torch.arange(start, end, device=q.device)[:, None]
             j = torch.arange(first, end, device=q.device)[None, :]
-            mask = added_by(bias, *_sequence_and_head(B, H, q.device), i, j).to(dtype) + mask
+            mask = evaluate_bias(bias, *_sequence_and_head(B, H, q.device), i, j).to(dtype) + mask
         masks.append(mask)
     q, k, v = (q.to(dtype) * scale).flatten(0, 1), k.to(dtype).flatten(0, 1), v.to(dtype).flatten(0, 1)
     o, logsumexp = _Short.apply(q, k, v, H, sink is not None, *masks)
@@ -267,7 +267,9 @@ def masked(
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         zero = torch.zeros(1, 1, *torch.broadcast_shapes(i.shape, j.shape), dtype=dtype, device=q.device)
-        scores = zero.expand(1, H, -1, -1) if bias is None else zero + added_by(bias, sequence, head, i, j).to(dtype)
+        scores = (
+            zero.expand(1, H, -1, -1) if bias is None else zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
+        )
         mask = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
         out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scale, sink)
     return out
@@ -382,8 +384,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
     """Compile `flex` for callers that are not compiled: one kernel per scheme for all lengths, in whatever order."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, SCHEMES_A_PROCESS)
+    allow_recompiles(SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
 

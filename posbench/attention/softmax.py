@@ -13,7 +13,7 @@ from posbench.attention import kernels
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
-from posbench.schemes.base import added_by, apply_hook
+from posbench.schemes.base import apply_hook, evaluate_bias
 
 
 class Softmax(Kind):
@@ -88,7 +88,7 @@ class Softmax(Kind):
                 "lambda b, h, i, j: tensor[b, h, i, j]"
             )
         if at.documents is not None:
-            bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.query - at.key), True
+            bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.first_query - at.first_key), True
         if bias is not None and dropped:
             bias = partial(_bias_of_cached_keys, bias, dropped)
         o = self.attend(
@@ -109,10 +109,10 @@ def _bias_within_documents(
 
     Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
     """
-    added = torch.zeros((), device=documents.device) if bias is None else added_by(bias, b, h, i, j)
+    added = torch.zeros((), device=documents.device) if bias is None else evaluate_bias(bias, b, h, i, j)
     return torch.where(documents[b, i + num_cached] == documents[b, j], added, -float("inf"))
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """Return the bias if the cache has dropped the first `dropped` keys, so that `j` counts from there."""
-    return added_by(bias, b, h, i, j + dropped)
+    return evaluate_bias(bias, b, h, i, j + dropped)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from posbench.schemes.base import Bias, added_by
+from posbench.schemes.base import Bias, evaluate_bias
 
 CHUNK = 64  # tokens
 BLOCK = 128  # queries
@@ -122,7 +122,7 @@ def weight_blocks(
         j = torch.arange(num_cached + end, device=like.device)
         log_weights = like.new_zeros(1, 1, end - start, num_cached + end)
         if bias is not None:
-            log_weights = log_weights + added_by(bias, sequence, head, i, j).to(like.dtype)
+            log_weights = log_weights + evaluate_bias(bias, sequence, head, i, j).to(like.dtype)
         log_weights = log_weights.masked_fill(j > i + num_cached, float("-inf"))
         if relative_to_largest:
             log_weights = log_weights - log_weights.amax(-1, keepdim=True).detach()

@@ -1,1 +1,1 @@
-"""From the words of the command line to checked configurations, by Hydra: one run, or a sweep of many."""
+"""Turn the words of the command line into checked configurations, with Hydra: for one run or a sweep of many."""

@@ -1,16 +1,15 @@
-"""From words such as `scheme=vo_rope train.lr=1e-3` to a checked `Config`.
+"""Turn overrides such as `scheme=vo_rope train.lr=1e-3` into a checked `Config`.
 
 Hydra composes the YAML files of `conf/` over the dataclasses of `posbench.config`, so that an unknown key or a wrong
-type is refused; `typed` then makes a `Config` of what it composed, whose own rules check the values. What Hydra,
-OmegaConf or YAML refuse becomes a `ConfigError` in plain words.
+type is refused. `checked_config` then makes a `Config`, whose own rules check the values. Errors of Hydra, OmegaConf
+and YAML become a `ConfigError` in plain words.
 
-Three things are added to Hydra, each by a plug-in of a kind that Hydra knows or by a word that it understands:
+Hydra is extended in three ways, by its own kinds of plug-ins or by rewriting overrides:
 
-- a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), wherever the name of a row may stand, and so may a
-  task (`data=my_task.py:Sums`);
+- a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), and so may a task (`data=my_task.py:Sums`);
 - packages that register schemes bring their own `conf/scheme/*.yaml`;
-- words that Hydra's grammar cannot read without quotes (`data.path=~/books`, `experiment_name=größe`), or would read as
-  numbers where a text is meant (`experiment_name=1e3`), get their quotes.
+- values get quotes if Hydra's grammar cannot read them without (`data.path=~/books`, `experiment_name=größe`), or would
+  read a text as a number (`experiment_name=1e3`).
 """
 
 from __future__ import annotations
@@ -65,75 +64,75 @@ from posbench.config import (
 
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
-_OF_TASKS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
-_EXPERIMENT = "experiment=task"
-_DEFAULT_SCHEME = "qk_rope"  # of conf/config.yaml
+_TASK_GROUPS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
+_TASK_EXPERIMENT = "experiment=task"
+_DEFAULT_SCHEME = "qk_rope"  # the scheme in conf/config.yaml
 _CONFIG_DIR = "--config-dir="
 
-# ---------------------------------------------------------------- files of one's own, and packages' folders
+# ---------------------------------------------------------------- the user's own files, and packages' folders
 
 
 class OwnFiles(ConfigSource):
-    """Hydra's view of schemes and tasks in files: it answers to `scheme/my_scheme.py:Faded` with that class's row."""
+    """A source of configurations for Hydra that reads `scheme/my_scheme.py:Faded` from the class in this file."""
 
     @staticmethod
     def scheme() -> str:
-        """What its address in Hydra's search path begins with."""
+        """Return the prefix of this source's address in Hydra's search path."""
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The row. Raises: ConfigError where there is no such file or class."""
-        group, _, place = config_path.partition("/")
-        row: dict[str, Any] = dict(row_of_file(place, group))
+        """Return the entry of a scheme or task. Raises: ConfigError if there is no such file or class."""
+        group, _, class_path = config_path.partition("/")
+        row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
-            row["defaults"] = [{f"override /{key}": "task"} for key in _OF_TASKS]
+            row["defaults"] = [{f"override /{key}": "task"} for key in _TASK_GROUPS]
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": None})
 
     def is_config(self, config_path: str) -> bool:
-        """Whether that names a file of one's own."""
+        """Return True if the path names a class in a file."""
         return config_path.startswith(("scheme/", "data/")) and is_class_path(config_path)
 
     def is_group(self, config_path: str) -> bool:
-        """Its files are named and never listed."""
+        """Return False, because this source has no groups to list."""
         return False
 
     def available(self) -> bool:
-        """Always."""
+        """Return True: the source is always available."""
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Nothing."""
+        """Return an empty list, because files are named and never listed."""
         return []
 
 
 class OwnChoices(SearchPathPlugin):
-    """Adds the folders of packages, and classes in files, to where Hydra looks for choices."""
+    """A plug-in that adds the folders of packages, and classes in files, to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra."""
+        """Append the folders to the search path. Hydra calls this."""
         for folder in conf_dirs()[1:]:
             search_path.append("posbench", f"file://{folder}")
         search_path.append("posbench", f"{OwnFiles.scheme()}://")
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- overrides
 
-_SIGNS = re.compile(r"[^\w/\-+.$%*@?|:\s]", re.ASCII)  # what Hydra's grammar cannot read without quotes
+_SIGNS = re.compile(r"[^\w/\-+.$%*@?|:\s]", re.ASCII)  # characters that Hydra's grammar cannot read without quotes
 _NOT_TEXT = re.compile(r"[-+]?((\d[\d_]*\.?[\d_]*|\.[\d_]+)(e[-+]?[\d_]+)?|inf|nan)|true|false", re.IGNORECASE)
 
 
 def quoted(text: str, quote: Quote = Quote.single) -> str:
-    """Return `text` as Hydra's grammar reads it whatever is in it."""
+    """Return `text` in quotes, escaped so that Hydra's grammar reads it as this text."""
     return QuotedString(text, quote).with_quotes()
 
 
 def hydra_word(word: str) -> str:
-    """Return an override with the quotes that Hydra's grammar needs to read it as it was meant.
+    """Return an override with the quotes that Hydra's grammar needs to read it as the user meant it.
 
-    `~/books`, `größe` and `my notes (2020)` get quotes, and so do the numbers in texts (`experiment_name=1e3`). Other
-    words with quotes, functions, mappings or references stay as they are, but rates of further schemes may be added to
-    those of an experiment's file.
-    Raises: ConfigError for a list of schemes, of which Hydra would take the last one.
+    `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers
+    (`experiment_name=1e3`). Overrides with quotes, functions, mappings or references stay as they are, except
+    `train.lr_of={...}`, which is merged with an experiment's learning rates.
+    Raises: ConfigError for a list of schemes, because Hydra would silently use the last one.
     """
     key, equals, value = word.partition("=")
     if key == "train.lr_of" and value.startswith("{"):
@@ -166,12 +165,14 @@ def _is_readable(word: str) -> bool:
 
 
 def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
-    """The words, and `experiment=task` where they name a task and no experiment: the demo's settings are of text."""
-    named = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
+    """Return `words`, and `experiment=task` if they name a task but no experiment. The default experiment is for text.
+
+    Arguments: folders, the user's own, in which choices are also looked up.
+    """
+    datasets = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
-    return (
-        [*words] if has_experiment or not any(_names_task(name, *folders) for name in named) else [*words, _EXPERIMENT]
-    )
+    needs_experiment = not has_experiment and any(_names_task(name, *folders) for name in datasets)
+    return [*words, _TASK_EXPERIMENT] if needs_experiment else [*words]
 
 
 def _names_task(name: str, *folders: Path) -> bool:
@@ -183,7 +184,10 @@ def _names_task(name: str, *folders: Path) -> bool:
 
 
 def register() -> None:
-    """Tell Hydra our plug-ins, our sweeper and our dataclasses: in a group that `scheme=glob(*)` does not sweep."""
+    """Register our plug-ins, sweeper and dataclasses with Hydra.
+
+    The dataclasses are in a group `schema`, so that `scheme=glob(*)` does not sweep over them.
+    """
     store = ConfigStore.instance()
     for name, data in (("text", OmegaConf.structured(DataConfig)), ("task", _open())):
         schema = OmegaConf.structured(Config)
@@ -196,13 +200,13 @@ def register() -> None:
 
 
 def _open() -> DictConfig:
-    """For settings that are options of a class, which checks them: no `+` is needed."""
+    """Return a mapping that accepts any key without `+`, for options that a class will check."""
     return DictConfig({}, flags={"struct": False})
 
 
 @contextmanager
 def _hydra() -> Iterator[ConfigLoader]:
-    """Hydra's loader on `conf/`; an application of Hydra's within which we are called goes on afterwards."""
+    """Yield Hydra's loader for `conf/`. The state of a Hydra application that is running is restored afterwards."""
     register()
     state, config = GlobalHydra.instance(), HydraConfig.instance()
     outer, outer_config = state.hydra, config.cfg
@@ -219,51 +223,55 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 @contextmanager
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
-    """What Hydra composes of the words, its own `hydra` part included; within, Hydra is as it is within a job."""
+    """Yield what Hydra composes from `words`, including its own `hydra` part.
+
+    Inside this context, Hydra's global state is the same as inside a job.
+    """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
-    named = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
-    overrides = [hydra_word(word) for word in named]
+    words = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
+    overrides = [hydra_word(word) for word in words]
     if folders:
-        places = ",".join(quoted(f"file://{folder}") for folder in folders)
-        overrides = [f"hydra.searchpath=[{places}]", *overrides]  # the first counts
-    with explained(), _hydra() as loader:
+        search_path = ",".join(quoted(f"file://{folder}") for folder in folders)
+        overrides = [f"hydra.searchpath=[{search_path}]", *overrides]  # if given twice, the first counts
+    with plain_errors(), _hydra() as loader:
         composed = loader.load_configuration("config", overrides, run_mode=mode)
         HydraConfig.instance().set_config(composed)
         yield composed
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """A typed config from the words of the command line; `--config-dir=FOLDER` adds your own choices.
+    """Return the configuration for overrides, as on the command line; `--config-dir=FOLDER` adds your own choices.
 
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything that the command line would refuse.
     """
     with session(overrides) as composed:
-        return typed(composed)
+        return checked_config(composed)
 
 
-def typed(composed: DictConfig) -> Config:
-    """What Hydra composed as a checked `Config`, within the session or the job of Hydra that it belongs to.
+def checked_config(composed: DictConfig) -> Config:
+    """Convert what Hydra composed to a checked `Config`. Must be called inside its session or job of Hydra.
 
     Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
     """
     content = copy.deepcopy(composed)
-    with explained():
+    with plain_errors():
         scheme = expand(OmegaConf.to_container(content, resolve=False)["scheme"], _row)  # type: ignore[call-overload,index]
         with read_write(content), open_dict(content):
             content.pop("hydra", None)
             content["scheme"] = tidy(scheme)
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
-        OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is one time everywhere
+        OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     if "train.lr" in keys and "train.lr_of" not in keys:
-        mapping["train"]["lr_of"] = None  # an experiment's: a word goes before it
-    trust_files(mapping["scheme"])  # before a row is taken over from a run or a folder, which may not name files
+        mapping["train"]["lr_of"] = None  # the user's train.lr overrides an experiment's train.lr_of
+    # Only now: afterwards the scheme may come from a run or a folder, which must not name files to import.
+    trust_files(mapping["scheme"])
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     if mapping["train"].get("from_run"):
         _continue(mapping)
-    with explained():
+    with plain_errors():
         config = Config.from_mapping(mapping)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
@@ -275,9 +283,9 @@ def typed(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Write what follows from the task: its longest windows, `train.context_length` and `data.window`, tokens.
+    """Set `train.context_length` and `data.window`, in tokens, to the task's longest windows.
 
-    Raises: ConfigError where another number is given, and for what the task refuses.
+    Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
 
@@ -286,30 +294,30 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
     task = TaskConfig.from_mapping(mapping["data"])
     problems = Problems(task)
     for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
-        given, computed = mapping[group].setdefault(name, None), problems.window(length)
-        if given not in (None, "???", computed):
+        value, computed = mapping[group].setdefault(name, None), problems.window(length)
+        if value not in (None, "???", computed):
             raise ConfigError(
-                f"{group}.{name}={given} is given, but a problem of data={task.task} has {computed} tokens to read "
+                f"{group}.{name}={value} is given, but a problem of data={task.task} has {computed} tokens to read "
                 f"(data.lengths={task.lengths}, data.longest={task.longest}): give {group}.{name}=null"
             )
         mapping[group][name] = computed
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Write what follows from the model that a run begins with: its sizes, positions and tokenizer, and the row's name.
+    """Set the sizes, scheme, tokenizer and scheme name that follow from the model that a run begins with.
 
-    Raises: ConfigError if there is no such model, if sizes are given, or if posbench lacks its positions or tokenizer
-    and no others are given.
+    Raises: ConfigError if there is no such model, if the user gave sizes, or if posbench cannot use its positions or
+    tokenizer and the user gave no others.
     """
     from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.start import start_of
 
     words = HydraConfig.get().overrides.task
-    given = {word.lstrip("+").partition("=")[0] for word in words}
+    keys = {word.lstrip("+").partition("=")[0] for word in words}
 
     def options_of(group: str) -> dict[str, Any]:
-        """Return the options of a group that words give one by one."""
-        options = {key.split(".")[1] for key in given if key.startswith(f"{group}.")}
+        """Return the options of a group that the user gave as `group.option=value`."""
+        options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
         return {option: mapping[group][option] for option in options}
 
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
@@ -318,37 +326,37 @@ def _continue(mapping: dict[str, Any]) -> None:
     start = start_of(from_run, mapping["seed"], mapping["runs_dir"])
     assert start is not None
     mapping["model"] = start.model
-    if start.tokenizer_file is not None and not given & {"tokenizer", "tokenizer.kind"}:
-        if start.tokenizer_file.is_file() or "tokenizer.path" in given:
+    if start.tokenizer_file is not None and not keys & {"tokenizer", "tokenizer.kind"}:
+        if start.tokenizer_file.is_file() or "tokenizer.path" in keys:
             mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
-    if "scheme" not in given and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
+    if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         length = parse_length("train.context_length", mapping["train"]["context_length"])
         row = {key: value for key, value in start.positions.row_at(length, from_run).items() if key != "lr"}
         mapping["scheme"] = row | options_of("scheme")
-    if "scheme.name" not in given:
-        # A run that itself began with another has a name such as `a_then_b`: the last part is its scheme.
+    if "scheme.name" not in keys:
+        # If the source also continued a run, its name is such as `a_then_b`; the last part is its scheme.
         name = mapping["scheme"]["name"].rpartition("_then_")[2]
         mapping["scheme"]["name"] = f"{start.scheme}_then_{name}"
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raises: ConfigError where the row of a file has the name of one of ours, whose results it would be taken for."""
+    """Check that a scheme in a file does not have the name of one of ours. Raises: ConfigError."""
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
         raise ConfigError(
-            f"scheme={scheme.kind} would be the row {scheme.name!r}, which is the name of a scheme of conf/scheme: "
+            f"scheme={scheme.kind} has the name {scheme.name!r}, which is already the name of a scheme of posbench: "
             f"give it another one, such as scheme.name=my_{scheme.name}"
         )
 
 
 def _row(name: str) -> dict[str, Any]:
-    """A row as Hydra finds it, within a session: ours, or one of the folders of its search path."""
+    """Return a scheme's entry, as Hydra finds it in its search path. Must be called inside a session."""
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -357,12 +365,12 @@ def _row(name: str) -> dict[str, Any]:
     return row
 
 
-# ---------------------------------------------------------------- what was refused, in plain words
+# ---------------------------------------------------------------- errors in plain words
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Raise a ConfigError in place of an error of Hydra, OmegaConf or YAML."""
+def plain_errors() -> Iterator[None]:
+    """Replace errors of Hydra, OmegaConf and YAML by a ConfigError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -370,23 +378,23 @@ def explained() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return one sentence that names the field, the value and the remedy, or the error's own words in one line."""
+    """Return a sentence that names the field, the value and the remedy, or else the error's own text in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])
     if isinstance(error, OverrideParseException):
         return _no_override(str(error.override))
     file = re.match(r"In '(.+?)'", text)
-    place = f" (in {file[1]}.yaml)" if file else ""
-    for pattern, explain in _SAYS.items():
+    location = f" (in {file[1]}.yaml)" if file else ""
+    for pattern, explain in _EXPLANATIONS.items():
         if match := re.search(pattern, text):
-            return explain(match[1]) + place
+            return explain(match[1]) + location
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
         return no_setting(str(error.full_key))
     if isinstance(error, OmegaConfBaseException):
         return _wrong_value(error)
     cause = error.__cause__ or error.__context__
-    return text if cause is None else _explanation(cause) + place
+    return text if cause is None else _explanation(cause) + location
 
 
 def _no_choice(choice: str, known: Sequence[str]) -> str:
@@ -400,7 +408,7 @@ def _no_choice(choice: str, known: Sequence[str]) -> str:
 
 
 def no_option(word: str, known: Iterable[str] = ()) -> str:
-    """Return the sentence that refuses a word with dashes."""
+    """Return the error message for an unknown option with dashes, with the most similar of the `known` ones."""
     hint = f": settings have no dashes, write {word.lstrip('-')}" if "=" in word else nearest(word, known, 0.75)
     return f"there is no option {word!r}{hint} (--help lists them)"
 
@@ -410,9 +418,9 @@ def _no_override(word: str) -> str:
     if word.startswith("-"):
         return no_option(word)
     if equals:
-        inner = value.strip("'\"")  # quotes that the user gave already
+        inner = value.strip("'\"")  # without quotes that the user gave
         text = shlex.quote(f"{key}={quoted(inner, Quote.double)}")
-        return f"{word!r} has quotes, brackets or commas that Hydra reads as its own: to give a text, write {text}"
+        return f"{word!r} has quotes, brackets or commas, which are Hydra's syntax: to give a text, write {text}"
     group = next((group for group in GROUPS if word in choices(group)), "scheme" if is_class_path(word) else None)
     hint = f"; did you mean {group}={word}?" if group else ""
     return f"{word!r} is not an override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
@@ -420,31 +428,31 @@ def _no_override(word: str) -> str:
 
 def _wrong_value(error: OmegaConfBaseException) -> str:
     key, value = str(error.full_key), "null" if error.value is None else error.value
-    wanted = type_words(key)
-    if not isinstance(error, ValidationError) or not wanted:
+    expected = type_words(key)
+    if not isinstance(error, ValidationError) or not expected:
         line = str(error).partition("\n")[0]
         return f"{key}: {line.rpartition('while resolving interpolation: ')[2]}"
-    hint = f": write {key}=[{value}]" if wanted == "a list" else ""
+    hint = f": write {key}=[{value}]" if expected == "a list" else ""
     if isinstance(value, float) and value.is_integer():
         hint = f": write {key}={int(value)}"
-    return f"{key}={value} must be {wanted}{hint}"
+    return f"{key}={value} must be {expected}{hint}"
 
 
-def _several(word: str) -> str:
+def _several_values(word: str) -> str:
     key, _, value = word.partition("=")
-    one = f"; for one list write {key}=[{value}]" if type_words(key) == "a list" else ""
+    hint = f"; for one list write {key}=[{value}]" if type_words(key) == "a list" else ""
     if is_text(key):
-        one = "; for one text write " + shlex.quote(f"{key}={quoted(value, Quote.double)}")
-    return f"{word} names several values: add -m to train a run of each (posbench train -m {shlex.quote(word)}){one}"
+        hint = "; for one text write " + shlex.quote(f"{key}={quoted(value, Quote.double)}")
+    return f"{word} names several values: add -m to train a run for each (posbench train -m {shlex.quote(word)}){hint}"
 
 
-# What Hydra and OmegaConf say in words alone: the pattern, and the sentence for what it names.
-_SAYS: dict[str, Callable[[str], str]] = {
+# Errors of Hydra and OmegaConf that can be recognised only by their text: pattern -> our message for its group.
+_EXPLANATIONS: dict[str, Callable[[str], str]] = {
     r"Could not override '([^']*)'": no_setting,
     r"Could not delete from config. '([^']*)' does not exist": no_setting,
     r"Interpolation key '(.*)' not found": no_setting,
-    r"Ambiguous value for argument '(.*)' 1\. ": _several,
-    r"Sweep parameters '(.*)' requires": _several,
+    r"Ambiguous value for argument '(.*)' 1\. ": _several_values,
+    r"Sweep parameters '(.*)' requires": _several_values,
     r"does not support deletion full_key: (\S+)": "{} cannot be left out: give it another value".format,
     r"issing mandatory value: (?:\w+ full_key: )?(\w+\.\w+)": "{} is not given: it needs a value".format,
     r"not a subclass of (.*)Config\. value": lambda name: f"{name.lower()} is a group: write {name.lower()}.KEY=VALUE",
@@ -455,14 +463,14 @@ _SAYS: dict[str, Callable[[str], str]] = {
 
 
 def complete(incomplete: str) -> list[str]:
-    """Hydra's completions of a word: `scheme=v` -> `scheme=v_rope`, `scheme=vo_rope`."""
+    """Return Hydra's completions of an override: `scheme=v` -> `scheme=v_rope`, `scheme=vo_rope`."""
     with _hydra() as loader:
         words = _Completion(loader).words(incomplete)
     return [word for word in words if not word.startswith("schema")]
 
 
 class _Completion(DefaultCompletionPlugin):
-    """A shell of our own: completions as a list, where those of Hydra's shells print them."""
+    """A Hydra shell that returns completions as a list, because Hydra's own shells print them."""
 
     def words(self, line: str) -> list[str]:
         return list(self._query(config_name="config", line=line))

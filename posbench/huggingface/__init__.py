@@ -1,7 +1,8 @@
-"""Models of posbench in Hugging Face's transformers.
+"""Use posbench models in Hugging Face's transformers.
 
 `import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`, so that they read what
-`posbench export` wrote; no code is read from the folder. Folders of a stock class need no import.
+`posbench export` wrote; no code is read from the folder. Models that were exported as a class of transformers itself
+need no import.
 """
 
 from __future__ import annotations

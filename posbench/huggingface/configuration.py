@@ -1,4 +1,4 @@
-"""The configuration of our class in transformers: the decoder's sizes and the row of the table, as plain data."""
+"""Describe a posbench model to transformers: the decoder's sizes and its position scheme, as plain data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from posbench.model.decoder import Decoder
 
 
 class PosbenchConfig(PreTrainedConfig):
-    """What `config.json` holds: `sizes`, a mapping of `ModelConfig`; `scheme`, the flat row; `context_length`, that
-    of training, and `longest`, which may be read where that is more, in tokens.
+    """The content of `config.json` for a posbench model.
 
-    The sizes that other programs look for (`hidden_size`, `max_position_embeddings` ...) are derived from them.
+    `sizes` is a mapping of `ModelConfig`, `scheme` the scheme's flat mapping, `context_length` the training length in
+    tokens, and `longest` the length that the model may read if it is longer. The sizes that other programs look for
+    (`hidden_size`, `max_position_embeddings` ...) are derived from them.
     """
 
     model_type = "posbench"
@@ -32,7 +33,7 @@ class PosbenchConfig(PreTrainedConfig):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
     tie_word_embeddings: bool = False
-    max_position_embeddings: int | None = None  # with the factor of a rescaling; None: `longest` or `context_length`
+    max_position_embeddings: int | None = None  # includes a rescaling's factor; None: `longest` or `context_length`
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.sizes is not None:
@@ -45,23 +46,26 @@ class PosbenchConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @classmethod
-    def of(cls, config: Config, vocab_size: int, **others: Any) -> PosbenchConfig:
-        """That of a run's model. Arguments: vocab_size, rows of its embedding table; others, more of transformers'."""
+    def for_run(cls, config: Config, vocab_size: int, **kwargs: Any) -> PosbenchConfig:
+        """Return the configuration of a run's model.
+
+        Arguments: vocab_size, rows of its embedding table; kwargs, further arguments of `PreTrainedConfig`.
+        """
         return cls(
             sizes=asdict(config.model),
             scheme=config.scheme.to_mapping(),
             context_length=config.train.context_length,
             longest=config.data.window,
             vocab_size=vocab_size,
-            **others,
+            **kwargs,
         )
 
     def build(self) -> Decoder:
-        """The decoder, with weights that wait to be loaded, on the CPU whatever device is being built for.
+        """Return the decoder on the CPU. Its weights are not initialised, because they will be loaded.
 
-        Raises: ConfigError where the scheme is unknown here (a plug-in that is not installed) or refuses its options.
+        Raises: ConfigError if the scheme is unknown (such as a plug-in that is not installed) or refuses its options.
         """
         assert self.sizes is not None and self.scheme is not None
         model, row = ModelConfig(**self.sizes), SchemeConfig.from_mapping(dict(self.scheme))
-        with torch.device("cpu"):  # transformers builds on `meta`, where a scheme's own tables would have no numbers
+        with torch.device("cpu"):  # transformers builds on `meta`, but a scheme's own tables need their numbers
             return Decoder(Architecture.build(model, row, self.context_length, self.longest), self.vocab_size)

@@ -1,6 +1,6 @@
-"""`posbench export`: a run's model and tokenizer as a folder that transformers reads, checked against our logits.
+"""Write a run's model and tokenizer as a folder that transformers reads (`posbench export`).
 
-The model is read back as a user would read it and compared, so a folder that exists computes what posbench computes.
+Before the folder is published, the model is read back as a user would read it, and its logits are compared with ours.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from posbench.config import Config, ConfigError
 from posbench.data.text.tokenizer import find_bos
 from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.stock import Stock, stock_of
+from posbench.huggingface.stock import TransformersModel, transformers_model
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.schemes.rotary import Rotary
 from posbench.system.files import folder_beside, publish_folder, write_text
 
-TOLERANCE = 1e-4  # of the largest logit: float32 rounding through some dozen layers, with angles in float32
-_COMPARED = 256  # tokens
+TOLERANCE = 1e-4  # share of the largest logit: float32 rounding in a dozen layers or more, with angles in float32
+_COMPARED_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export wrote."""
+    """A model that was exported and compared."""
 
     folder: Path
     class_name: str  # such as LlamaForCausalLM
-    is_stock: bool  # whether the class is one of transformers
-    difference: float  # the largest of any logit from ours
-    largest: float  # logit of ours, by size
+    is_stock: bool  # True if the class is part of transformers
+    difference: float  # largest difference between its logits and ours
+    largest: float  # our largest absolute logit
 
 
 def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
-    """Write a run's model to `folder`. Arguments: under, at_step, as in `Run.load_model`. Raises: ConfigError."""
+    """Write a run's model to `folder`. `under` and `at_step` are as in `Run.load_model`. Raises: ConfigError."""
     model = run.load_model(under, at_step)
     config = run.config_under(under) if under else run.config
     name = " ".join([run.name, *under, *([f"step {at_step}"] if at_step is not None else [])])
@@ -54,37 +54,41 @@ def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int |
 def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
     """Write the model that `config` describes to `folder`, which does not exist yet or is empty.
 
-    Arguments: name, what the model is called in the folder's README.
-    Raises: ConfigError if the folder cannot be written, if the model reads each document alone, or if the written one
-    does not give our logits.
+    Arguments: name, the model's name in the folder's README.
+    Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
+    other logits.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
     if model.bos_id is not None:
         raise ConfigError(
-            f"{name} reads each document alone (data.document_mask=true), which no class of transformers does: it "
+            f"{name} reads each document separately (data.document_mask=true), which no class of transformers does: it "
             "cannot be exported"
         )
-    stock = stock_of(model.eval())
-    logging.disable_progress_bar()  # for what takes a second
-    with folder_beside(folder) as beside:
+    stock = transformers_model(model.eval())
+    logging.disable_progress_bar()  # saving and loading take about a second
+    with folder_beside(folder) as temporary:
         theirs = _in_transformers(model, config, tokenizer, stock)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
-        theirs.save_pretrained(beside)
-        exported(tokenizer, longest_read(model), "right" if stock is None else "left").save_pretrained(beside)
-        again = AutoModelForCausalLM.from_pretrained(beside, dtype=torch.float32, local_files_only=True).eval()
-        difference, largest = _compare(model, again, config.train.context_length)
-        result = Export(folder, type(again).__name__, stock is not None, difference, largest)
-        write_text(beside / "README.md", _readme(result, config, name, tokenizer))
-        publish_folder(beside, folder)
+        theirs.save_pretrained(temporary)
+        padding_side = "right" if stock is None else "left"
+        exported_tokenizer(tokenizer, longest_read(model), padding_side).save_pretrained(temporary)
+        loaded = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, local_files_only=True).eval()
+        difference, largest = _compare(model, loaded, config.train.context_length)
+        result = Export(folder, type(loaded).__name__, stock is not None, difference, largest)
+        write_text(temporary / "README.md", _readme(result, config, name, tokenizer))
+        publish_folder(temporary, folder)
     return result
 
 
-def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock: Stock | None) -> PreTrainedModel:
+def _in_transformers(
+    model: Decoder, config: Config, tokenizer: Tokenizer, stock: TransformersModel | None
+) -> PreTrainedModel:
     special: dict[str, Any] = special_tokens(tokenizer)
-    special |= {"pad_token_id": None, "max_position_embeddings": longest_read(model)}  # padding would never learn again
+    # With a pad_token_id, BOS's row of the embedding would get no gradient.
+    special |= {"pad_token_id": None, "max_position_embeddings": longest_read(model)}
     if stock is None:
-        theirs: Any = PosbenchForCausalLM(PosbenchConfig.of(config, model.embedding.num_embeddings, **special))
+        theirs: Any = PosbenchForCausalLM(PosbenchConfig.for_run(config, model.embedding.num_embeddings, **special))
         theirs.decoder.load_state_dict(model.state_dict())
         return theirs.eval()
     cls: Any = getattr(transformers, stock.name)
@@ -97,17 +101,20 @@ def _in_transformers(model: Decoder, config: Config, tokenizer: Tokenizer, stock
 
 @torch.no_grad()
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
-    """The largest difference of a logit on random tokens, and the largest logit. Raises: ConfigError above rounding."""
+    """Return the largest difference between logits on random tokens, and the largest absolute logit.
+
+    Raises: ConfigError if the difference is larger than rounding explains.
+    """
     generator = torch.Generator().manual_seed(0)
-    length = min(context_length, _COMPARED)
+    length = min(context_length, _COMPARED_TOKENS)
     tokens = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
     expected: Tensor = model(tokens)
     difference = float((theirs(tokens).logits - expected).abs().max())
     largest = float(expected.abs().max())
     if not difference <= TOLERANCE * max(1.0, largest):
         raise ConfigError(
-            f"{type(theirs).__name__} gives other logits than posbench, by up to {difference:.2g}: nothing was "
-            "written. It is a fault of posbench or of this version of transformers: please report it with the scheme's "
+            f"the logits of {type(theirs).__name__} differ from posbench's by up to {difference:.2g}: nothing was "
+            "written. This is a bug in posbench or in this version of transformers: please report it with the scheme's "
             "options"
         )
     return difference, largest
@@ -115,7 +122,7 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
 
 def _readme(result: Export, config: Config, name: str, tokenizer: Tokenizer) -> str:
     prompt, note = ("Once upon a time", "  # begins with BOS, as in training")
-    if find_bos(tokenizer) is None:  # the words of a task
+    if find_bos(tokenizer) is None:  # the prompt must consist of the task's tokens
         prompt, note = " ".join(sorted(tokenizer.get_vocab())[:2]), ""
     row = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
@@ -137,30 +144,33 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=Tru
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """BOS in three roles: it begins a document, ends the one before it, and pads. Of a task: nothing."""
+    """Return the id of BOS, which begins documents, ends the previous one, and pads. A task has no special tokens."""
     bos = find_bos(tokenizer)
     return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
 def longest_read(model: Decoder) -> int:
-    """Return the tokens that the model is meant to read: the training length times the factor of a rescaling."""
+    """Return how many tokens the model is meant to read: the training length times the factor of a rescaling."""
     rescalings = [scheme.rescaling for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
     factors = [rescaling.factor for rescaling in rescalings if rescaling is not None and rescaling.factor is not None]
     shape = model.scheme.shape
     return shape.longest or int(shape.context_length * max(factors, default=1))
 
 
-def exported(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer with `BOS text` as its template. Text cannot spell special tokens, as in training.
+def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer for transformers. It puts BOS before a text; text cannot spell special tokens.
 
-    Arguments: longest, tokens that the model reads; padding_side, left to generate, right if the model refuses that.
+    Both are as in training.
+
+    Arguments: longest, how many tokens the model reads; padding_side, left for generation, right for models that refuse
+    padding before a sequence.
     """
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
-    number, special = find_bos(tokenizer), {}
-    if number is not None:
-        bos = tokenizer.id_to_token(number)
+    bos_id, special = find_bos(tokenizer), {}
+    if bos_id is not None:
+        bos = tokenizer.id_to_token(bos_id)
         copy.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, number)]
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bos_id)]
         )
         special = {"bos_token": bos, "eos_token": bos, "pad_token": bos}
     return PreTrainedTokenizerFast(

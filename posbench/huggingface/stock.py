@@ -1,14 +1,15 @@
-"""Which models a class of transformers itself expresses exactly, and how: its configuration and its weights' names.
+"""Translate models that a class of transformers computes exactly into its configuration and weights.
 
     LlamaForCausalLM      q and k rotated in every layer, all channels
-    Qwen3ForCausalLM      ... normalised first (`model.qk_norm`)
-    Qwen2ForCausalLM      ... with biases of q, k and v (`model.qkv_bias`)
-    Phi3ForCausalLM       ... some of the channels
-    SmolLM3ForCausalLM    ... in some of the layers; in none: NoPE
+    Qwen3ForCausalLM      the same, with q and k normalised first (`model.qk_norm`)
+    Qwen2ForCausalLM      the same, with biases of q, k and v (`model.qkv_bias`)
+    Phi3ForCausalLM       only some of the channels rotated
+    SmolLM3ForCausalLM    only some of the layers rotated, or none (NoPE)
 
-Their frequencies are any: a geometric schedule by its base, every other one as the factors of "longrope", which divide
-the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753); YaRN's temperature is its attention factor. Those of
-learned frequencies are written as learned. All of them compute angles in float32, where posbench uses float64.
+Any frequencies can be translated. A geometric schedule is given by its base, any other one by the factors of
+"longrope", which divide the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). YaRN's temperature becomes
+the attention factor, and learned frequencies are written as learned. The classes compute angles in float32, posbench in
+float64.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ INFINITE = 1e38  # a factor that makes a frequency 0 in float32
 
 
 @dataclass(frozen=True)
-class Stock:
-    """A class of transformers that computes what a decoder computes."""
+class TransformersModel:
+    """A decoder as a class of transformers, with its configuration and weights."""
 
-    name: str  # such as LlamaForCausalLM
-    config: dict[str, Any]  # of its configuration
+    name: str  # the class, such as LlamaForCausalLM
+    config: dict[str, Any]  # arguments of the class's configuration
     weights: dict[str, Tensor]  # its state_dict
 
 
-def stock_of(model: Decoder) -> Stock | None:
-    """The stock class for this model, with its weights; None where there is none."""
+def transformers_model(model: Decoder) -> TransformersModel | None:
+    """Return the class of transformers that computes what `model` computes, or None if there is none."""
     rotations = _rotations(model)
     sizes = model.config
     if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
@@ -47,7 +48,8 @@ def stock_of(model: Decoder) -> Stock | None:
     layers_with = [scheme is not None for scheme in rotations]
     rotary = next((scheme for scheme in rotations if scheme is not None), None)
     is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
-    if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):  # which Phi-3 gives rotated channels alone
+    # Phi-3 applies a temperature to the rotated channels only.
+    if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):
         return None
     if (sizes.qk_norm or sizes.qkv_bias) and (is_partial or not all(layers_with)):
         return None
@@ -65,18 +67,18 @@ def stock_of(model: Decoder) -> Stock | None:
         "rope_parameters": _rope_parameters(rotary),
     }
     if is_partial:
-        return Stock("Phi3ForCausalLM", config, _weights(model, is_packed=True))
+        return TransformersModel("Phi3ForCausalLM", config, _weights(model, is_packed=True))
     if all(layers_with):
         family = "Qwen3" if sizes.qk_norm else "Qwen2" if sizes.qkv_bias else "Llama"
-        return Stock(f"{family}ForCausalLM", config, _weights(model, is_packed=False))
+        return TransformersModel(f"{family}ForCausalLM", config, _weights(model, is_packed=False))
     config |= {"no_rope_layers": [int(is_rotated) for is_rotated in layers_with], "use_sliding_window": False}
-    return Stock("SmolLM3ForCausalLM", config, _weights(model, is_packed=False))
+    return TransformersModel("SmolLM3ForCausalLM", config, _weights(model, is_packed=False))
 
 
 def _rotations(model: Decoder) -> list[Rotary | None] | None:
-    """The rotation of q and k of each layer, one and the same where there are several, None for NoPE.
+    """Return the rotation of q and k in each layer, None for NoPE. All rotated layers share one rotation.
 
-    None for the whole where any layer does something else.
+    Returns None instead of a list if a layer does anything else, or if rotations differ.
     """
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv or kind.sink is not None for kind in kinds):
@@ -84,25 +86,25 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     if "embed" in model.scheme.acts_on or any(scheme.window for scheme in model.scheme):
         return None
     rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
-    if any(scheme is not None and not _rotates_alone(scheme) for scheme in rotations):
+    if any(scheme is not None and not _only_rotates(scheme) for scheme in rotations):
         return None
     return cast(list[Rotary | None], rotations) if len({*rotations} - {None}) <= 1 else None
 
 
-def _rotates_alone(scheme: Scheme) -> bool:
-    """Whether it turns q and k by fixed frequencies and does nothing else, subclasses of `Rotary` included."""
+def _only_rotates(scheme: Scheme) -> bool:
+    """Return True if a scheme rotates q and k by fixed frequencies and does nothing else."""
     if not isinstance(scheme, Rotary) or scheme.sites != {"q", "k"} or not scheme.is_streaming:
         return False
-    own = [hook for hook in ("q", "k", "v", "o", "prepare", "angles") if _has_own(scheme, hook, Rotary)]
-    return not own and not any(_has_own(scheme, hook, Scheme) for hook in ("embed", "gate", "bias"))
+    overridden = [hook for hook in ("q", "k", "v", "o", "prepare", "angles") if _overrides(scheme, hook, Rotary)]
+    return not overridden and not any(_overrides(scheme, hook, Scheme) for hook in ("embed", "gate", "bias"))
 
 
-def _has_own(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
+def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
     return getattr(type(scheme), hook) is not getattr(base, hook)
 
 
 def _temperature(rotary: Rotary | None) -> float:
-    """By which a rescaling multiplies q and k."""
+    """Return the factor by which a rescaling multiplies the scores."""
     if rotary is None or rotary.rescaling is None:
         return 1.0
     return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.context_length)
@@ -126,13 +128,13 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         "short_factor": factors,  # up to the training length
         "long_factor": factors,  # and beyond
         "factor": 1.0,
-        "attention_factor": temperature**0.5,  # of q and of k
+        "attention_factor": temperature**0.5,  # transformers multiplies both q and k by it
         "original_max_position_embeddings": length,
     }
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return the state of the stock class. Arguments: is_packed, whether q, k and v are one product, as in Phi-3."""
+    """Return the weights by the names of transformers. `is_packed`: q, k and v are one matrix, as in Phi-3."""
     block = cast(Block, model.blocks[0])
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
     return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)

@@ -23,7 +23,7 @@ from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
-from posbench.system.inductor import share_no_row_buffers
+from posbench.system.torch_internals import share_no_row_buffers
 
 ROWS = 4096  # rows of logits in memory at a time, without a gradient
 
@@ -155,12 +155,12 @@ class Decoder(nn.Module):
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
         placements: dict[int, Placement] = {}
-        for row in self.scheme.rows:
+        for row in self.scheme.shared_with:
             if row not in placements:
                 prepared = round_prepared(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
                 placements[row] = Placement(prepared, first, offset, length, positions, reach, documents)
         x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), placements[0].pos)
-        return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.rows]
+        return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
         """Compute `hidden` layer by layer, so that memory holds only the whole stream and the cache of one layer."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
 from posbench.schemes import Placement, Scheme
-from posbench.system.inductor import as_dtype
 from posbench.system.matmul import linear
+from posbench.system.torch_internals import as_dtype
 
 
 class Linear(nn.Module):

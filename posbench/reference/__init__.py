@@ -1,8 +1,8 @@
-"""The definition of every scheme and kind of attention, in float64 and NumPy: slow, a page long, obviously right.
+"""Definitions of every scheme and kind of attention in NumPy and float64: slow, short and obviously right.
 
-It shares no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch: rotations
-are explicit matrices, biases are computed entry by entry, attention goes one query of one head at a time. `posbench
-verify` and the tests hold everything that is fast to it.
+They share no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch: rotations
+are explicit matrices, biases are computed entry by entry, attention handles one query of one head at a time. `posbench
+verify` and the tests compare all fast code with them.
 
 Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.
 """

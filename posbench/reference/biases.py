@@ -1,4 +1,4 @@
-"""Schemes that add: to the scores, or scale them, entry by entry; or once, to the token embeddings."""
+"""Define schemes that add to or scale the scores, entry by entry, or add to the token embeddings once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from posbench.reference.definition import Array, Definition, Rows
 
 
 class Alibi(Definition):
-    """`-m_h (i - j)`."""
+    """ALiBi: the bias `-m_h (i - j)` (arXiv 2108.12409)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         return -alibi_slopes(self.config.model.num_heads)[h] * rows.distance(t, s)
 
 
 class T5(Definition):
-    """A learned number of the head for each bucket of distances (arXiv 1910.10683).
+    """T5: a learned bias for each head and bucket of distances (arXiv 1910.10683).
 
-    Half the buckets hold one distance each, the others ever wider ranges up to `max_distance`; beyond it is the last.
+    Half of the buckets hold one distance each, the others growing ranges up to `max_distance`; the last bucket also
+    holds all longer distances.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class T5(Definition):
 
 
 class Kerple(Definition):
-    """`-a ln(1 + b d)` (arXiv 2205.09921)."""
+    """KERPLE: the bias `-a ln(1 + b d)` at distance d (arXiv 2205.09921)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         a, b = (softplus(float(self.weights[name][h])) for name in "ab")
@@ -47,12 +48,12 @@ class Kerple(Definition):
 
 
 def softplus(x: float) -> float:
-    """A positive number for any: ln(1 + e^x)."""
+    """Return ln(1 + e^x), which is positive."""
     return log(1 + exp(x))
 
 
 class Fire(Definition):
-    """`MLP(ln(1 + c d) / ln(1 + c max(L, i)))`, L in training lengths (arXiv 2310.04418)."""
+    """FIRE: the bias `MLP(ln(1 + c d) / ln(1 + c max(L, i)))` with L in training lengths (arXiv 2310.04418)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], hidden: int = 32) -> None:
         super().__init__(config, weights)
@@ -66,7 +67,7 @@ class Fire(Definition):
 
 
 class Shaw(Definition):
-    """`q_i . a_d / sqrt(D)`, with one a for all d from `clip` on (arXiv 1803.02155)."""
+    """Relative keys: the bias `q_i . a_d / sqrt(D)`, with the same a for all d >= `clip` (arXiv 1803.02155)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], clip: int = 16) -> None:
         super().__init__(config, weights)
@@ -78,7 +79,7 @@ class Shaw(Definition):
 
 
 class TransformerXL(Definition):
-    """`(q_i + u) . k_j + (q_i + v) . W r_d`, all by sqrt(D), r the sines and then the cosines (arXiv 1901.02860)."""
+    """Scores `((q_i + u) . k_j + (q_i + v) . W r_d) / sqrt(D)`, r being sines, then cosines (arXiv 1901.02860)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], channels: int | None = None) -> None:
         super().__init__(config, weights)
@@ -95,7 +96,7 @@ class TransformerXL(Definition):
 
 
 class Fox(Definition):
-    """`sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
+    """Forgetting gates: the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
 
     def gate(self, x: Array, h: int) -> float:
         return -log(1 + exp(-float(self.weights["w"][h] @ x + self.weights["b"][h])))
@@ -105,7 +106,7 @@ class Fox(Definition):
 
 
 class Ssmax(Definition):
-    """`s_h ln(i + 1) q_i` (arXiv 2501.19399)."""
+    """Scalable softmax: queries `s_h ln(i + 1) q_i` (arXiv 2501.19399)."""
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return np.asarray(float(self.weights["s"][h]) * log(p + 1) * x)
@@ -113,9 +114,10 @@ class Ssmax(Definition):
 
 @cache
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Section 3 of arXiv 2108.12409: the geometric series from 2 ** (-8 / H) with that ratio, for H a power of two.
+    """Return ALiBi's slopes: for H a power of two, the geometric series with first term and ratio 2 ** (-8 / H).
 
-    Otherwise the series of the power of two below, then every second entry of the series of the power of two above.
+    Otherwise the series for the next lower power of two, then every second entry of the series for the next higher one.
+    Source: section 3 of arXiv 2108.12409.
     """
     power = 1
     while 2 * power <= num_heads:
@@ -125,9 +127,10 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class Sinusoidal(Definition):
-    """Section 3.5 of arXiv 1706.03762: channel 2i is sin(p / base ** (2i / C)), channel 2i + 1 the cosine.
+    """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i and the cosine to channel 2i + 1.
 
-    `amplitude` in standard deviations of the token embeddings at initialisation.
+    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings at
+    initialisation.
     """
 
     def __init__(
@@ -141,13 +144,13 @@ class Sinusoidal(Definition):
 
 
 class Learned(Definition):
-    """Row p of the table; none beyond it."""
+    """Learned positions: add row p of a table; positions beyond the table are an error."""
 
     def embed(self, x: Array, p: int) -> Array:
         return x + self.weights["table"][p]
 
 
 def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
-    """The sines and cosines of one position, [C]."""
+    """Return the sines and cosines of one position, alternating, [width]."""
     angles = [position / base ** ((channel - channel % 2) / width) for channel in range(width)]
     return np.array([cos(angle) if channel % 2 else sin(angle) for channel, angle in enumerate(angles)])

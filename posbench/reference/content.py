@@ -1,4 +1,4 @@
-"""Schemes whose positions depend on content."""
+"""Define schemes in which position depends on content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posbench.reference.rotations import rotation_by
 
 
 class Cope(Definition):
-    """`q . e[p] / sqrt(D)`, p the sum of the sigmoids of the scores from the key to the query (arXiv 2405.18719)."""
+    """CoPE: the bias `q . e[p] / sqrt(D)`, p the sum of sigmoid(score) from the key to the query (arXiv 2405.18719)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], positions: int = 64) -> None:
         super().__init__(config, weights)
@@ -32,7 +32,7 @@ class Cope(Definition):
 
 
 class Dape(Definition):
-    """ALiBi's bias a, and of it and the scores of all heads what a small network makes (arXiv 2405.14722)."""
+    """DAPE: ALiBi's bias plus a small network of that bias and the scores of all heads (arXiv 2405.14722)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 32) -> None:
         super().__init__(config, weights)
@@ -48,7 +48,7 @@ class Dape(Definition):
 
 
 class Path(Definition):
-    """The query reflected by its own token and each one back to the key's successor (arXiv 2505.16381)."""
+    """PaTH: the query is reflected by each token after the key, its head_slice token first (arXiv 2505.16381)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
         super().__init__(config, weights)
@@ -70,7 +70,7 @@ class Path(Definition):
 
 
 class SelectiveRope(Definition):
-    """q and k turned by sums, from the first token on, of what each token adds to the angles (arXiv 2511.17388)."""
+    """Selective RoPE: q and k are rotated by angles to which every token so far has added (arXiv 2511.17388)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(config, weights)
@@ -79,13 +79,13 @@ class SelectiveRope(Definition):
         self.w = np.array([base ** (-t / self.half) for t in range(self.half)])
 
     def gate(self, x: Array, h: int) -> Array:
-        own = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        head_slice = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
         direction = x / sqrt(float(x @ x))
-        return np.asarray(self.weights["u"][own] @ (self.weights["V"] @ direction))
+        return np.asarray(self.weights["u"][head_slice] @ (self.weights["V"] @ direction))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
-        own = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
-        return np.asarray(self.w * (p * np.exp(self.weights["b"][own]) + np.sum(gates, axis=0)))
+        head_slice = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        return np.asarray(self.w * (p * np.exp(self.weights["b"][head_slice]) + np.sum(gates, axis=0)))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
@@ -95,7 +95,7 @@ class SelectiveRope(Definition):
 
 
 class Repo(Definition):
-    """q and k turned by a position that each token computes (arXiv 2512.14391)."""
+    """RePo: q and k are rotated by a position that each token computes (arXiv 2512.14391)."""
 
     def __init__(
         self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, width: int | None = None
@@ -120,7 +120,7 @@ class Repo(Definition):
 
 
 class GrapeAp(Definition):
-    """ALiBi's slope times, for each token behind the key, what the query makes of it there (arXiv 2512.07805)."""
+    """GRAPE-AP: ALiBi's slope times a sum of ln sigmoid(query . token) over tokens after the key (arXiv 2512.07805)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 8) -> None:
         super().__init__(config, weights)

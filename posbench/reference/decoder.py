@@ -1,4 +1,4 @@
-"""The whole decoder in loops: what `posbench verify` and the tests hold every fast path to."""
+"""Define the whole decoder in loops, as a reference for `posbench verify` and the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from posbench.config import Config
 from posbench.reference.definition import Array, NoDefinitionError
 from posbench.reference.kinds import KINDS
-from posbench.reference.schemes import define, row_of_layer
+from posbench.reference.schemes import define, entry_of_layer
 
 
 def logits(
@@ -22,10 +22,10 @@ def logits(
     offset: int = 0,
     positions: Sequence[int] | None = None,
 ) -> Array:
-    """Tokens [T] at positions offset, offset + 1, ... (or at those given) -> logits [T, V], float64.
+    """Compute the logits [T, V], float64, of `tokens` [T] at `positions`, by default offset, offset + 1, ...
 
     Arguments: weights, the model's state dict (anything NumPy can read).
-    Raises: NoDefinitionError where the scheme or the kind of attention is not defined here.
+    Raises: NoDefinitionError if the scheme or the kind of attention is not defined in this package.
     """
     W = {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
     model, attention = config.model, config.scheme.attention
@@ -35,11 +35,12 @@ def logits(
     options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
     layers, windows = [], []
     for n in range(model.num_layers):
-        own, row = _below(W, f"scheme.layers.{n}."), row_of_layer(config.scheme, n)
-        window = row.options.get("window")
+        entry = entry_of_layer(config.scheme, n)
+        window = entry.options.get("window")
         windows.append({} if window is None else {"window": window})
-        unwindowed = {name: value for name, value in row.options.items() if name != "window"}
-        layers.append(define(replace(row, options=unwindowed), config, own))
+        scheme_options = {name: value for name, value in entry.options.items() if name != "window"}
+        scheme_weights = _with_prefix(W, f"scheme.layers.{n}.")
+        layers.append(define(replace(entry, options=scheme_options), config, scheme_weights))
         layers[n].window(len(tokens))
     positions = positions or range(offset, offset + len(tokens))
     x = np.stack([layers[0].embed(W["embedding.weight"][token], p) for token, p in zip(tokens, positions, strict=True)])
@@ -48,14 +49,13 @@ def logits(
         return np.stack([row / sqrt(float(row @ row) / len(row) + model.norm_eps) * weight for row in x])
 
     for n, scheme in enumerate(layers):
-        w = _below(W, f"blocks.{n}.")
+        w = _with_prefix(W, f"blocks.{n}.")
         normed = norm(x, w["attention_norm.weight"])
         q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
         if model.qk_norm:
-            q, k = (
-                [norm(head, w[f"attention.{part}_norm.weight"]) for head in of] for part, of in (("q", q), ("k", k))
-            )
-        learned = _below(w, "attention.kind.")
+            q = [norm(head, w["attention.q_norm.weight"]) for head in q]
+            k = [norm(head, w["attention.k_norm.weight"]) for head in k]
+        learned = _with_prefix(w, "attention.kind.")
         heads = KINDS[name](scheme, q, k, v, normed, positions, **options, **learned, **windows[n])
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
@@ -64,14 +64,14 @@ def logits(
     return norm(x, W["norm.weight"]) @ table.T
 
 
-def _below(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 
 
 def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], list[Array]]:
-    """Queries, keys and values of each of the H heads, [T, D], of the packed projection [T, .]; the last are values.
+    """Split the packed projection [T, .] into queries, keys and values, each a list of H heads [T, D].
 
-    A row whose values are its keys has no columns for values; a kind without content has none for q and k.
+    With a shared K = V it has no columns for values; a kind of attention without content has none for q and k.
     """
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads

@@ -1,4 +1,4 @@
-"""Schemes that rotate vectors, by explicit matrices."""
+"""Define schemes that rotate vectors, with explicit matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posbench.reference.definition import Array, Definition
 
 
 class Rotary(Definition):
-    """R_p on the sites q, k, v; its transpose, the way back, on o."""
+    """RoPE: the matrix R_p on the sites q, k and v; its transpose, the inverse rotation, on o."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Rotary(Definition):
         self.length = length
 
     def frequencies(self, D: int) -> list[float]:
-        """Of the pairs (t, t + r/2) of the first r channels: as many as there are."""
+        """Return the frequencies of the rotated pairs (t, t + r/2), the first r of D channels: r/2 numbers."""
         return [self.base ** (-2 * t / D) for t in range(D // 2)]
 
     def matrix(self, p: int, D: int) -> Array:
@@ -54,8 +54,8 @@ class Rotary(Definition):
     def q(self, x: Array, p: Any, h: int) -> Array:
         both = "q" in self.sites and "k" in self.sites
         softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
-        hot = temperature(self.rescale, self.s) if both and softmax else 1.0
-        return hot * (self.matrix(p, len(x)) @ x) if "q" in self.sites else x
+        scale = temperature(self.rescale, self.s) if both and softmax else 1.0
+        return scale * (self.matrix(p, len(x)) @ x) if "q" in self.sites else x
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x)) @ x if "k" in self.sites else x
@@ -69,12 +69,12 @@ class Rotary(Definition):
 
 @cache
 def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Array:
-    """R_p, [D, D]: block t turns the coordinates (t, t + r/2) by p * frequencies[t] radians; those after r stay."""
+    """Return R_p [D, D], which rotates the coordinates (t, t + r/2) by p * frequencies[t] radians, r <= D."""
     return rotation_by(tuple(position * frequency for frequency in frequencies), head_dim)
 
 
 def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
-    """The rotation of the coordinates (t, t + r/2) by angles[t] radians, [D, D]; those after r stay."""
+    """Return the matrix [D, D] that rotates the coordinates (t, t + r/2) by angles[t] radians, r <= D."""
     R, half = np.eye(head_dim), len(angles)
     for t, angle in enumerate(angles):
         u = t + half
@@ -84,7 +84,7 @@ def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
 
 
 class LearnedFrequencies(Rotary):
-    """Each frequency times the exponential of a learned number."""
+    """LeRoPE: each frequency is multiplied by the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
         scales = [exp(number) for number in self.weights["log_scale"]]
@@ -92,7 +92,7 @@ class LearnedFrequencies(Rotary):
 
 
 class LearnedBase(Rotary):
-    """The base times the exponential of a learned number."""
+    """RoPE with the base multiplied by the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
         return [self.schedule_base ** (-2 * t / D) for t in range(D // 2)]
@@ -102,8 +102,8 @@ class LearnedBase(Rotary):
         return float(self.base * exp(self.weights["log_scale"][0]))
 
 
-class Fraction(Rotary):
-    """Of the channels, or of the frequencies."""
+class PartialRotation(Rotary):
+    """A rotation of only a fraction of the channels or frequencies."""
 
     def __init__(
         self, config: Config, weights: Mapping[str, Array], fraction: float, sites: Sequence[str], **options: object
@@ -112,30 +112,30 @@ class Fraction(Rotary):
         self.fraction = fraction
 
 
-class PartialRotary(Fraction):
-    """The first r of D channels, with r in the exponent."""
+class PartialRotary(PartialRotation):
+    """GPT-NeoX's rotation of the first r of D channels, with r in the exponent."""
 
     def frequencies(self, D: int) -> list[float]:
         return super().frequencies(int(D * self.fraction))
 
 
-class PRope(Fraction):
-    """All D channels; the slowest pairs do not turn."""
+class PRope(PartialRotation):
+    """p-RoPE: RoPE with frequency 0 for the slowest pairs."""
 
     def frequencies(self, D: int) -> list[float]:
-        kept = floor(self.fraction * D / 2)
-        return [w if t < kept else 0.0 for t, w in enumerate(super().frequencies(D))]
+        rotated = floor(self.fraction * D / 2)  # pairs
+        return [w if t < rotated else 0.0 for t, w in enumerate(super().frequencies(D))]
 
 
 class Hope(Rotary):
-    """What does not come round within the training length does not turn."""
+    """HoPE: RoPE with frequency 0 for pairs with periods above the training length."""
 
     def frequencies(self, D: int) -> list[float]:
         return [0.0 if 2 * pi / w > self.L else w for w in super().frequencies(D)]
 
 
 class Clipped(Rotary):
-    """What does not come round within the training length turns ever less, the slowest not at all."""
+    """Clipped RoPE: frequencies with periods above the training length fall to 0 along a cosine."""
 
     def frequencies(self, D: int) -> list[float]:
         w = super().frequencies(D)
@@ -145,7 +145,7 @@ class Clipped(Rotary):
 
 
 class Xpos(Rotary):
-    """`zeta_t ** (d / span)` on pair t: q takes the power of its position, k the inverse."""
+    """xPos: RoPE with `zeta_t ** (d / span)` on pair t: q gets the power of its own position, k the inverse."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], span: float = 512.0, **options: object) -> None:
         super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ class Xpos(Rotary):
 
 
 class Pope(Definition):
-    """`sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, the cosine of a difference by two products."""
+    """PoPE: scores `sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, each cosine as two products."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 10000.0) -> None:
         super().__init__(config, weights)
@@ -183,36 +183,36 @@ class Pope(Definition):
         return np.array(magnitudes + magnitudes) * np.array(waves)
 
 
-# ---------------------------------------------------------------- frequencies at evaluation, one by one
+# ---------------------------------------------------------------- frequencies rescaled for evaluation
 
 
 def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: int) -> list[float]:
-    """The frequencies of pairs t = 0 .. r/2 - 1 after a rescaling by the factor `s`; L tokens are the training length.
+    """Rescale the frequencies of pairs t = 0 .. r/2 - 1 by the factor `s`; L is the training length in tokens.
 
-    pi arXiv 2306.15595; ntk bloc97 2023; yarn arXiv 2309.00071, and as its authors' code has it (yarn_code).
+    Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
     """
     r = 2 * len(frequencies)
-    after = []
+    result = []
     for t, w in enumerate(frequencies):
         if name == "pi":
-            after.append(w / s)
+            result.append(w / s)
         elif name in ("ntk", "dynamic_ntk"):
-            larger = s ** (r / (r - 2)) if r > 2 else 1.0  # what the base is multiplied by
-            after.append(w * larger ** (-2 * t / r))
+            larger = s ** (r / (r - 2)) if r > 2 else 1.0  # factor of the base
+            result.append(w * larger ** (-2 * t / r))
         elif name == "yarn":
             turns = L * w / (2 * pi)
-            kept = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / (32 - 1)
-            after.append(w * (1 - kept) / s + w * kept)
+            unchanged = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / (32 - 1)
+            result.append(w * (1 - unchanged) / s + w * unchanged)
         elif name == "yarn_code":
             at_32, at_1 = (r * log(L / (turns * 2 * pi)) / (2 * log(base)) for turns in (32, 1))
             low, high = max(floor(at_32), 0), min(ceil(at_1), r - 1)
             squeezed = float(t > low) if low == high else min(1.0, max(0.0, (t - low) / (high - low)))
-            after.append(w / s * squeezed + w * (1 - squeezed))
+            result.append(w / s * squeezed + w * (1 - squeezed))
         else:
             raise KeyError(name)
-    return after
+    return result
 
 
 def temperature(name: str | None, s: float) -> float:
-    """What YaRN multiplies the scores by: the square of equation 15 of arXiv 2309.00071 turned round."""
+    """Return YaRN's factor of the scores (equation 15 of arXiv 2309.00071, inverted and squared), or 1 without YaRN."""
     return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0

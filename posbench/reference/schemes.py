@@ -1,8 +1,7 @@
-"""What each scheme is, by the kind that its YAML names; and schemes that are made of others.
+"""Find the definition of a scheme by its kind, and define schemes made of other schemes.
 
-It shares no line with `posbench.schemes` and no kernel with torch. What a scheme is, it learns from its YAML alone, and
-its learned numbers from the weights. A definition is registered by being here: its class's name in snake case is the
-kind.
+Shares no line with `posbench.schemes` and no kernel with torch: a definition reads only the scheme's YAML and its
+weights. Every definition in this package is registered automatically: its kind is the class name in snake case.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from posbench.reference.definition import Array, Definition, NoDefinitionError, 
 
 
 class Combined(Definition):
-    """All members: hooks one after another (o the other way round), biases added."""
+    """Several schemes in one layer: hooks in order (o in reverse order), biases added."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], of: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(config, weights)
-        distinct = list({str(row): None for row in of})  # equal rows share their weights, numbered by first appearance
+        distinct = list({str(entry): None for entry in of})  # equal entries share weights, numbered in order
         self.members = []
-        for row in of:
-            prefix = f"members.{distinct.index(str(row))}."
-            own = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
-            self.members.append(define(SchemeConfig.from_mapping(dict(row)), config, own))
+        for entry in of:
+            prefix = f"members.{distinct.index(str(entry))}."
+            learned = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
+            self.members.append(define(SchemeConfig.from_mapping(dict(entry)), config, learned))
 
     def window(self, length: int) -> None:
         for member in self.members:
@@ -53,38 +52,39 @@ class Combined(Definition):
         return self._chained("v", x, p, h)
 
     def o(self, x: Array, p: Any, h: int) -> Array:
-        for member, place in reversed(list(zip(self.members, p, strict=True))):
-            x = member.o(x, place, h)
+        for member, position in reversed(list(zip(self.members, p, strict=True))):
+            x = member.o(x, position, h)
         return x
 
     def _chained(self, hook: str, x: Array, p: Any, h: int) -> Array:
-        for member, place in zip(self.members, p, strict=True):
-            x = getattr(member, hook)(x, place, h)
+        for member, position in zip(self.members, p, strict=True):
+            x = getattr(member, hook)(x, position, h)
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        return sum((member.bias(h, t, s, own) for member, own in zip(self.members, rows.of_members, strict=True)), 0.0)
+        pairs = zip(self.members, rows.by_member, strict=True)
+        return sum((member.bias(h, t, s, member_rows) for member, member_rows in pairs), 0.0)
 
 
-def row_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """The row of layer n: of interleaved ones the member at place n modulo their number."""
+def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
+    """Return the entry of layer n: member n modulo their number if the scheme is interleaved."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
-    return row_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
+    return entry_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
 
 
 @cache
 def definitions() -> dict[str, type[Definition]]:
-    """Kind -> its definition."""
+    """Return the definitions by kind."""
     return {"nope": Definition, **classes_in("posbench.reference", Definition)}
 
 
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:
-    """What a scheme's YAML asks for in one layer.
+    """Return the definition of a scheme in one layer.
 
-    Arguments: weights, the scheme's learned tensors there by name.
-    Raises: NoDefinitionError for a kind, or an option of it, that is not defined here.
+    Arguments: weights, the scheme's learned tensors in that layer, by name.
+    Raises: NoDefinitionError for a kind or an option that is not defined in this package.
     """
     try:
         return definitions()[scheme.kind](config, weights, **scheme.options)

@@ -1,1 +1,1 @@
-"""The report of an experiment: one tidy table (table.py) -> statistics -> tables and figures -> templates."""
+"""Report an experiment: one tidy table (table.py) -> statistics -> tables and figures -> templates."""

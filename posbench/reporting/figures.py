@@ -1,4 +1,4 @@
-"""The pictures of a report. Lines are named at their ends, so no legend hides anything."""
+"""Draw the pictures of a report. Lines are labelled at their ends, so no legend hides anything."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from posbench.reporting.comparison import Comparison
 from posbench.reporting.statistics import decided, equivalent
 from posbench.reporting.tables import text_of
 
-INK = "#1b1f24"  # what is neither white paper nor a colour: text, axes, schemes without position
+INK = "#1b1f24"  # near black, for text, axes and schemes without position
 GRID = "#d5dae0"
-BLUE, SKY, GREEN = "#0072b2", "#4aa3df", "#009e73"  # after Okabe and Ito (2008), for people who see fewer colours
+BLUE, SKY, GREEN = "#0072b2", "#4aa3df", "#009e73"  # after Okabe and Ito (2008), for colour-blind readers
 VERMILLION, ORANGE, BROWN, PURPLE = "#d55e00", "#d08c00", "#8a5a2b", "#b8609a"
-WIDTH = 8.6  # inches, at 96 dots the width of a page's column
-MOST_LINES = 12  # in a panel: more cannot be told apart, nor named beside it
+WIDTH = 8.6  # inches; the width of a page's column at 96 dots per inch
+MOST_LINES = 12  # lines per panel; more cannot be told apart or labelled
 LABEL_POINTS = 8.5
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BROWN, INK)
 _MARKERS = "os^XDPv<>hdp8*H"
-# Colour and marker by the sites that rotate, and of the other common kinds; the rest by a hash of the name.
+# Colour and marker by rotated sites or by kind, for common schemes; others get theirs by a hash of the name.
 _LOOKS = {
     "qk": (BLUE, "o"),
     "qkvo": (VERMILLION, "s"),
@@ -64,7 +64,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "axes.linewidth": 0.6,
-    "axes.formatter.useoffset": False,  # each tick says its whole number
+    "axes.formatter.useoffset": False,  # ticks show full values
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -74,7 +74,7 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
-    "text.parse_math": False,  # a name with a $ in it is a name
+    "text.parse_math": False,  # show a $ in a name as it is
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "posbench",  # the same picture gives the same file
 }
@@ -82,7 +82,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib's settings for our figures, for as long as they are drawn and saved."""
+    """Use our matplotlib settings while figures are drawn and saved."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -90,7 +90,7 @@ def style() -> Iterator[None]:
 
 
 def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
-    """Return the pictures of all sections by their names. Arguments: c, None for sections that compare no losses."""
+    """Return the pictures of all sections by name. Arguments: c, None for sections that compare no losses."""
     look = looks(c.runs) if c else {}
     plots = [plot for section in sections for plot in section.plots]
     with style():
@@ -98,8 +98,8 @@ def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Fig
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
-    """Scheme -> colour, line style and marker, the same in every report. Dashed: not relative by what it promises."""
-    found: dict[str, tuple[str, str, str]] = {}
+    """Return colour, line style and marker of each scheme, the same in every report; dashed: not marked as relative."""
+    chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
         key = "".join(json.loads(sites)) if kind == "rotary" and isinstance(sites, str) else kind
@@ -109,34 +109,34 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
         options = list(product(_COLOURS, _MARKERS))
         colour, marker = _LOOKS[key] if plain else options[start % len(options)]
         look = (colour, "-" if run.get("is_relative") else "--", marker)
-        taken = set(found.values())
-        while look in taken:  # two of one look: the later by name takes the next
+        used = set(chosen.values())
+        while look in used:  # if two schemes have one look, the later by name takes the next free one
             start += 1
             look = (*options[start % len(options)][:1], look[1], options[start % len(options)][1])
-        found[name] = look
-    return found
+        chosen[name] = look
+    return chosen
 
 
 def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of this height and width in inches, with its panels, one below the other, in a list."""
+    """Return a new figure of this height and width in inches, and the list of its panels from top to bottom."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
 
 def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Gap to the baseline of each scheme with its interval over seeds; seeds are dots."""
-    of_all = plot.points.sub(plot.points[c.baseline], axis=0)
+    """Draw each scheme's gap to the baseline with its interval over seeds; a dot per seed."""
+    gaps = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
     figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
     validation = c.validation()
     for y, scheme in enumerate(c.schemes):
         colour, _, marker = look[scheme]
-        each = of_all[scheme].dropna()
-        axes.plot(each, [y + 0.25] * len(each), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
+        seeds = gaps[scheme].dropna()
+        axes.plot(seeds, [y + 0.25] * len(seeds), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
         interval = half(validation.loc[scheme], "gap") if c.can_rank and scheme in validation.index else math.nan
         if math.isfinite(interval):
-            axes.errorbar([each.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
-        axes.plot([each.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
+            axes.errorbar([seeds.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
+        axes.plot([seeds.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(c.schemes)), c.schemes)
     axes.set_ylim(len(c.schemes) - 0.5, -0.6)
@@ -147,7 +147,7 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Who beats whom: by how much the row's scheme is better than the column's; ● where significant, = where equal."""
+    """Draw by how much each row's scheme is better than the column's; ● marks significant pairs, = equal ones."""
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
     for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
@@ -174,7 +174,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Validation loss while training as a gap to the baseline, mean over seeds; from a tenth of the training on."""
+    """Draw the validation loss during training as a gap to the baseline, averaged over seeds, after a tenth of it."""
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -190,7 +190,7 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Perplexity against length, both on a log scale, with the training length marked."""
+    """Draw perplexity against length, both on log scales, with the training length marked."""
     lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
@@ -202,7 +202,7 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw a panel per scheme with a line per seed, and dots at the marks, whose level is a horizontal line."""
+    """Draw a panel per scheme with a line per seed, dots at `plot.marks`, and a horizontal line at their level."""
     assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
@@ -220,10 +220,11 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Loss of the pilots against the learning rate."""
+    """Draw the loss of the pilots against the learning rate."""
     losses = plot.points.pivot_table(index="train.lr", columns="scheme", values="loss")
     lines = {
-        scheme: (of.dropna().index, of.dropna()) for scheme, of in losses[losses.min().sort_values().index].items()
+        scheme: (line.dropna().index, line.dropna())
+        for scheme, line in losses[losses.min().sort_values().index].items()
     }
 
     def finish(axes: Axes) -> None:
@@ -236,7 +237,7 @@ def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Nats against distance or position, which is on a log scale; zero is marked."""
+    """Draw nats against distance or position on a log scale, with zero marked."""
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
@@ -250,7 +251,7 @@ def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
-    """Scheme -> x and y of its line, the best scheme first."""
+    """Return x and y of each scheme's line, the best scheme first."""
     lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
@@ -261,21 +262,15 @@ def by_head(plot: Plot) -> Figure:
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
     panels: Any = figure.subplots(len(schemes), len(layers), sharex=True, sharey=True, squeeze=False)
-    for (scheme, layer, measure, _), of in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
+    for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE
-        x = of["first"] if by_pair else np.where(of["first"] == 0, 0.5, np.sqrt(of["first"] * of["last"]))
-        axes.plot(x, of["value"], "-", color=colour, alpha=0.75, linewidth=1)
-        axes.fill_between(
-            x,
-            of["value"] - of["value_windows"],
-            of["value"] + of["value_windows"],
-            color=colour,
-            alpha=0.12,
-            linewidth=0,
-        )
-    for scheme, line in zip(schemes, panels, strict=True):
-        line[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
+        first, last, value, interval = (line[name] for name in ("first", "last", "value", "value_windows"))
+        x = first if by_pair else np.where(first == 0, 0.5, np.sqrt(first * last))
+        axes.plot(x, value, "-", color=colour, alpha=0.75, linewidth=1)
+        axes.fill_between(x, value - interval, value + interval, color=colour, alpha=0.12, linewidth=0)
+    for scheme, row in zip(schemes, panels, strict=True):
+        row[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
     for layer, axes in zip(layers, panels[0], strict=True):
         axes.set_title(f"layer {layer}")
     for axes in panels.flat:
@@ -306,20 +301,20 @@ _KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
-    """Gap to the baseline, or loss, against the value that runs are grouped by; of several, in their order."""
+    """Draw the gap to the baseline, or the loss, against the value that runs are grouped by; several in order."""
     look = looks(pd.concat([c.runs for c in groups.values()]))
     is_number = all(isinstance(value, int | float | np.number) for value in groups)
     is_number = is_number and min(groups) > 0
     places = list(groups) if is_number else list(range(len(groups)))
     firsts = [value[0] if isinstance(value, tuple) else "" for value in groups]
-    # Of several columns, a line joins only groups that agree in the first: a place without values parts the others.
+    # With several columns, a line only connects groups that agree in the first: a NaN between the others breaks it.
     breaks = [place - 0.5 for place in range(1, len(groups)) if firsts[place] != firsts[place - 1]]
     losses = {
         place: c.losses if is_loss else c.losses.sub(c.losses[c.wanted_baseline], axis=0).drop(columns=c.baseline)
         for place, c in zip(places, groups.values(), strict=True)
         if is_loss or c.wanted_baseline in c.losses
     }
-    table = pd.DataFrame({place: of.mean() for place, of in losses.items()})
+    table = pd.DataFrame({place: frame.mean() for place, frame in losses.items()})
     table = table[table.notna().sum(axis=1) > 1]
     lines = {}
     for scheme, row in table.iterrows():
@@ -347,7 +342,7 @@ def _lines(
     height: float,
     sharey: bool = True,
 ) -> Figure:
-    """A line a scheme, MOST_LINES in a panel at the most; `finish` sets a panel's axes."""
+    """Draw a line per scheme, with at most MOST_LINES per panel; `finish` sets up the axes of a panel."""
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
@@ -366,14 +361,14 @@ def _lines(
     for axes in panels:
         finish(axes)
     panels[-1].set_xlabel(label)
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # so that the places of axes are known
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
     for axes in panels:
         name_lines(figure, axes)
     return figure
 
 
 def name_lines(figure: Figure, axes: Axes) -> None:
-    """Each line's name at its right end, moved up or down just as far as names must be to stand clear of each other."""
+    """Write each line's name at its right end, moved up or down only as far as needed to avoid overlaps."""
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     if not lines:
         return
@@ -383,8 +378,8 @@ def name_lines(figure: Figure, axes: Axes) -> None:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
         good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         ends.append((x[good[-1]], y[good[-1]]) if len(good) else (0.0, 0.0))
-    wanted = np.clip([axes.transData.transform(end)[1] for end in ends], low, high)
-    placed = stand_clear(wanted, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
+    heights = np.clip([axes.transData.transform(end)[1] for end in ends], low, high)
+    placed = spread_out(heights, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
     for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
         colour: Any = line.get_color()
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "linestyle": ":", "shrinkA": 0, "shrinkB": 2}
@@ -396,17 +391,17 @@ def name_lines(figure: Figure, axes: Axes) -> None:
         axes.text(1.07, y, name, transform=axes.transAxes, va="center", fontsize=LABEL_POINTS, color=colour)
 
 
-def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
-    """The places nearest to `wanted` (in least squares, order kept) that are at least `room` apart.
+def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
+    """Return the positions nearest to `heights` (least squares, same order) that are at least `room` apart.
 
-    They stay within low - room/2 and high + room/2 where there is space for all, and begin at the lower end otherwise.
+    They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
     """
-    order = np.argsort(wanted, kind="stable")
+    order = np.argsort(heights, kind="stable")
     steps = room * np.arange(len(order))
-    free = np.asarray(wanted)[order] - steps
-    blocks: list[list[float]] = []  # of names that touch: each stands around the mean of their places
-    for place in free:
-        blocks.append([place])
+    free = np.asarray(heights)[order] - steps
+    blocks: list[list[float]] = []  # groups of names that touch; each group is centred on the mean of its heights
+    for height in free:
+        blocks.append([height])
         while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
             last = blocks.pop()
             blocks[-1] += last
@@ -418,21 +413,21 @@ def stand_clear(wanted: Any, room: float, low: float, high: float) -> Any:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
-    """Lengths in tokens on a log scale, the training length marked."""
+    """Set up the x axis for lengths in tokens, on a log scale, and mark the training length."""
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
     axes.set_xticks(shown, [short_length(n) for n in shown])
     axes.minorticks_off()
     axes.axvline(training_length, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-    where: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
-    axes.annotate(f"trained at {short_length(training_length)}", (training_length, 1), (3, -1), **where)
+    position: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+    axes.annotate(f"trained at {short_length(training_length)}", (training_length, 1), (3, -1), **position)
 
 
 def log_numbers(axes: Axes) -> None:
-    """Plain numbers on a logarithmic y axis: at 1 2 5 where much is shown, at round steps where little is."""
+    """Set up a logarithmic y axis with plain numbers: 1, 2, 5 for a wide range, else round steps."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    wider = max(1.0, 1.02 / (high / low)) ** 0.5  # what hardly differs shall look so
+    wider = max(1.0, 1.02 / (high / low)) ** 0.5  # at least a factor of 1.02, so that tiny differences look tiny
     low, high = axes.set_ylim(low / wider, high * wider)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
@@ -440,7 +435,7 @@ def log_numbers(axes: Axes) -> None:
 
 
 def encoded(figure: Figure, kind: str) -> bytes:
-    """The figure as `svg` or `pdf`; the same bytes for the same figure."""
+    """Return the figure as the bytes of an `svg` or `pdf` file; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
     canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)
@@ -452,7 +447,7 @@ def encoded(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(drawing: str, prefix: str) -> str:
-    """matplotlib's SVG document as an element of a page: with ids of its own, in the page's colours and size."""
+    """Turn an SVG document of matplotlib into an element of a page, with unique ids and the page's colours and size."""
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)

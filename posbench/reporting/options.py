@@ -1,4 +1,4 @@
-"""What a report is asked for: the options of `posbench report` and of `posbench.report`."""
+"""Define the options of a report, the same for `posbench report` and `posbench.report`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import typer
 
 from posbench.config import ConfigError
 
-MARGIN = 0.01  # nats a token: losses closer than this, 1 % in perplexity, count as equal
+MARGIN = 0.01  # nats per token: losses closer than this (1 % in perplexity) count as equal
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What to compare, and what to write.
+    """Options that select the runs to compare and the files to write.
 
-    Raises: ConfigError for a margin that is not above 0, and for words that are no seeds.
+    Raises: ConfigError for a margin that is not above 0, or a seed that is not a whole number.
     """
 
     against: Annotated[
         str | None,
         typer.Option(
-            help="Published results to compare with ours, such as kexue-10862; an unknown name lists all.",
+            help="Published results to compare with, such as kexue-10862; an unknown name lists all.",
             show_default=False,
         ),
     ] = None
@@ -36,15 +36,15 @@ class ReportOptions:
             str | None,
             typer.Option(
                 metavar="NAME",
-                help="Put these runs into the tables of a reference, such as demo_cpu, where they are comparable; it "
-                "says what differs elsewhere, and how to train a comparable row.",
+                help="Put these runs into the tables of a reference, such as demo_cpu, if they are comparable; if not, "
+                "show what differs and how to train a comparable row.",
                 show_default=False,
             ),
         ],
     ] = None
-    baseline: Annotated[
-        str | None, typer.Option(help="The scheme that gaps are measured against.", show_default=False)
-    ] = None
+    baseline: Annotated[str | None, typer.Option(help="Scheme that gaps are measured against.", show_default=False)] = (
+        None
+    )
     by: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +84,7 @@ class ReportOptions:
             typer.Option(
                 parser=os.path.expanduser,
                 metavar="PATH",
-                help="Where the files go. Default: report (or report-by-COLUMN) in the experiment's folder.",
+                help="Folder for the files. Default: report (or report-by-COLUMN) in the experiment's folder.",
                 show_default=False,
             ),
         ],

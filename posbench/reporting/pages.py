@@ -1,4 +1,4 @@
-"""The files of a report, and what the terminal shows: templates filled, Markdown as HTML, tables as CSV and LaTeX."""
+"""Write a report: fill templates, convert Markdown to HTML, write tables, and print to the terminal."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ from posbench.reporting import tables
 from posbench.reporting.table import COLUMNS
 from posbench.version import __version__
 
-MOST_ROWS = 40  # of a table on the terminal
+MOST_ROWS = 40  # rows of a table shown on the terminal
 
 
 def words(names: Sequence[str], most: int = 12) -> str:
-    """`a`, `a and b`, `a, b and c`; beyond `most` names the rest is counted."""
+    """Join names: `a`, `a and b`, `a, b and c`; names beyond the first `most` are only counted."""
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
-def _together(leaders: Sequence[str]) -> str:
-    """How the leaders' win over others begins."""
+def _leaders_beat(leaders: Sequence[str]) -> str:
+    """Return the start of a sentence about the schemes that all leaders beat."""
     count = {1: "It beats", 2: "Both beat", 3: "All three beat"}
     return count.get(len(leaders), f"All {len(leaders)} beat")
 
 
 def _verdicts(claims: Sequence[str]) -> str:
-    """Return `2 hold, 1 fails and 5 are open`."""
+    """Count claims by their verdict: `2 hold, 1 fails and 5 are open`."""
     forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
     counts = {word: claims.count(word) for word in forms}
     return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])
 
 
 def environment() -> Environment:
-    made = Environment(
+    """Return the Jinja environment of the report templates, with our filters."""
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    environment.filters |= {
         "words": words,
         "few": lambda names: words(names) if len(names) < 4 else str(len(names)),
         "are": lambda names: "is" if len(names) == 1 else "are",
         "have": lambda names: "has" if len(names) == 1 else "have",
-        "together": _together,
+        "leaders_beat": _leaders_beat,
         "verdicts": _verdicts,
         "table": tables.markdown,
         "number": number,
@@ -63,7 +64,7 @@ def environment() -> Environment:
         "round_down": tables.round_down,
         "round_up": lambda value: f"{value:.2g}",
     }
-    return made
+    return environment
 
 
 def write(
@@ -73,10 +74,11 @@ def write(
     frames: Mapping[str, pd.DataFrame],
     latex: bool,
 ) -> list[Path]:
-    """Write the files of a report, the page first, and remove those that an earlier one left here.
+    """Write the files of a report to the folder `target`, and return their paths, the page first.
 
-    Arguments: content, what the page was filled with: its title, figures and tables for LaTeX; latex, whether tables
-    are written for LaTeX, but for those without a row, and pictures as PDF.
+    Arguments: page, report.md as text; content, the values that the page was filled with: its title, figures and tables
+    for LaTeX; frames, CSV files by name; latex, whether to write tables for LaTeX too, except those without a row, and
+    pictures as PDF.
     """
     drawings = {stem: pictures.encoded(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
@@ -95,7 +97,7 @@ def write(
 
 
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
-    """The Markdown page as one HTML file that needs nothing else: pictures inline, wide tables scroll by themselves."""
+    """Convert the Markdown page to one self-contained HTML file, with inline pictures and wide tables that scroll."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
@@ -106,7 +108,7 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
     body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
     first = re.compile(r'(<figure.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
-    body = first.sub(r'<div class="first">\1</div>', body, count=1)  # beside each other where there is room
+    body = first.sub(r'<div class="first">\1</div>', body, count=1)  # shown side by side if the page is wide enough
     return (
         environment()
         .get_template("report.html.j2")
@@ -115,28 +117,28 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 
 def described(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """What each column of these CSV files means: file, column, meaning, unit."""
+    """Return the table that explains each column of these CSV files: file, column, meaning, unit."""
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """The meaning and the unit of a column of `COLUMNS`, of one of its intervals, or of a setting."""
+    """Return the meaning and unit of a column: one of `COLUMNS`, an end of its interval, or a setting of the runs."""
     if column in COLUMNS:
         return COLUMNS[column]
-    for ending, of in (("_low", "lower"), ("_high", "upper")):
+    for ending, side in (("_low", "lower"), ("_high", "upper")):
         if column.endswith(ending):
-            what, unit = meaning(column.removesuffix(ending))
-            return f"{of} end of the 95 % interval over seeds: {what}", unit
+            text, unit = meaning(column.removesuffix(ending))
+            return f"{side} end of the 95 % interval over seeds: {text}", unit
     if column.endswith("_documents"):
-        what, unit = meaning(column.removesuffix("_documents"))
-        return f"half the 95 % interval over documents: {what}", unit
+        text, unit = meaning(column.removesuffix("_documents"))
+        return f"half the 95 % interval over documents: {text}", unit
     group = next(names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names)
     return COLUMNS[group]
 
 
-def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
-    """The table and the paragraph, for a terminal of 80 columns."""
+def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> None:
+    """Print the table and the conclusions, narrowed until they fit the terminal (80 columns)."""
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
 
@@ -144,7 +146,7 @@ def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
         return sum(1 + max(len(title), *cells[title].map(len)) for title in titles) > console.width
 
     if is_too_wide():
-        cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # they are in the report
+        cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # the report has the intervals
     if is_too_wide():
         cells = cells.map(lambda cell: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", cell))
         titles = [title.replace(" ", "\n") for title in titles]
@@ -158,5 +160,5 @@ def show(console: Console, name: str, table: pd.DataFrame, said: str) -> None:
     if len(table) > MOST_ROWS:
         console.print(Text(f"... and {len(table) - MOST_ROWS} more in the report", style="dim"))
     console.print()
-    console.print(Text(said))
+    console.print(Text(conclusions))
     console.print()

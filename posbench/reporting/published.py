@@ -1,6 +1,7 @@
-"""Published results beside ours: the same schemes, other set-ups, so orders and gaps are compared and never levels.
+"""Load what others have published about the same schemes, from `published.yaml`.
 
-They stand in `published.yaml`. A value they do not state is "not published" where that is known.
+Their set-ups differ from ours, so orders and gaps are compared, never levels. A value that a publication is known not
+to state is "not published".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from posbench.reporting.statistics import Link
 
 _FILE = Path(__file__).with_suffix(".yaml")
 NOT_PUBLISHED = "not published"
-# Each metric as a number that is lower where a scheme is better; losses in nats a token.
+# Convert each metric to a number that is lower for better schemes; losses are in nats per token.
 _METRICS: dict[str, Callable[[float], float]] = {
     "loss": float,
     "perplexity": math.log,
@@ -32,36 +33,36 @@ _METRICS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class PublishedMeasurement:
-    """One column of a published table."""
+    """A column of a published table."""
 
-    metric: str  # loss (nats a token) | perplexity | mean reciprocal rank
+    metric: str  # loss (nats per token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known
     training_length: int | None  # tokens
     length: int | None  # tokens; None: the training length
     values: dict[str, float]
-    model: str | None = None  # which, where a publication has several
+    model: str | None = None  # name of the model, if the publication has several
 
     @property
     def losses(self) -> dict[str, float]:
-        """Nats a token of theirs; of a metric that is not a loss, numbers that are lower where a scheme is better."""
+        """Their losses, nats per token; for other metrics, numbers that are lower for better schemes."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
     def ratio(self) -> float:
-        """The evaluated length in training lengths."""
+        """The evaluated length divided by the training length."""
         return self.length / self.training_length if self.length and self.training_length else 1.0
 
     @property
-    def what(self) -> str:
-        """Such as `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
-        where = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
-        of = f"{self.model}, " if self.model else ""
-        return f"{of}{self.metric}, {self.protocol or 'protocol not recorded'}, {where}"
+    def description(self) -> str:
+        """Metric, protocol and length in words: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
+        length = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
+        model = f"{self.model}, " if self.model else ""
+        return f"{model}{self.metric}, {self.protocol or 'protocol not recorded'}, {length}"
 
 
 @dataclass(frozen=True)
 class Published:
-    """One publication's results."""
+    """The results of one publication, with what it says about its set-up."""
 
     name: str
     title: str
@@ -74,17 +75,18 @@ class Published:
 
     @property
     def models(self) -> str:
-        """What was trained, in one line."""
+        """The trained models in one line: parameters, data, tokens and context."""
         units = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
         units |= {"context length": "context {}"}
-        stated = {what: text for what, text in self.setup.items() if text != NOT_PUBLISHED}
-        return ", ".join(form.format(stated[what]) for what, form in units.items() if what in stated) or NOT_PUBLISHED
+        facts = {name: text for name, text in self.setup.items() if text != NOT_PUBLISHED}
+        return ", ".join(form.format(facts[name]) for name, form in units.items() if name in facts) or NOT_PUBLISHED
 
     def links(self, schemes: Iterable[str]) -> list[Link]:
-        """Neighbours of the published chain among our schemes, with the sign between them: (better, ">", worse).
+        """Return the claimed links between our schemes that are next to each other in the published chain.
 
-        Where a scheme of theirs is not among ours its neighbours are linked, by ">" if one stands between them. Without
-        a published chain the order of the first column is taken, with "," between them.
+        A link is (better, sign, worse), such as ("qk", ">", "k"). If a published scheme is missing here, its neighbours
+        are linked, by ">" if any sign between them is ">". If no chain was published, the schemes are ordered by the
+        first column, with "," as the sign.
         """
         ours = set(schemes)
         if self.chain:
@@ -94,13 +96,13 @@ class Published:
             losses = self.measurements[0].losses
             names = sorted(losses, key=lambda name: losses[name])
             signs = [","] * (len(names) - 1)
-        places = [place for place, name in enumerate(names) if name in ours]
-        return [(names[a], ">" if ">" in signs[a:b] else signs[a], names[b]) for a, b in pairwise(places)]
+        indices = [n for n, name in enumerate(names) if name in ours]
+        return [(names[a], ">" if ">" in signs[a:b] else signs[a], names[b]) for a, b in pairwise(indices)]
 
 
 @cache
 def all_published() -> dict[str, Published]:
-    """The publications by the names that `--against` accepts."""
+    """Return all publications, keyed by the names that `--against` accepts."""
     contents: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     return {
         name: Published(
@@ -111,7 +113,7 @@ def all_published() -> dict[str, Published]:
 
 
 def load_published(name: str) -> Published:
-    """The published results of this name. Raises: ConfigError for one we do not have."""
+    """Return the published results of this name. Raises: ConfigError for an unknown name."""
     known = all_published()
     if name not in known:
         raise ConfigError(f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")

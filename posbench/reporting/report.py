@@ -1,4 +1,4 @@
-"""`posbench report`: the comparison on the terminal, and its files: report.md, report.html, CSV tables and pictures."""
+"""Run `posbench report`: print the comparison; write report.md, report.html, CSV tables and pictures."""
 
 from __future__ import annotations
 
@@ -39,22 +39,29 @@ def report(
 ) -> list[Path]:
     """Print the report of the runs at these places, write its files, and return their paths.
 
-    Arguments: as the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
-    compare with ours (default: the experiment's own); output, the folder for files (default: `report` in the first
-    place, or `report-by-<column>`); beside, a reference whose runs stand in the same tables
-    (`posbench.reporting.beside`); schemes and seeds, only these.
-    Raises: ConfigError if no run is finished, runs do not agree, a name is unknown, or the output cannot be written.
+    Arguments: the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
+    compare with (default: those that the experiment names); output, the folder for files (default: `report` in the
+    first place, or `report-by-<column>`); beside, a reference whose runs are put into the same tables
+    (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
+    Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
+    written.
     """
-    console, by, margin = console or Console(), options.by, options.margin
+    console, group_by, margin = console or Console(), options.by, options.margin
     places = [places] if isinstance(places, str | Path) else list(places)
     first_place = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
-    target = Path(options.output) if options.output else first_place / (f"report-by-{by}" if by else "report")
+    target = (
+        Path(options.output) if options.output else first_place / (f"report-by-{group_by}" if group_by else "report")
+    )
     if options.beside:
-        from posbench.reporting.beside import check_same_losses, how_to_train, joined  # it computes: torch, Hydra
+        from posbench.reporting.reference_table import (
+            check_same_losses,
+            how_to_train,
+            joined,
+        )  # imports torch and Hydra
 
         reference = folder_of(Path(options.beside))
         check_same_losses(reference, console)
-        places = [reference, *places]  # the first run says what the experiment is
+        places = [reference, *places]  # first, because the first run defines the experiment
     summary, rows = read(with_searches(places))
     summary, is_searched = scored(summary)
     if summary.empty:
@@ -63,20 +70,21 @@ def report(
     if options.beside:
         chosen = joined(chosen, reference, console)
     target.mkdir(parents=True, exist_ok=True)
-    published = load_published(options.against) if options.against else _own_published(chosen)
+    published = load_published(options.against) if options.against else _published_of(chosen)
     if is_of_tasks(chosen):
         if options.against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         runs, left_out = finished(chosen)
-        content, files = content_of_tasks(runs, rows, by, left_out)
+        content, files = content_of_tasks(runs, rows, group_by, left_out)
         content |= {"setup": _setup(runs), "continued": dict(_continued(runs))}
         names, first = content["names"], content["tables"]["summary"]
-    elif by:
-        groups = _groups(chosen, rows, by, options.baseline, published, margin)
-        content, files = _by_content(groups, by, published, margin)
-        named = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
-        names = f"{', '.join(named) if len(named) < 4 else f'{len(named)} experiments'} by {by}"
-        first = content["sections"][0 if by == "train.lr" else 1].table
+    elif group_by:
+        groups = _groups(chosen, rows, group_by, options.baseline, published, margin)
+        content, files = _grouped_content(groups, group_by, published, margin)
+        experiments = list(dict.fromkeys(name for c in groups.values() for name in c.runs["experiment"]))
+        names = ", ".join(experiments) if len(experiments) < 4 else f"{len(experiments)} experiments"
+        names = f"{names} by {group_by}"
+        first = content["sections"][0 if group_by == "train.lr" else 1].table
     else:
         chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
         comparison = build(chosen, rows, options.baseline, published, margin, tried=tried)
@@ -85,11 +93,11 @@ def report(
     files["runs.csv"] = chosen
     content["title"] = f"posbench: {options.title or names}"
     templates = environment()
-    said = " ".join(templates.get_template(content["paragraph"]).render(content).split())
-    page = templates.get_template(content["page"]).render(content | {"conclusions": said})
+    paragraph = " ".join(templates.get_template(content["paragraph"]).render(content).split())
+    page = templates.get_template(content["page"]).render(content | {"conclusions": paragraph})
     page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
     paths = write(target, page, content, files, options.latex)
-    show(console, content["title"], first, said)
+    show(console, content["title"], first, paragraph)
     for line in content.get("holes", ()):
         console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
     console.print(
@@ -99,43 +107,43 @@ def report(
         console.out(how_to_train(reference))
     if options.wandb:
         run = finished(chosen)[0].iloc[0]
-        told = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
-        console.print(told, highlight=False, soft_wrap=True)
+        message = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
+        console.print(message, highlight=False, soft_wrap=True)
     if options.open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
 
 
-def _own_published(summary: pd.DataFrame) -> Published | None:
-    """The published results that the experiment names."""
+def _published_of(summary: pd.DataFrame) -> Published | None:
+    """Return the published results that the experiment names, if any."""
     runs, _ = finished(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """What the template is filled with, and the CSV files."""
+    """Return the values that fill the templates, and the CSV files by name."""
     sections = sections_of(c, margin, every_length)
-    said = conclusions(c.ranked, c.pairs) if c.can_rank else {}
+    ranking = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     always = {
         "lower": [s for s in gaps if (gaps[s] < 0).all()],
         "higher": [s for s in gaps if (gaps[s] > 0).all()],
     }
     shown = {line for section in sections for line in section.holes}
-    with_base = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
+    baseline_pairs = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
     content: dict[str, Any] = {
         "page": "report.md.j2",
         "paragraph": "conclusions.j2",
         "c": c,
         "margin": margin,
-        "said": said,
+        "ranking": ranking,
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
         "differ": {family: len(decided(c.pairs, family)) for family in ("primary", "primary_at_rates")},
         "always": {side: names for side, names in always.items() if names},
         "verdicts": _against_baseline(c),
-        "detectable": float(with_base["detectable"].median()) if c.can_rank else math.nan,
+        "detectable": float(baseline_pairs["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
         "has_other_rates": has_other_rates(c.rates),
@@ -156,37 +164,38 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 
 
 def _against_baseline(c: Comparison) -> dict[str, list[str]]:
-    """Verdict -> the schemes that have it against the baseline, by the tests of these pairs alone."""
-    found: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
+    """Return the schemes by their verdict against the baseline, with tests of only these pairs."""
+    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
     for scheme in c.schemes:
-        said = verdict(c.pairs, scheme, c.baseline, "baseline")
-        if said:
-            found[said].append(scheme)
-    return {said: names for said, names in found.items() if names}
+        outcome = verdict(c.pairs, scheme, c.baseline, "baseline")
+        if outcome:
+            by_verdict[outcome].append(scheme)
+    return {outcome: names for outcome, names in by_verdict.items() if names}
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    """What the longest length changes, for the best scheme there and for the worst."""
+    """Return how much losses change from the training length to the longest, for the best scheme and the worst."""
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:
         return None
     cells = cells[(cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())]
     best, worst = (cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()])
-    texts = {f"{name}_change": number(of["change"], sign=True) for name, of in (("best", best), ("worst", worst))}
+    texts = {f"{name}_change": number(row["change"], sign=True) for name, row in (("best", best), ("worst", worst))}
     return {"length": int(best["length"]), "best": best["scheme"], "worst": worst["scheme"], **texts}
 
 
 def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Rows that began with another model's weights, and what to say of each."""
-    for scheme, of in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
-        before, tokens = int(of["tokens_before"].iloc[0]), int(of["tokens"].iloc[0])
-        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in of["continues"]})
-        yield str(scheme), f"{short_count(before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+    """Yield each scheme that continued from another model, with the words for its first tokens and their source."""
+    for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
+        inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
+        names = continued["continues"]
+        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
+        yield str(scheme), f"{short_count(inherited)} of {short_count(tokens)} tokens as {', '.join(sources)}"
 
 
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """What was trained on what, and by which code."""
+    """Return the facts about the set-up, each with its name: experiment, data, model, training, runs and versions."""
     config = config_of(str(runs["path"].iloc[0]))
     experiment = ", ".join(dict.fromkeys(runs["experiment"]))
     seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
@@ -195,15 +204,15 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
     if config["data"]["source"] == "task":
-        of_tasks = runs.groupby("data.name", sort=False)["path"].first()
-        data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in of_tasks.items()]
+        task_paths = runs.groupby("data.name", sort=False)["path"].first()
+        data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in task_paths.items()]
     else:
         data = [("data and tokenizer", _settings(config, "data", "tokenizer") + _context_bytes(runs))]
     codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
     code = f"; {codes} versions of the code" if codes > 1 else ""
-    prints = ", ".join(f"{what} {distinct(f'fingerprint.{name}')[:12]}" for what, name in _PRINTS.items())
+    prints = ", ".join(f"{title} {distinct(f'fingerprint.{name}')[:12]}" for title, name in _PRINTS.items())
     facts = [
         (
             "experiment",
@@ -225,7 +234,7 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _context_bytes(runs: pd.DataFrame) -> str:
-    """Return how much text the training context holds, or "" if the tokenizer does not tell the bytes of a token."""
+    """Return how much text the training context holds, or "" if the bytes per token are unknown."""
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:
         return ""
@@ -235,16 +244,16 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Those settings of these groups of the configuration that say something."""
+    """Return the settings of these groups of the configuration as text, without empty and hidden ones."""
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
-    shown = [f"{key}={value}" for key, value in fields if value and key not in _UNTOLD]
+    shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
 
 
 _PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
 
-# Fields of the configuration that say nothing about the comparison, or are said elsewhere.
-_UNTOLD = {
+# Fields of the configuration that do not matter for the comparison, or that a report shows elsewhere.
+HIDDEN_SETTINGS = {
     "name", "steps", "tied_embeddings", "accumulation", "lr", "lr_end_ratio", "decay_ratio", "grad_clip", "text_column",
     "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
     "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
@@ -256,53 +265,55 @@ _UNTOLD = {
 def _groups(
     summary: pd.DataFrame,
     rows: pd.DataFrame,
-    by: str,
+    group_by: str,
     baseline: str | None,
     published: Published | None,
     margin: float,
 ) -> dict[Any, Comparison]:
-    """Value of the column -> the comparison of its runs. Raises: ConfigError for a column without values."""
+    """Return the comparison of each group of runs, by the group's value. Raises: ConfigError for an unknown column."""
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
-    columns = by.split(",")
+    columns = group_by.split(",")
     for column in columns:
         if column not in known or summary[column].isna().all():
             varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
             differ = ", ".join(varied) or "nothing but the scheme and the seed"
             raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
     runs, _ = finished(summary)
-    groups = runs.groupby(columns if columns[1:] else by, sort=True)
-    return {value: build(of, rows, baseline, published, margin, by) for value, of in groups}
+    groups = runs.groupby(columns if columns[1:] else group_by, sort=True)
+    return {value: build(group, rows, baseline, published, margin, group_by) for value, group in groups}
 
 
-def _by_content(
-    groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float
+def _grouped_content(
+    groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """What the template of a grouped report is filled with, and its CSV files."""
+    """Return the values that fill the templates of a grouped report, and its CSV files by name."""
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
     edges = {scheme: (row.dropna().index[0], row.dropna().index[-1]) for scheme, row in tried.iterrows()}
     every = pd.concat([c.runs for c in groups.values()])
     shared = [column for column in settings_of(every) if not column.startswith("scheme.")]
-    differing = [c for c in shared if c not in by.split(",") and every[c].astype(str).nunique() > 1]
+    differing = [c for c in shared if c not in group_by.split(",") and every[c].astype(str).nunique() > 1]
     texts = every["fingerprint.data"].nunique()
     notes = [f"the groups also differ in {', '.join(differing)}"] if differing else []
     notes += ["the groups were trained on different text"] if texts > 1 else []
-    is_rate = by == "train.lr"
-    sections = by_sections(groups, by, published, margin)
+    is_rate = group_by == "train.lr"
+    sections = by_sections(groups, group_by, published, margin)
     content: dict[str, Any] = {
         "page": "by.md.j2",
         "paragraph": "by_conclusions.j2",
-        "column": by,
+        "column": group_by,
         "is_rate": is_rate,
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "across": _across(groups),
         "lowest": [(s, tables.text_of(means.loc[s].idxmin())) for s in means.min(axis=1).nsmallest(3).index],
-        "figures": pictures.trend(groups, by, is_rate),
+        "figures": pictures.trend(groups, group_by, is_rate),
         "sections": sections,
         "latex": {section.latex[0]: (section.table, section.latex[1]) for section in sections if section.latex},
-        "lede": f"Runs of {len(groups)} values of {by}: " + ", ".join(map(tables.text_of, groups)) + ". Losses are in "
+        "lede": f"Runs of {len(groups)} values of {group_by}: "
+        + ", ".join(map(tables.text_of, groups))
+        + ". Losses are in "
         "nats per token; lower is better.",
         "setup": [(tables.text_of(value), models(c)) for value, c in groups.items()],
         "notes": [
@@ -318,7 +329,7 @@ def _by_content(
 
 
 def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
-    """Who has the lowest loss in how many groups, and who is better than the baseline where enough seeds say so."""
+    """Count in how many groups each scheme has the lowest loss, and in how many it is better than the baseline."""
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
     better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))
     return {

@@ -1,9 +1,9 @@
-"""`posbench schemes --plot`: what each scheme does as curves over distance, asked of its own hooks in float64.
+"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its hooks in float64.
 
-    score(d)  what the scaled score of a query and a key of the same content is at distance d, less that at distance 0
-    value(d)  how much of a value from distance d arrives at the query as it was sent
+    score(d)  scaled score of a query and a key with the same content at distance d, minus the score at distance 0
+    value(d)  share of a value from distance d that arrives at the query unchanged
 
-Both are means over random contents. Learned numbers are those of a finished run, where one is given.
+Both are means over random contents. Learned parameters are taken from a finished run, if one is given.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from posbench.reporting.figures import INK, WIDTH, encoded, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
 
-# The decoder that untrained schemes are drawn in: heads as models of the field have them.
+# The decoder for schemes without a finished run, with heads of a usual size.
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
-LONGEST = 1024  # tokens of distance
-LEAST = -16.0  # of a score: what is below weighs nothing, and would hide the rest
-SAMPLES = 256  # random contents
-FLAT = 1e-9  # a curve that moves by less says nothing
+LONGEST = 1024  # largest distance, tokens
+LEAST = -16.0  # lowest score shown; lower ones give no weight, and their range would hide the rest
+SAMPLES = 256  # number of random contents
+FLAT = 1e-9  # curves that change by less are not drawn
 COLUMNS = 4
 _LABELS = {"score": "score minus that at distance 0", "value": "part of a value that arrives unchanged"}
 Curve = NDArray[np.float64]
@@ -42,19 +42,19 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """Of one scheme in one layer, each [H, distances]; None where the scheme leaves that alone."""
+    """Curves of one scheme in one layer, each [H, distances]; None for a curve that does not change."""
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
-    value: Curve | None  # as a part of what was sent
+    value: Curve | None  # share of the value that was sent
 
 
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
-    """Draw every scheme that can be drawn; write scores.svg and values.svg to `folder`.
+    """Draw every scheme that can be drawn, write scores.svg and values.svg to `folder`, and return their paths.
 
-    Arguments: runs, finished, whose weights are taken for the schemes that they have; config_dir, of the user's own
-    schemes.
-    Raises: ConfigError where a run has no weights or a scheme refuses the decoder.
+    Arguments: runs, finished runs whose trained weights are used for their schemes; config_dir, folder of the user's
+    own schemes.
+    Raises: ConfigError if a run has no weights or a scheme refuses the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
     names = list(dict.fromkeys([*choices("scheme", *([config_dir] if config_dir else [])), *trained]))
@@ -66,29 +66,29 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         else:
             config = compose([f"scheme={name}", *MODEL, f"train.context_length={LONGEST}", *extra])
             scheme = build_model(config, 2).scheme
-        if not config.scheme.attention:  # else its row without a kind of attention says the same
+        if not config.scheme.attention:  # such a scheme has the curves of the same scheme with softmax attention
             drawn |= titled(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for what in _LABELS:
-        lines = {title: (of.distances, getattr(of, what)) for title, of in drawn.items()}
-        lines = {title: of for title, of in lines.items() if of[1] is not None}
+    for name, label in _LABELS.items():
+        lines = {title: (curves.distances, getattr(curves, name)) for title, curves in drawn.items()}
+        lines = {title: line for title, line in lines.items() if line[1] is not None}
         if lines:
-            paths.append(folder / f"{what}s.svg")
-            paths[-1].write_bytes(encoded(grid(lines, _LABELS[what]), "svg"))
+            paths.append(folder / f"{name}s.svg")
+            paths[-1].write_bytes(encoded(grid(lines, label), "svg"))
     console.print(f"wrote {', '.join(path.name for path in paths)} in {folder}/", markup=False, soft_wrap=True)
-    flat = [title for title, of in drawn.items() if of.score is None and of.value is None]
+    flat = [title for title, curves in drawn.items() if curves.score is None and curves.value is None]
     if flat:
         console.print(
             f"nothing to draw for {', '.join(flat)}: nothing changes with distance, or learned tables start at 0 (name "
-            "a finished run to plot them)",
+            "a finished run to plot trained ones)",
             markup=False,
         )
     return paths
 
 
 def titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """The curves by their title; of a trained scheme those of each layer that has its own."""
+    """Return the curves of a scheme by title; for a trained scheme, of each layer with its own parameters."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
     title = f"{name} (trained)" if is_trained else name
@@ -98,15 +98,15 @@ def titled(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """The curves of a scheme up to `longest` tokens of distance, seen from a query at that position.
+    """Compute the curves of a scheme up to distance `longest`, for a query at position `longest`.
 
-    Arguments: scheme, of one layer, in any dtype; it is read in float64.
+    Arguments: scheme, of one layer, in any dtype; it is converted to float64.
     """
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
     H, D, C = shape.num_heads, shape.head_dim, shape.d_model
     generator = torch.Generator().manual_seed(0)
-    # Of all heads alike, so that heads differ by what the scheme does alone.
+    # The same content for all heads, so that heads differ only by the scheme.
     content = torch.randn(SAMPLES, 1, 1, D, dtype=torch.float64, generator=generator).expand(-1, H, -1, -1)
     stream = torch.randn(1, 1, C, dtype=torch.float64, generator=generator).expand(1, length, C)
     rows = np.unique(np.geomspace(1, longest, 200).round().astype(int))
@@ -114,37 +114,37 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     keys = torch.from_numpy(longest - distances)  # positions
     everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
     gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
-    here, there = _rows(located, torch.tensor([longest])), _rows(located, keys)
+    pos_q, pos_k = _rows(located, torch.tensor([longest])), _rows(located, keys)
 
-    q, k = scheme.q(content, here), scheme.k(content.expand(-1, -1, len(keys), -1), there)
+    q, k = scheme.q(content, pos_q), scheme.k(content.expand(-1, -1, len(keys), -1), pos_k)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
-    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), query=longest, key=0, length=length)
-    kept = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
-    bias = scheme.bias(q, kept, _of_last(gates), at)
+    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
+    window_keys = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
+    bias = scheme.bias(q, window_keys, _gates_of_last(gates), at)
     if bias is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
         added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
         scores = scores + added.expand(SAMPLES, H, 1, -1).mean(0)[:, 0]
     sent = content.expand(-1, -1, len(keys), -1)
-    arrived = scheme.o(scheme.v(sent, there), here)
+    arrived = scheme.o(scheme.v(sent, pos_k), pos_q)
     value = ((arrived * sent).sum(-1) / (sent * sent).sum(-1)).mean(0)
     return Curves(distances.astype(float), _unless_flat(scores - scores[:, :1]), _unless_flat(value))
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """These rows of what hooks get as `pos`."""
+    """Select rows (positions) of the `pos` that hooks get: a tensor, or a tuple of them."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
     return pos if pos.ndim == 0 else pos[rows] if pos.ndim == 1 else pos[..., rows, :]
 
 
-def _of_last(gates: Any) -> Any:
-    """Gates of a window as its last query has them, the same for each random content."""
+def _gates_of_last(gates: Any) -> Any:
+    """Return the gates that the last query of a window sees, repeated for each random content."""
     if isinstance(gates, Gates):
-        each = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
-        return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in each))
-    return tuple(map(_of_last, gates)) if isinstance(gates, tuple) else None
+        values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
+        return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))
+    return tuple(map(_gates_of_last, gates)) if isinstance(gates, tuple) else None
 
 
 def _unless_flat(curve: Tensor) -> Curve | None:
@@ -153,15 +153,15 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 
 
 def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
-    """A panel a scheme, a line a head (the first dark, the last pale), one line where all heads agree."""
+    """Draw a panel per scheme with a line per head, from dark to pale, or one line if all heads agree."""
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
     with style():
         height, width = 0.5 + (1.35 if rows > 1 else 2.0) * rows, WIDTH * columns / COLUMNS
         figure, panels = new_figure(height, rows, width, ncols=columns)
         for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
-            alike = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
-            shades = [INK] if alike else colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
+            is_one_line = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
+            shades = [INK] if is_one_line else colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
             for line, shade in zip(heads, shades, strict=False):
                 axes.plot(distances, line, color=shade, linewidth=1.0)
             low, high = max(float(heads.min()), LEAST), float(heads.max())

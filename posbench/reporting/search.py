@@ -1,4 +1,4 @@
-"""Runs of an experiment at several learning rates: which rate is each scheme's best, and the runs at it."""
+"""Find the best learning rate of each scheme of an experiment that was run at several, and the runs at it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from posbench.reporting.statistics import best_rate
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder
 
-FIRST_PILOT = 1000  # seeds from here on are pilots', whose text differs (posbench/tools/tune.py)
+FIRST_PILOT = 1000  # seeds from this one on are pilots, whose text differs (posbench/tools/tune.py)
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return the places, and the search folder of each experiment that has one with runs to be compared."""
-    found: list[Path] = []
+    """Return the places, plus the search folder of each experiment whose search has runs to compare."""
+    with_folders: list[Path] = []
     for place in map(Path, places):
         folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
         searched = [folder] if any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder)) else []
-        found += [place] * bool(place.is_dir() or find_runs(place) or not searched) + searched
-    return found
+        with_folders += [place] * bool(place.is_dir() or find_runs(place) or not searched) + searched
+    return with_folders
 
 
 def scored(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """Return a summary with the runs of searches under their experiment's name, and whether there are any.
+    """Return the summary with runs of searches renamed to their experiment, and whether there are any such runs.
 
-    Pilots and branches in the folder of a search are left out, and so is a run that the experiment's own folder has.
+    Pilots and branches in a search folder are left out, and so are runs that the experiment's own folder repeats.
     """
     if summary.empty:
         return summary, False
@@ -47,8 +47,8 @@ def at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the runs at each scheme's best rate, and the mean loss at every rate that was tried.
 
     The best rate is chosen by mean losses over the seeds that all rates of the scheme have. A rate at which a run died
-    is never the best. The table has a row a scheme and rate: scheme, train.lr, loss (nats per token), status, seeds,
-    trained_at (the best rate), experiment.
+    is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats per
+    token), status, seeds, trained_at (the best rate), experiment.
     """
     tried, chosen = [], []
     for (name, scheme), of_scheme in runs.groupby(["experiment", "scheme"], sort=False):

@@ -1,6 +1,6 @@
-"""The sections of a comparison's report as data, in their order: each function returns those about one question.
+"""Build the sections of a comparison's report as data, in their order.
 
-A protocol brings the sections about its own results (`posbench.evaluation.protocols`). `posbench.reporting.figures`
+Each protocol builds the sections about its own results (`posbench.evaluation.protocols`). `posbench.reporting.figures`
 draws the pictures; the notes are in `templates/notes.j2`.
 """
 
@@ -16,18 +16,18 @@ from posbench.config.units import DASH, count_of, short_count
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
 from posbench.reporting import tables
-from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.pages import environment
 from posbench.reporting.published import Published
+from posbench.reporting.published_comparison import agreements, link_verdict
 from posbench.reporting.statistics import conclusions
 
 
 def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
     """Return all sections of the report.
 
-    Arguments: margin, below which losses count as equal, nats a token; every_length, whether to show lengths that are
-    neither a multiple nor a part of the training length.
+    Arguments: margin, nats per token below which losses count as equal; every_length, whether to show lengths that are
+    neither a multiple nor a divisor of the training length.
     """
     brought = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
     return [
@@ -42,7 +42,7 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the loss table with the gaps to the baseline, which continues the head of the page."""
+    """Return the section with losses and gaps to the baseline, which has no heading and follows the page's lede."""
     table, interval = tables.loss_table(c), ", 95 % interval over seeds" if c.can_rank else ""
     caption = f"Gap to {c.baseline}: mean{interval}, and each seed as a small dot."
     plots = [Plot("gaps", "gaps", caption, c.losses)] if len(c.schemes) > 1 else []
@@ -51,17 +51,17 @@ def losses(c: Comparison, margin: float) -> Section:
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return the tests of the pairs that were fixed before training, and the picture of all pairs."""
-    said, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
+    """Return the sections with the tests of the pairs fixed before training and with the picture of all pairs."""
+    summary, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
     fixed = Section("Pairs fixed before training", table=table, note=_note("primary", c))
-    legend = f"; =: equal to within {margin} nats" if said["equal"] else ""
+    legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
     caption = f"How much better the row's scheme is than the column's. ●: significant over all pairs{legend}."
     plot = Plot("pairs", "matrix", caption, c.pairs)
-    return [*([fixed] if len(table) else []), Section("Who beats whom", plots=[plot], note=_note("pairs", said))]
+    return [*([fixed] if len(table) else []), Section("Who beats whom", plots=[plot], note=_note("pairs", summary))]
 
 
 def learning_rates(c: Comparison) -> Section:
-    """Return the losses at the rates that were tried."""
+    """Return the section with the losses at all learning rates that were tried."""
     table = tables.rate_table(c.rates)
     caption = f"Loss {'of the pilots ' if c.has_pilots else ''}against the learning rate."
     plot = Plot("rates", "rates", caption, c.rates)
@@ -69,9 +69,9 @@ def learning_rates(c: Comparison) -> Section:
 
 
 def costs(c: Comparison) -> Section:
-    """Return what each scheme costs, and the losses during training."""
+    """Return the section with the costs of each scheme and the losses during training."""
     table, same = tables.costs_table(c)
-    caption = f"Gap to {c.baseline} during training; learning rates come down towards the end."
+    caption = f"Gap to {c.baseline} during training; learning rates fall towards the end."
     is_drawn = len(c.schemes) > 1 and c.curves.groupby("scheme")["tokens"].nunique().max() > 2
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
@@ -86,25 +86,27 @@ def costs(c: Comparison) -> Section:
 
 
 def published(c: Comparison) -> list[Section]:
-    """Return a section for each published column that has a counterpart here."""
+    """Return a section for each published column that some of our runs can be compared with."""
     if c.published is None or not (columns := agreements(c.published, c)):
         return []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
-    stated = pd.concat([a.table.assign(measurement=a.theirs.what) for a in columns]).reset_index()
+    table = pd.concat([a.table.assign(measurement=a.theirs.description) for a in columns]).reset_index()
     return [
         Section(
-            f"Compared with {c.published.title}" + (f": {agreement.theirs.what}" if columns[1:] else ""),
+            f"Compared with {c.published.title}" + (f": {agreement.theirs.description}" if columns[1:] else ""),
             table=tables.published_table(agreement),
             note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1),
-            files={"against.csv": stated},
+            files={"against.csv": table},
         )
         for n, agreement in enumerate(columns)
     ]
 
 
-def by_sections(groups: Mapping[Any, Comparison], by: str, published: Published | None, margin: float) -> list[Section]:
-    """Return the sections of a report about groups of runs: losses, gaps, those of protocols, published claims."""
-    names, is_rate = {value: tables.text_of(value) for value in groups}, by == "train.lr"
+def by_sections(
+    groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
+) -> list[Section]:
+    """Return the sections of a report about groups of runs: losses, gaps, results of protocols, published claims."""
+    names, is_rate = {value: tables.text_of(value) for value in groups}, group_by == "train.lr"
     loss, gap = tables.by_tables(groups, is_rate)
     by_name = {names[value]: c for value, c in groups.items()}
     claims = [
@@ -115,24 +117,26 @@ def by_sections(groups: Mapping[Any, Comparison], by: str, published: Published 
         for link in (published.links({scheme for c in groups.values() for scheme in c.schemes}) if published else ())
         if any(c.can_rank for c in groups.values())
     ]
-    latex = ("loss", f"Loss by scheme and {by}, nats/token; bold: the best of each row.")
-    sections = [Section(f"Loss by scheme and {by}", table=loss, note=_note("losses_by", is_rate), latex=latex)]
-    latex = ("gap", f"Gap to the baseline by scheme and {by}, nats/token.")
-    sections += [Section(f"Gap to the baseline by scheme and {by}", table=gap, note=_note("gaps_by"), latex=latex)]
+    latex = ("loss", f"Loss by scheme and {group_by}, nats/token; bold: the best of each row.")
+    sections = [Section(f"Loss by scheme and {group_by}", table=loss, note=_note("losses_by", is_rate), latex=latex)]
+    latex = ("gap", f"Gap to the baseline by scheme and {group_by}, nats/token.")
+    sections += [
+        Section(f"Gap to the baseline by scheme and {group_by}", table=gap, note=_note("gaps_by"), latex=latex)
+    ]
     sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
     if published and claims:
         note = _note("claims_by", published, margin)
-        sections.append(Section(f"Published claims by {by}", table=text_table(claims), note=note))
+        sections.append(Section(f"Published claims by {group_by}", table=text_table(claims), note=note))
     return sections
 
 
 def _note(name: str, *content: Any) -> str:
-    """Return the note that a macro of `notes.j2` writes."""
+    """Return the text of the macro `name` in `notes.j2`, filled with `content`."""
     return str(getattr(environment().get_template("notes.j2").module, name)(*content)).strip("\n")
 
 
 def models(c: Comparison) -> str:
-    """Return what was trained, in one line."""
+    """Return one line about the trained models: schemes, seeds, parameters, tokens, data and context."""
     runs = c.runs
     parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
     return (

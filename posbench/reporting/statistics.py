@@ -1,13 +1,13 @@
-"""How sure a difference is: paired over seeds, corrected for many comparisons, and what could not have been seen.
+"""Measure how sure a difference between two schemes is, and how large one must be to be seen.
 
-One seed gives every scheme the same initial weights and the same batches, so a difference is taken within each seed and
-what the seeds have in common drops out. Two kinds of doubt, never added up:
+One seed gives every scheme the same initial weights and the same batches. So differences are taken within each seed,
+which removes the effect of the seed. There are two kinds of uncertainty, which are never added:
 
 over seeds      would other seeds, on this text, say the same? Student's t on the differences.
 over documents  would other documents, with these models, say the same? (`document_error`)
 
-Holm's correction holds the chance of any false claim in a family of pairs to 5 %. The families: the pairs with the
-baseline, the links of a published chain, those that an experiment fixed before it was trained, and all pairs.
+Holm's correction keeps the chance of any false claim in a family of pairs at 5 %. The families: the pairs with the
+baseline, the links of a published chain, the pairs that an experiment fixed before training, and all pairs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from posbench.reporting.options import MARGIN
 
 Floats = NDArray[np.float64]
 
-CONFIDENCE = 0.95  # of intervals
+CONFIDENCE = 0.95  # coverage of intervals
 LEVEL = 0.05  # chance of any false claim in a family
-POWER = 0.80  # of the smallest detectable difference
-FEWEST_SEEDS = 3  # to rank schemes
-ALLOWED = 2.0  # of the spread of a difference, for a choice of rates by one pilot seed
-ENOUGH_SEEDS = 5  # to rank schemes where seeds of one split in two
-SIGNS = 0.5  # p of the sign test above which so few seeds agree in sign that the t-test is not believed
-FEWEST_DOCUMENTS = 4.0  # effective ones: with fewer, one or two decide
-ENOUGH_DOCUMENTS = 200.0  # effective ones from which on unequal weights no longer matter: Student's t
-DRAWS = 10_000  # that tell a quantile: to 0.2 percentage points of coverage
-Link = tuple[str, str, str]  # of a published chain: better, sign, worse
+POWER = 0.80  # chance of finding the smallest detectable difference
+FEWEST_SEEDS = 3  # seeds needed to rank schemes
+ALLOWED = 2.0  # allowance for rates chosen by one pilot seed, as a multiple of the spread of a difference
+ENOUGH_SEEDS = 5  # seeds needed to rank schemes if the seeds of one scheme split in two
+SIGNS = 0.5  # p of the sign test above which too few seeds agree in sign for the t-test to be trusted
+FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the result
+ENOUGH_DOCUMENTS = 200.0  # effective documents beyond which unequal weights no longer matter and Student's t holds
+DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2 percentage points
+Link = tuple[str, str, str]  # a claim of a published chain: better scheme, sign, worse scheme
 
 
 def interval(values: Any) -> tuple[float, float, float]:
-    """The mean of independent values and its 95 % interval by Student's t; NaN ends for fewer than FEWEST_SEEDS."""
+    """Return the mean of independent values and the ends of its 95 % t-interval, NaN for fewer than FEWEST_SEEDS."""
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
     mean = float(values.sum()) / count if count else math.nan
@@ -52,9 +52,9 @@ def interval(values: Any) -> tuple[float, float, float]:
 
 
 def holm(p: Floats, size: int = 0) -> Floats:
-    """Adjusted p-values of Holm (1979): sorted upwards, the i-th of m times (m - i + 1), made monotone, at most 1.
+    """Return p-values adjusted by Holm (1979): sorted upwards, the i-th of m times (m - i + 1), monotone, at most 1.
 
-    Arguments: size, m where the family has more members than were tested.
+    Arguments: size, the number m of members of the family, if more than were tested.
     """
     p = np.asarray(p, dtype=np.float64)
     order = np.argsort(p, kind="stable")
@@ -73,13 +73,14 @@ def compare(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
 ) -> pd.DataFrame:
-    """Every pair of schemes over the seeds that both have; `left` has the lower mean loss on them.
+    """Test every pair of schemes over the seeds that both have; `left` has the lower mean loss on these seeds.
 
-    Arguments: losses, a row a seed and a column a scheme, nats a token, NaN where there is no run; links of the
-    published chain; margin of equivalence; pilots, seeds by which each scheme's learning rate was chosen (0: it was
-    not): then a difference is tested against their `allowance`; primary, groups of schemes whose pairs were fixed
-    before training: their tests do not depend on other rows; fewest, seeds of a pair that is tested. Columns: see
-    `posbench.reporting.table.COLUMNS`.
+    Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; links, claims of
+    the published chain; margin, nats per token below which losses count as equal; pilots, number of pilot seeds that
+    chose each scheme's learning rate (differences are then tested against their `allowance`), 0 for none; primary,
+    groups of schemes whose pairs were fixed before training, so that their tests do not depend on other rows; fewest,
+    number of seeds that a pair needs to be tested.
+    Returns: a row per pair; `posbench.reporting.table.COLUMNS` explains the columns.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
@@ -125,22 +126,23 @@ def compare(
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
-    """All pairs within groups of schemes, names with spaces between them."""
+    """Return all pairs of schemes within each group; a group is names separated by spaces."""
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
 
 def allowance(pairs: pd.DataFrame, pilots: int) -> float:
-    """What a wrong choice of learning rates may cost, nats a token: ALLOWED times the median spread of a difference.
+    """Return how many nats per token a wrong choice of learning rates may cost.
 
-    Over seeds, divided by the root of the number of pilot seeds. Without it equal schemes are called different in up to
-    half of tables of 8 seeds, because one pilot seed often takes the rate beside the best (`benchmarks.calibration`).
+    It is ALLOWED times the median standard deviation of a difference over seeds, divided by the square root of the
+    number of pilot seeds. Without it, equal schemes are called different in up to half of all tables of 8 seeds,
+    because one pilot seed often picks the rate next to the best (`benchmarks.calibration`).
     """
     spread = pairs["sd"].dropna()
     return ALLOWED * float(spread.median()) / math.sqrt(pilots) if pilots and len(spread) else 0.0
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """The paired t-test of differences over seeds, and two one-sided tests of `margin`."""
+    """Run the paired t-test on differences over seeds, and two one-sided tests of equivalence within `margin`."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     row["p_sign"] = sign_test(difference)
@@ -150,16 +152,17 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
     error = sd / math.sqrt(len(difference))
     with np.errstate(divide="ignore", invalid="ignore"):
         t, t_equal = np.float64(abs(mean)) / error, np.float64(margin - abs(mean)) / error
-    if not error:  # runs that are the same to the last bit
+    if not error:  # the runs agree to the last bit
         return row | {"sd": sd, "p": float(mean == 0), "p_equal": float(abs(mean) >= margin)}
     return row | {"sd": sd, "p": float(2 * stdtr(freedom, -t)), "p_equal": float(stdtr(freedom, -t_equal))}
 
 
 def best_rate(losses: Mapping[float, float]) -> float:
-    """The learning rate that pilots choose: the middle one of those whose loss is within MARGIN of the lowest.
+    """Return the learning rate that pilots choose: the middle rate of all whose loss is within MARGIN of the lowest.
 
-    So a rate at the end of a range in which all solve a task is not taken for its digits. Of two in the middle the
-    lower; the lowest of all where every pilot died. Arguments: losses, nats by rate, infinite where a pilot died.
+    If many rates solve a task equally well, this avoids choosing one at the end of their range by chance. With two
+    rates in the middle the lower is chosen; if every pilot died, the lowest rate.
+    Arguments: losses, nats by rate, infinite if the pilot died.
     """
     lowest = min(losses.values())
     near = sorted(lr for lr, loss in losses.items() if loss <= lowest + MARGIN)
@@ -167,13 +170,13 @@ def best_rate(losses: Mapping[float, float]) -> float:
 
 
 def sign_test(difference: Floats) -> float:
-    """The two-sided p of as many positive (or negative) values among those that are not 0; 1 without such values."""
+    """Return the two-sided p of the sign test on the values that are not 0; 1 if there are none."""
     more, count = max((difference > 0).sum(), (difference < 0).sum()), int((difference != 0).sum())
     return min(1.0, 2 * float(bdtrc(more - 1, count, 0.5))) if count else 1.0
 
 
 def detectable(sd: float, seeds: int, level: float) -> float:
-    """The true difference that a paired t-test at `level` finds with probability POWER, in the unit of `sd`."""
+    """Return the true difference that a paired t-test at `level` finds with probability POWER, in the unit of `sd`."""
     if seeds < 2 or math.isnan(sd):
         return math.nan
     return _shift(seeds, level) * sd / math.sqrt(seeds)
@@ -181,55 +184,62 @@ def detectable(sd: float, seeds: int, level: float) -> float:
 
 @cache
 def _shift(seeds: int, level: float) -> float:
-    """The noncentrality of t at which a two-sided test finds a difference in its true direction with POWER."""
+    """Return the noncentrality of t at which a two-sided test finds the true direction with probability POWER."""
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], decided: Collection[frozenset[str]]) -> dict[str, str]:
-    """Letters for each scheme, such as `a`, `ab`: two schemes share one if and only if their pair is not decided.
+    """Return letters for each scheme, such as `a` or `ab`: two schemes share one exactly if their pair is undecided.
 
     The compact letter display of Piepho (2004) by insertion and absorption; letters begin at the best scheme.
     """
     groups = [frozenset(order)]
     for pair in decided:
-        split = {group - {one} for group in groups if pair <= group for one in pair}
+        split = {group - {scheme} for group in groups if pair <= group for scheme in pair}
         groups = [group for group in groups if not pair <= group]
-        groups += [group for group in split if not any(group <= other for other in groups)]
-        groups = [group for group in groups if not any(group < other for other in groups)]
+        groups += [group for group in split if not any(group <= larger for larger in groups)]
+        groups = [group for group in groups if not any(group < larger for larger in groups)]
     place = {name: n for n, name in enumerate(order)}
     groups.sort(key=lambda group: sorted(place[name] for name in group))
     names = [chr(ord("a") + n) if n < 26 else f"({n + 1})" for n in range(len(groups))]
-    return {name: "".join(letter for letter, of in zip(names, groups, strict=True) if name in of) for name in order}
+    return {
+        name: "".join(letter for letter, group in zip(names, groups, strict=True) if name in group) for name in order
+    }
 
 
 def decided(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], str]:
-    """Pair -> the better scheme, of the pairs that differ significantly in their family.
+    """Return the better scheme of each pair that differs significantly, keyed by pair; p is corrected in `family`.
 
-    By the t-test, unless too few seeds agree in sign: where seeds split in two, a mean hides it.
+    The t-test decides, unless too few seeds agree in sign: if seeds split in two, their mean would hide it.
     """
-    found = pairs[(pairs[f"p_{family}"] <= LEVEL) & (pairs["p_sign"] <= SIGNS)]
-    return {frozenset((left, right)): left for left, right in zip(found["left"], found["right"], strict=True)}
+    significant = pairs[(pairs[f"p_{family}"] <= LEVEL) & (pairs["p_sign"] <= SIGNS)]
+    return {
+        frozenset((left, right)): left for left, right in zip(significant["left"], significant["right"], strict=True)
+    }
 
 
 def equivalent(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
-    """The pairs found to differ by less than the margin."""
-    found = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
-    return {frozenset(pair) for pair in zip(found["left"], found["right"], strict=True)}
+    """Return the pairs that were shown to differ by less than the margin."""
+    equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
+    return {frozenset(pair) for pair in zip(equal["left"], equal["right"], strict=True)}
 
 
-def verdict(pairs: pd.DataFrame, one: str, other: str, family: str) -> str:
-    """`better`, `worse`, `equal` or `open`, of `one` against `other`; empty where the pair was not tested."""
+def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str) -> str:
+    """Return how `scheme` compares with `reference`: better, worse, equal or open; "" if the pair was not tested."""
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
-    of_pair = pairs[((left == one) & (right == other)) | ((left == other) & (right == one))]
+    of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
-    if better := decided(of_pair, family).get(frozenset((one, other))):
-        return "better" if better == one else "worse"
+    if better := decided(of_pair, family).get(frozenset((scheme, reference))):
+        return "better" if better == scheme else "worse"
     return "equal" if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL else "open"
 
 
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
-    """Who leads, whom all leaders beat and by how much at least, and who stands between; by the tests of all pairs."""
+    """Return which schemes lead, which all leaders beat (and by at least how much) and which are in between.
+
+    By the tests of all pairs. Arguments: order, the schemes from best to worst.
+    """
     better, equal = decided(pairs), equivalent(pairs)
     leaders = [name for name in order if frozenset((order[0], name)) not in better]
 
@@ -254,30 +264,30 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
 
 
 def effective(targets: Floats) -> float:
-    """The number of equally long documents that would weigh the same: (sum n)^2 / sum n^2 (Kish 1965)."""
+    """Return the effective number of documents of n targets each: (sum n)^2 / sum n^2 (Kish 1965)."""
     targets = np.asarray(targets, dtype=np.float64)
     squares = float((targets**2).sum())
     return float(targets.sum()) ** 2 / squares if squares else 0.0
 
 
 def document_error(nll: Floats, targets: Floats) -> Floats:
-    """Half the interval around token-weighted means that the choice of documents leaves, drawn independently.
+    """Return half the 95 % interval over documents of token-weighted means, for documents drawn independently.
 
     A mean is m = sum y / sum n, with y the summed nll of a document and n its targets: a ratio, in which document i
-    weighs w_i = n_i / sum n. Its variance is estimated from the residuals e_i = y_i / n_i - m, each divided by what it
-    would be on average were all documents equally variable (the correction CR2 of Bell and McCaffrey 2002):
+    weighs w_i = n_i / sum n. Its variance is estimated from the residuals e_i = y_i / n_i - m. Each squared residual is
+    divided by its expected value if all documents were equally variable (CR2 of Bell and McCaffrey 2002):
 
         V = sum of w_i^2 e_i^2 / (1 - 2 w_i + sum of w^2)
 
-    Half the interval is q sqrt(V). With equal weights this is Student's t. With unequal ones neither count of degrees
-    of freedom holds (Kish's, 1 / sum w^2 - 1, covers too little, Satterthwaite's too much), so q is what |m| / sqrt(V)
-    stays below in 95 % of draws of normal documents with these very weights. `python -m benchmarks.calibration`
-    measures how often such an interval holds the truth.
+    Half the interval is q sqrt(V). With equal weights q is Student's t. With unequal weights neither count of degrees
+    of freedom works (Kish's, 1 / sum w^2 - 1, covers too little, Satterthwaite's too much). So q is the value that
+    |m| / sqrt(V) stays below in 95 % of random draws of normal documents with the same weights.
+    `python -m benchmarks.calibration` measures how often such an interval contains the true value.
 
     Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
     [documents], its scored tokens.
-    Returns: [means] in nats/token; NaN where documents weigh like fewer than FEWEST_DOCUMENTS, or where a loss is not a
-    number.
+    Returns: [means] in nats/token; NaN if there are fewer than FEWEST_DOCUMENTS effective documents, or a loss is not
+    finite.
     """
     scored = np.asarray(targets) > 0
     nll, targets = np.asarray(nll, dtype=np.float64)[:, scored], np.asarray(targets, dtype=np.float64)[scored]
@@ -288,7 +298,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
 
 def document_variance(nll: Floats, targets: Floats) -> Floats:
-    """V of each mean, (nats/token)^2. Shape nll.shape[:-1]; NaN where a loss is not finite."""
+    """Return V of each mean, (nats/token)^2, shape nll.shape[:-1]; NaN for a mean with a loss that is not finite."""
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):
         apart = nll / targets.sum() - weights * nll.sum(axis=-1, keepdims=True) / targets.sum()  # w e
@@ -297,7 +307,7 @@ def document_variance(nll: Floats, targets: Floats) -> Floats:
 
 
 def quantile(weights: Floats) -> float:
-    """q, by how many sqrt(V) the mean of documents with these weights (they sum to 1) may be off."""
+    """Return q, the half-width of the interval in units of sqrt(V), for documents with these weights (sum 1)."""
     alike = effective(weights)
     if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
         return student(alike - 1)
@@ -306,7 +316,7 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """By DRAWS seeded draws of normal documents that are all equally variable."""
+    """Estimate q from DRAWS seeded draws of normal documents with equal variance."""
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())
@@ -320,5 +330,5 @@ def _drawn_quantile(weights: tuple[float, ...]) -> float:
 
 @cache
 def student(freedom: float) -> float:
-    """The two-sided quantile of Student's t."""
+    """Return the two-sided quantile of Student's t for CONFIDENCE."""
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

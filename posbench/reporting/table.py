@@ -1,11 +1,11 @@
-"""What runs have measured, as one tidy table, and its summary: one row a run.
+"""Read what the runs measured from run folders and packs, as a summary and a tidy table.
 
-    posbench.results("runs/demo")               one row a run: its losses, costs, fingerprints and settings
-    posbench.results("runs/demo", tidy=True)    one row a scored window and metric, with the run's settings
+    posbench.results("runs/demo")               a row per run: its losses, costs, fingerprints and settings
+    posbench.results("runs/demo", tidy=True)    a row per scored window and metric, with the run's settings
 
-A tidy row holds the sum of a metric over a window's targets and their number, so a figure of any group of rows is
-`value.sum() / count.sum()`: a token-weighted mean, never a mean of means. Every figure of a report is such a group.
-All contact with run folders and packs is in this file.
+A tidy row has the sum of a metric over a window's targets, and the number of targets. So the figure of any group of
+rows is `value.sum() / count.sum()`: a token-weighted mean, never a mean of means. All figures of a report are computed
+so. Reporting reads run folders and packs only here.
 """
 
 from __future__ import annotations
@@ -34,94 +34,94 @@ from posbench.runs.run import initial_loss
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
-_OF_PILOTS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of rates.csv
+PILOT_COLUMNS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of the pilots' rates.csv
 
-# Every column of the tidy table, of the summary and of a report's CSV files: what it means, and its unit.
-# X_low and X_high are the ends of the 95 % interval of X over seeds, X_documents is half of that over documents.
+# Meaning and unit of every column of the tidy table, the summary and a report's CSV files.
+# X_low and X_high are the ends of the 95 % interval of X over seeds; X_documents is half the interval over documents.
 COLUMNS: dict[str, tuple[str, str]] = {
     "experiment": ("the experiment's name", ""),
     "scheme": ("the position scheme; `Kneser-Ney n` for a model of the last n - 1 tokens", ""),
-    "seed": ("of initial weights and batches", ""),
+    "seed": ("seed of initial weights and batches", ""),
     "protocol": ("how the text was scored (docs/evaluating.md)", ""),
-    "length": ("of the windows; of the problems of a task", "tokens; items"),
-    "under": ("options of the scheme that held at evaluation only; empty: as trained", ""),
-    "text": ("the text, where it is not the one that the runs were trained on", ""),
+    "length": ("length of the windows; of a task, of the problems", "tokens; items"),
+    "under": ("options of the scheme or the task that were changed for evaluation; empty: as trained", ""),
+    "text": ("the text, if not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
-    "windows_digest": ("digest of what was scored: two with the same digest are compared window by window", ""),
+    "windows_digest": ("digest of the scored windows; results with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance, gap or channel pair of the group", "tokens"),
     "last": ("last position, distance or gap of the group", "tokens"),
     "metric": ("loss, bits_per_byte, lost_order, lost_identity, drop, by_order, accuracy or exact", ""),
     "value": (
         "tidy: the sum over the targets; in table.csv: the mean over seeds",
-        "nats (bits) in all; a token (byte)",
+        "nats (bits) in all; per token (byte)",
     ),
-    "count": ("what the sum is of: targets, or bytes of bits_per_byte", ""),
+    "count": ("number of targets in the sum; for bits_per_byte, of bytes", ""),
     "status": ("finished, running, interrupted, stopped, died or unreadable", ""),
     "reason": ("why it stopped, died or cannot be read", ""),
-    "diverged": ("how the run diverged; empty where it did not", ""),
-    "loss": ("on the validation split after the last step", "nats a token"),
-    "initial_loss": ("before the first step", "nats a token"),
-    "bits_per_byte": ("the same loss for a byte of text", "bits a byte"),
+    "diverged": ("how the run diverged; empty if it did not", ""),
+    "loss": ("loss on the validation split after the last step", "nats per token"),
+    "initial_loss": ("loss before the first step", "nats per token"),
+    "bits_per_byte": ("the same loss per byte of text", "bits per byte"),
     "perplexity": ("exp of the mean loss", ""),
     "continues": ("the model that the run began with (train.from_run)", ""),
-    "tokens_before": ("of these, trained on by the model that the run began with", "tokens"),
+    "tokens_before": ("how many of the tokens the model that the run began with was trained on", "tokens"),
     "is_relative": ("whether the scheme promises to depend on distances only", ""),
-    "tokens": ("trained on", "tokens"),
+    "tokens": ("tokens trained on", "tokens"),
     "num_steps": ("optimizer steps", ""),
     "skipped_steps": ("steps whose gradient was not finite", ""),
     "epochs": ("how often the training text was read", ""),
-    "parameters": ("of the whole model", ""),
-    "training_flops": ("theoretical, of all steps", "FLOPs"),
+    "parameters": ("parameters of the whole model", ""),
+    "training_flops": ("theoretical FLOPs of all steps", "FLOPs"),
     "tokens_per_second": ("training speed", "tokens/s"),
     "train_seconds": ("time of training", "s"),
     "first_step_seconds": ("time of the first step of each process", "s"),
-    "peak_memory_bytes": ("of training", "bytes"),
+    "peak_memory_bytes": ("peak memory of training", "bytes"),
     "device": ("the machine", ""),
     "dtype": ("number format of training", ""),
-    "started": ("time", ""),
-    "ended": ("time", ""),
-    "damaged": ("results that cannot be used, with the command that makes each again", ""),
+    "started": ("time of the start", ""),
+    "ended": ("time of the end", ""),
+    "damaged": ("results that cannot be used, with the commands that compute them again", ""),
     "path": ("the run folder", ""),
-    "fingerprint.*": ("digest of what must agree in one table", ""),
-    "own_rate": ("whether train.lr is the scheme's own", ""),
-    "version.*": ("of software", ""),
+    "fingerprint.*": ("digest of this part of the run; runs with equal digests agree in it", ""),
+    "own_rate": ("whether the scheme has its own train.lr", ""),
+    "version.*": ("version of software", ""),
     "model.*, train.*, scheme.*, device.*, data.*": ("the run's settings; train.lr is the scheme's own rate", ""),
     "seeds": ("number of seeds", ""),
-    "gap": ("value minus the baseline's, same seeds", "nats a token"),
-    "change": ("value minus that at the training length, same runs", "nats a token"),
+    "gap": ("value minus the baseline's, same seeds", "nats per token"),
+    "change": ("value minus the value at the training length, same runs", "nats per token"),
     "documents": ("documents scored", ""),
     "targets": ("tokens scored for each seed", ""),
     "left": ("the scheme with the lower loss", ""),
     "right": ("the scheme with the higher loss", ""),
-    "difference": ("right minus left, same seeds", "nats a token"),
-    "sd": ("of the difference over seeds", "nats a token"),
-    "p": ("two-sided paired t-test; where pilots chose the rates, of a difference beyond what these may cost", ""),
-    "allowed": ("what the choice of rates by pilots may cost; differences are tested beyond it", "nats a token"),
+    "difference": ("loss of right minus loss of left, same seeds", "nats per token"),
+    "sd": ("standard deviation of the difference over seeds", "nats per token"),
+    "p": ("two-sided paired t-test; if pilots chose the rates, of a difference larger than `allowed`", ""),
+    "allowed": ("cost of a wrong choice of rates by pilots, which differences must exceed", "nats per token"),
     "p_sign": ("two-sided sign test over seeds; above 0.5 no difference is called significant", ""),
     "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
     "p_published": ("p with Holm's correction over the links of the published chain", ""),
     "p_primary": ("p with Holm's correction over the pairs fixed before training (experiment.primary)", ""),
-    "p_primary_at_rates": ("the same of a plain paired t-test, at the rates as they are", ""),
+    "p_primary_at_rates": ("the same for a plain paired t-test, which takes the learning rates as given", ""),
     "p_all": ("p with Holm's correction over all pairs", ""),
     "p_equal": ("two one-sided tests of a difference of the margin or more", ""),
     "p_equal_baseline": ("p_equal with Holm's correction over the pairs with the baseline", ""),
     "p_equal_published": ("p_equal with Holm's correction over the links of the published chain", ""),
     "p_equal_primary": ("p_equal with Holm's correction over the pairs fixed before training", ""),
     "p_equal_all": ("p_equal with Holm's correction over all pairs", ""),
-    "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats a token"),
-    "published": ("their value", ""),
-    "published_gap": ("their loss minus their baseline's", "nats a token"),
+    "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats per token"),
+    "published": ("published value", ""),
+    "published_gap": ("published loss minus the published baseline's", "nats per token"),
     "measurement": ("the column of the published table", ""),
     "group": ("the value that the runs are grouped by", ""),
     "data": ("the task", ""),
-    "accuracy": ("share of answers right, given the true tokens before each; in the summary at trained lengths", ""),
-    "exact": ("share of problems with every answer right; in the summary at trained lengths", ""),
+    "accuracy": ("share of answers right, given the true tokens before each; in the summary, at trained lengths", ""),
+    "exact": ("share of problems with every answer right; in the summary, at trained lengths", ""),
     "problems": ("problems scored", ""),
     "learnt": ("whether the seed has learnt the task", ""),
     "chance": ("share of answers that guessing gets right", ""),
-    "trained_at": ("train.lr of the runs", ""),
-    "goal": ("accuracy at the longest trained length from which a seed has learnt the task", ""),
+    "trained_at": ("learning rate (train.lr) of the compared runs", ""),
+    "goal": ("lowest accuracy at the longest trained length that counts as having learnt the task", ""),
     "trained": ("the longest trained length", "items"),
 }
 for _protocol in PROTOCOLS.values():
@@ -129,11 +129,11 @@ for _protocol in PROTOCOLS.values():
 
 
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
-    """One row for each run in these folders or packs, also for runs that died or cannot be read (see `status`).
+    """Return a row for each run in these folders or packs, including runs that died or cannot be read (see `status`).
 
-    Arguments: tidy, one row for each scored window and metric of finished runs instead, with the run's settings.
-    `posbench.reporting.table.COLUMNS` says what each column means.
-    Raises: ConfigError where a place does not exist.
+    Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
+    `posbench.reporting.table.COLUMNS` explains every column.
+    Raises: ConfigError if a place does not exist.
     """
     summary, rows = read(places)
     if not tidy:
@@ -143,13 +143,13 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 
 
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The summary, and the tidy rows without settings; their column `run` is the summary's index (-1: n-grams)."""
+    """Return the summary, and the tidy rows without settings; their column `run` is its index (-1: n-gram models)."""
     runs: list[Run] = []
     for place in map(Path, places):
-        here = find_runs(place)
-        if not here and not place.is_dir():
+        runs_here = find_runs(place)
+        if not runs_here and not place.is_dir():
             raise ConfigError(f"{place} is not a folder of runs: give an experiment's, such as runs/demo")
-        runs += here
+        runs += runs_here
     rows = _Rows()
     summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
     if summary.empty:
@@ -159,16 +159,16 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:
-    """The columns that are settings of the runs."""
+    """Return the columns that are settings of the runs."""
     return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
 
 
 class _Rows:
-    """Tidy rows as they are collected, column by column."""
+    """Collector of tidy rows, column by column."""
 
     def __init__(self) -> None:
-        self.keys: list[dict[str, Any]] = []  # what all rows of one result and metric have in common
-        self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models are among the rows
+        self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
+        self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models were added
         self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
 
     def add(self, key: dict[str, Any], **columns: Any) -> None:
@@ -177,7 +177,7 @@ class _Rows:
             self.columns[name].append(values)
 
     def frame(self) -> pd.DataFrame:
-        """All of them. Columns that repeat are categories."""
+        """Return all rows; columns of repeated text are categories."""
         names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
@@ -189,7 +189,7 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """One run's row of the summary, with the reason where it cannot be read; its tidy rows go to `rows`."""
+    """Return the summary's row of one run, with the reason if it cannot be read, and add its tidy rows to `rows`."""
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored, damaged = run.results() if status == FINISHED else ([], [])
@@ -231,7 +231,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "parameters": sum(manifest.num_parameters.values()),
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in costs.items()},
-        **next(({"chance": of["chance"], "goal": of["learnt"]} for of in headers if "learnt" in of), {}),
+        **next(({"chance": h["chance"], "goal": h["learnt"]} for h in headers if "learnt" in h), {}),
         "device": str(manifest.device.get("name") or manifest.device.get("type")),
         "dtype": str(manifest.device.get("dtype")),
         "started": manifest.started,
@@ -247,14 +247,14 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """The run's settings by their names, lists as JSON; `train.lr` is the scheme's own learning rate."""
+    """Return the run's settings by name, lists as JSON; `train.lr` is the scheme's own learning rate if it has one."""
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
-    own = settings.pop("scheme.lr", None)
-    return settings if own is None else settings | {"train.lr": own}
+    scheme_rate = settings.pop("scheme.lr", None)
+    return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    """The row of a run of which only its place is known."""
+    """Return the summary's row of a run that cannot be read: its names are taken from its path."""
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
     names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
@@ -266,25 +266,27 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
-        protocol, known_by = PROTOCOLS[result.protocol], result.key
+        protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
-        key = _key(number, manifest, known_by.protocol, known_by.length, known_by.step or 0, result.windows_digest)
+        key = _key(
+            number, manifest, result_key.protocol, result_key.length, result_key.step or 0, result.windows_digest
+        )
         key |= {
-            "under": " ".join(o for o in known_by.options if not o.startswith("step=")),
-            "text": known_by.data or "",
+            "under": " ".join(o for o in result_key.options if not o.startswith("step=")),
+            "text": result_key.data or "",
         }
         targets = columns[protocol.count_column]
         place = {"document": columns[protocol.text_column]}
         place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
         place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
         scored = targets > 0
-        place, columns = ({k: v[scored] for k, v in each.items()} for each in (place, columns))
+        place, columns = ({name: x[scored] for name, x in arrays.items()} for arrays in (place, columns))
         for metric, value, count in protocol.metrics(columns):
             rows.add(key | {"metric": metric}, **place, value=value, count=count)
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add rows of the n-gram models of this run's batches, which one run holds for all schemes of its seed."""
+    """Add rows of the n-gram models of this run's batches; one run stores them for all schemes of its seed."""
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
         if result.protocol != NGRAM.name or result.header["batches"] != manifest.fingerprints.batches:
@@ -304,30 +306,30 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """How a run diverged: it died of numbers that were not finite, or ended with a higher loss than it began with."""
+    """Tell how a run diverged: its numbers were not finite, or its final loss is above the initial one; else None."""
     if status == "died":
         return f"died: {manifest.reason}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """The pilots of `posbench tune` of these runs' schemes: a row for each experiment, scheme and learning rate.
+    """Return the pilots of `posbench tune` for the schemes of these runs: a row per experiment, scheme and rate.
 
-    Arguments: runs, a part of the summary; the column `trained_at` is their own rate.
+    Arguments: runs, a part of the summary; their learning rate becomes the column `trained_at`.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
-    for _, of in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
-        own = of.groupby("scheme")["train.lr"].first().rename("trained_at")
-        for text in rates_of(run_at(of["path"].iloc[0])):  # the first that has a scheme counts
-            pilots = pd.read_csv(io.StringIO(text)).filter(items=_OF_PILOTS).merge(own, on="scheme")
-            frames.append(pilots.assign(experiment=of["experiment"].iloc[0]))
-            own = own.drop(pilots["scheme"].unique())
+    for _, experiment in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
+        trained_at = experiment.groupby("scheme")["train.lr"].first().rename("trained_at")
+        for text in rates_of(run_at(experiment["path"].iloc[0])):  # for each scheme, the first file that has it counts
+            pilots = pd.read_csv(io.StringIO(text)).filter(items=PILOT_COLUMNS).merge(trained_at, on="scheme")
+            frames.append(pilots.assign(experiment=experiment["experiment"].iloc[0]))
+            trained_at = trained_at.drop(pilots["scheme"].unique())
     return pd.concat(frames[1:] or frames)
 
 
 @lru_cache(maxsize=8)
 def config_of(path: str) -> dict[str, Any]:
-    """The configuration of the run at `path`, as plain data. Raises: ConfigError where it cannot be read."""
+    """Return the configuration of the run at `path` as plain data. Raises: ConfigError if it cannot be read."""
     try:
         return dict(yaml.safe_load(run_at(path).content("config.yaml")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""The tables of a report, as DataFrames of text: a row a scheme, best first, numbers with the digits they deserve."""
+"""Build the tables of a report as DataFrames of text: a row per scheme, best first, numbers rounded."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ import pandas as pd
 from posbench.config.units import DASH, number, plus_minus, short_count
 from posbench.evaluation.protocols.order import caught_on
 from posbench.evaluation.protocols.section import half, text_table, with_interval
-from posbench.reporting.against import Agreement
 from posbench.reporting.comparison import Comparison
+from posbench.reporting.published_comparison import Agreement
 from posbench.reporting.statistics import best_rate, decided, interval, letters, verdict
 
 Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
-    """Losses and gaps to the baseline, with letters where there are seeds enough to rank."""
+    """Return losses and gaps to the baseline, with letters if there are enough seeds to rank schemes."""
     validation, groups = c.validation(), letters(c.ranked, decided(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
     rows = []
     for scheme in c.schemes:
-        of = c.losses[scheme].dropna()
+        losses = c.losses[scheme].dropna()
         cell = validation.loc[scheme] if scheme in validation.index else None
         row = {"scheme": named(c, scheme)}
         if differ:
-            row["seeds"] = str(len(of))
+            row["seeds"] = str(len(losses))
         caught = {"caught on": caught_on(c.onsets[scheme])} if c.has_onsets else {}
         if c.can_rank:
-            row |= {"group": groups.get(scheme, DASH), "loss": plus_minus(of.mean(), half(cell, "value"))} | caught
+            row |= {"group": groups.get(scheme, DASH), "loss": plus_minus(losses.mean(), half(cell, "value"))} | caught
             row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)
             row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
         else:
-            row |= {"loss": number(of.mean()), **caught, f"gap to {c.baseline}": number(gaps[scheme].mean(), sign=True)}
+            row |= {"loss": number(losses.mean()), **caught}
+            row[f"gap to {c.baseline}"] = number(gaps[scheme].mean(), sign=True)
             if len(c.seeds) > 1:
-                each = ", ".join(number(gap, sign=True) for gap in gaps[scheme].dropna())
-                row["gap of each seed"] = each if scheme != c.baseline else ""
+                seed_gaps = ", ".join(number(gap, sign=True) for gap in gaps[scheme].dropna())
+                row["gap of each seed"] = seed_gaps if scheme != c.baseline else ""
             if scheme == c.baseline:
                 row[f"gap to {c.baseline}"] = "0"
         rows.append(row)
@@ -50,31 +51,32 @@ def loss_table(c: Comparison) -> pd.DataFrame:
 
 
 def named(c: Comparison, scheme: str) -> str:
-    """The scheme's name, with what a reader must know of its runs."""
-    of = c.runs["scheme"] == scheme
+    """Return the scheme's name, with a remark if its runs diverged or use only some of its layers."""
+    is_scheme = c.runs["scheme"] == scheme
     remarks = []
-    layers = c.runs["scheme.layers"][of].iloc[0] if "scheme.layers" in c.runs else None
-    if isinstance(layers, str) and len(json.loads(layers)) > (num_layers := c.runs["model.num_layers"][of].iloc[0]):
+    layers = c.runs["scheme.layers"][is_scheme].iloc[0] if "scheme.layers" in c.runs else None
+    num_layers = c.runs["model.num_layers"][is_scheme].iloc[0]
+    if isinstance(layers, str) and len(json.loads(layers)) > num_layers:
         remarks.append(f"{num_layers} of {len(json.loads(layers))} layers")
-    diverged = int(c.runs["diverged"][of].notna().sum())
+    diverged = int(c.runs["diverged"][is_scheme].notna().sum())
     if diverged:
         remarks.append(f"{diverged} diverged")
     return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
-    """Return what each scheme cost by count, and what is the same for all schemes.
+    """Return the parameters and FLOPs of each scheme, and the figures that are the same for all schemes.
 
-    Measured speeds are not costs: runs of one experiment are trained one after another on machines more or less busy.
+    Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy machine.
     """
     runs = c.runs.reindex(columns=["scheme", "parameters", "training_flops"]).groupby("scheme")
     rows = []
     for scheme in c.schemes:
-        of = runs.get_group(scheme)
+        scheme_runs = runs.get_group(scheme)
         row = {
             "scheme": scheme,
-            "parameters": count_text(of["parameters"].mean()),
-            "training FLOPs": flops_text(of["training_flops"].mean()),
+            "parameters": count_text(scheme_runs["parameters"].mean()),
+            "training FLOPs": flops_text(scheme_runs["training_flops"].mean()),
         }
         rows.append(row)
     table = text_table(rows)
@@ -83,58 +85,60 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
 
 
 def primary_table(c: Comparison) -> pd.DataFrame:
-    """The pairs that the experiment fixed before it was trained, each with its difference and its test."""
+    """Return the pairs that the experiment fixed before training, each with its difference and its test."""
     rows = []
     for pair in c.pairs.dropna(subset="p_primary").to_dict("records"):
         half_width = (pair["difference_high"] - pair["difference_low"]) / 2
-        said = verdict(c.pairs, pair["left"], pair["right"], "primary")
+        outcome = verdict(c.pairs, pair["left"], pair["right"], "primary")
         row = {"lower loss": pair["left"], "higher loss": pair["right"]}
         row["difference"] = plus_minus(pair["difference"], half_width)
         if pair["allowed"]:
             row["p at these rates"] = f"{pair['p_primary_at_rates']:.2g}"
         row["p"] = f"{pair['p_primary']:.2g}"
-        rows.append(row | {"verdict": {"better": "differ"}.get(said, said)})
+        rows.append(row | {"verdict": {"better": "differ"}.get(outcome, outcome)})
     return text_table(rows)
 
 
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """The best rate of each scheme by the pilots of `posbench tune`, its loss, and those at half and at twice the rate.
+    """Return each scheme's best learning rate, with the loss at this rate, at half of it and at twice of it.
 
-    Arguments: rates, a row a pilot (`posbench.reporting.table.rates`). A rate of the runs other than the best is shown.
+    A column shows the rate that the runs were trained at, if it is not the best for some scheme.
+    Arguments: rates, a row per rate (`posbench.reporting.table.rates` or `posbench.reporting.search.at_best_rates`).
     """
     rows = []
-    for (experiment, scheme), of in rates.groupby(["experiment", "scheme"], sort=False):
-        tried = of.set_index("train.lr")
-        best = best_rate(dict(zip(of["train.lr"], of["loss"].fillna(math.inf), strict=True)))
-        edge = " (edge)" if best in (of["train.lr"].min(), of["train.lr"].max()) else ""
+    for (experiment, scheme), pilots in rates.groupby(["experiment", "scheme"], sort=False):
+        tried = pilots.set_index("train.lr")
+        best = best_rate(dict(zip(pilots["train.lr"], pilots["loss"].fillna(math.inf), strict=True)))
+        edge = " (edge)" if best in (pilots["train.lr"].min(), pilots["train.lr"].max()) else ""
         row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}
         for title, rate in (("loss", best), ("at half", best / 2), ("at twice", best * 2)):
             loss, status = (tried[name].get(rate, math.nan) for name in ("loss", "status"))
             row[title] = "died" if status == "died" else number(loss, 4)
-        trained_at = of["trained_at"].iloc[0]
+        trained_at = pilots["trained_at"].iloc[0]
         rows.append(row | ({} if trained_at == best else {"trained at": f"{trained_at:g}"}))
     return text_table(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:
-    """Their values and gaps beside ours, in their order."""
+    """Return the published values and gaps next to ours, in the published order."""
     rows = []
-    for scheme, of in agreement.table.iterrows():
-        row = {"scheme": str(scheme), "published": f"{of['published']:g}"}
+    for scheme, figures in agreement.table.iterrows():
+        row = {"scheme": str(scheme), "published": f"{figures['published']:g}"}
         is_base = scheme == agreement.baseline
-        row["published gap"] = "0" if is_base else number(of["published_gap"], sign=True)
+        row["published gap"] = "0" if is_base else number(figures["published_gap"], sign=True)
         if agreement.theirs.metric in ("loss", "perplexity"):
             del row["published"]
-        row["our gap"] = "0" if is_base else with_interval(of, "gap", sign=True)
+        row["our gap"] = "0" if is_base else with_interval(figures, "gap", sign=True)
         rows.append(row)
     return text_table(rows)
 
 
 def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Mean loss and gap to the baseline by scheme and group, paired within each group.
+    """Return two tables by scheme and group: mean loss, and gap to the baseline paired by seed within each group.
 
-    Bold: the best group of each scheme; `*`: significant in its group.
-    Arguments: is_rate, whether groups are learning rates: losses have a column with the gap at each scheme's best one.
+    The best group of each scheme is bold; `*` marks a gap that is significant in its group.
+    Arguments: is_rate, whether groups are learning rates; if so, the losses get a column with the gap to the baseline
+    if each scheme uses its best rate.
     """
     validations = {value: c.validation() for value, c in groups.items()}
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
@@ -174,14 +178,14 @@ def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table of GitHub's Markdown: the first column to the left, numbers to the right."""
+    """Return the table in GitHub's Markdown, the first column aligned to the left, the others to the right."""
     rule = [":--", *["--:"] * (len(table.columns) - 1)]
     lines = [list(table.columns), rule, *table.to_numpy().tolist()]
     return "\n".join(" | ".join(line) for line in lines)
 
 
 def latex(table: pd.DataFrame, caption: str, label: str) -> str:
-    """A table for a paper (`booktabs`): bold stays bold, signs become LaTeX's."""
+    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated."""
     signs = {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$", "\\*": "*"}
 
     def text(value: str) -> str:
@@ -198,17 +202,17 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
 
 
 def count_text(value: Any) -> str:
-    """`399,360`, a dash for NaN."""
+    """Return a count as text: `399,360`; a dash for NaN."""
     return DASH if math.isnan(value) else f"{value:,.0f}"
 
 
 def flops_text(flops: Any) -> str:
-    """`6.15e12`, a dash for NaN."""
+    """Return a number of FLOPs as text: `6.15e12`; a dash for NaN."""
     return DASH if math.isnan(flops) else f"{flops:.2e}".replace("e+", "e")
 
 
 def text_of(value: Any) -> str:
-    """A value that runs are grouped by: `0.005`, `1.02M`, `demo`; several with a space between them."""
+    """Return a value that runs are grouped by as text: `0.005`, `1.02M`, `demo`; several are joined by spaces."""
     if isinstance(value, tuple):
         return " ".join(map(text_of, value))
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
@@ -217,7 +221,7 @@ def text_of(value: Any) -> str:
 
 
 def round_down(value: float) -> str:
-    """Return two digits of a number, never above it: `0.23` for 0.2339, `0.064` for 0.0647."""
+    """Round a number down to two digits: `0.23` for 0.2339, `0.064` for 0.0647."""
     if not value > 0:
         return "0"
     digits = max(0, 1 - math.floor(math.log10(value)))

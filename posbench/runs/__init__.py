@@ -1,4 +1,4 @@
-"""The run folder, whole: where it is, what is in it, and how it is read back."""
+"""Run folders: where they are, what they contain, and how they are read back."""
 
 from posbench.runs.finding import INTERRUPTED, UNREADABLE, find_runs, load_run, run_at, state_of
 from posbench.runs.manifest import DIED, FINISHED, FORMAT, RUNNING, STOPPED, DamagedFile, Manifest

@@ -1,10 +1,11 @@
-"""Checkpoints: safetensors and JSON, checksummed, written beside and renamed. No pickle.
+"""Write, check, load and remove checkpoints: safetensors and JSON with checksums, without pickle.
 
     checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json  SHA256SUMS
 
-`state.json` holds the loop's state and the manifest, so a checkpoint is all that a run needs to be resumed.
-`SHA256SUMS` is read by `sha256sum -c` too. There is no pointer to the newest checkpoint: it is the highest step whose
-files match their checksums, which are computed when a checkpoint is loaded.
+A checkpoint is written under a temporary name and then renamed. `state.json` holds the training loop's state and the
+manifest, so a checkpoint is all that is needed to resume a run. `sha256sum -c SHA256SUMS` checks it too. There is no
+pointer to the newest checkpoint: it is the one with the highest step whose files match their checksums, which are
+computed when a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FOLDER = re.compile(r"step=(\d{8,})")
 
 
 class TornCheckpoint(Exception):
-    """A checkpoint that is not as it was written; the message says in what."""
+    """A checkpoint whose files are missing or differ from what was written; the message names the file."""
 
 
 def save(
@@ -48,28 +49,28 @@ def save(
     keep: int,
     branching: Set[int] = frozenset(),
 ) -> Path:
-    """Write `folder/step=...`, then remove all but the newest `keep` (two at least), and those of steps to come.
+    """Write the checkpoint `folder/step=...` and remove checkpoints that are no longer needed.
 
-    Those of the steps `branching` stay too: shorter runs begin from them.
-
-    Raises: ConfigError when the disk is full; the checkpoints before stay as they were.
+    Arguments: keep, how many of the newest checkpoints to keep, at least two; branching, steps whose checkpoints are
+    kept because shorter runs begin from them. Checkpoints of later steps are removed.
+    Raises: ConfigError if the disk is full; earlier checkpoints stay as they were.
     """
     final = folder / _name(step)
     try:
-        with folder_beside(final) as beside:
+        with folder_beside(final) as temporary:
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, beside / name)
-            (beside / METRICS).write_bytes(metrics)
+                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / name)
+            (temporary / METRICS).write_bytes(metrics)
             content = json.dumps({"format": FORMAT, "step": step, **state}, indent=1)
-            (beside / STATE).write_text(content + "\n", encoding="utf-8")
-            sums = [f"{sum_of(beside / name, sync=True)}  {name}\n" for name in (MODEL, OPTIMIZER, METRICS, STATE)]
-            (beside / SUMS).write_text("".join(sums), encoding="utf-8")
-            sum_of(beside / SUMS, sync=True)
-            publish_folder(beside, final)  # a torn one of this step was passed over on resume, and is made again
-    except (OSError, SafetensorError) as error:  # the latter is what a full disk is to safetensors
+            (temporary / STATE).write_text(content + "\n", encoding="utf-8")
+            sums = [f"{sum_of(temporary / name, sync=True)}  {name}\n" for name in (MODEL, OPTIMIZER, METRICS, STATE)]
+            (temporary / SUMS).write_text("".join(sums), encoding="utf-8")
+            sum_of(temporary / SUMS, sync=True)
+            publish_folder(temporary, final)  # replaces a damaged checkpoint of this step, which resuming skipped
+    except (OSError, SafetensorError) as error:  # safetensors raises its own error if the disk is full
         raise ConfigError(
             f"could not write the checkpoint of step {step} to {folder}: {error}. Make room and run the same "
-            "command again; a checkpoint before it is intact"
+            "command again; earlier checkpoints are intact"
         ) from error
     prune(folder, final, keep, branching)
     return final
@@ -78,20 +79,21 @@ def save(
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
     """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) up to it.
 
-    Those of the steps `branching` stay. If the process is killed meanwhile, a checkpoint is whole, or has a name that
-    is removed when the run is resumed.
+    Checkpoints of the steps `branching` stay. They are renamed first: if the process is killed meanwhile, a checkpoint
+    is whole or has a temporary name, which is removed when the run is resumed.
     """
-    behind = [each for each in _folders(folder) if step_of(each) > step_of(newest)]
-    old = [each for each in _folders(folder) if each not in behind][max(2, keep) :]
-    for unwanted in [*behind, *(each for each in old if step_of(each) not in branching)]:
-        rest = unwanted.with_name(f".{unwanted.name}.tmp")
+    checkpoints = _folders(folder)
+    later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
+    old = [checkpoint for checkpoint in checkpoints if checkpoint not in later][max(2, keep) :]
+    for unwanted in [*later, *(checkpoint for checkpoint in old if step_of(checkpoint) not in branching)]:
+        renamed = unwanted.with_name(f".{unwanted.name}.tmp")
         with suppress(OSError):
-            unwanted.rename(rest)
-        shutil.rmtree(rest, ignore_errors=True)
+            unwanted.rename(renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def newest(folder: Path, notice: Say) -> Path | None:
-    """The newest intact checkpoint, torn ones named and passed over."""
+    """Return the newest intact checkpoint, or None. Call `notice` for each damaged one that is skipped."""
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -102,7 +104,7 @@ def newest(folder: Path, notice: Say) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """The intact checkpoint of a step, None where there is none. Raises: TornCheckpoint."""
+    """Return the checkpoint of a step, or None if it does not exist. Raises: TornCheckpoint if it is damaged."""
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -111,7 +113,10 @@ def at_step(folder: Path, step: int) -> Path | None:
 
 
 def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
-    """Compare the checksums of the files `expected`, else of all as they were written. Raises: TornCheckpoint."""
+    """Check a checkpoint's files against their checksums. Raises: TornCheckpoint.
+
+    Arguments: expected, file -> SHA-256 of the only files to check; by default all, against `SHA256SUMS`.
+    """
     try:
         sums = expected or _sums(checkpoint)
         for name in expected or (STATE, MODEL, OPTIMIZER, METRICS):
@@ -122,73 +127,73 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """File -> SHA-256, as they were written. Raises: OSError."""
+    """Return file -> SHA-256 as recorded in `SHA256SUMS`. Raises: OSError."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The loop's state, of a checkpoint that was found intact."""
+    """Return the training loop's state in a checkpoint that was checked."""
     return dict(read_json(checkpoint / STATE))
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """The manifest that an intact checkpoint keeps. Raises: ConfigError for one of another format."""
+    """Return the manifest in a checkpoint that was checked. Raises: ConfigError if it has another format."""
     return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 
 def weights_digest(folder: Path, step: int) -> str:
-    """The SHA-256 of the model's weights at a step, as they were written. Raises: OSError."""
+    """Return the recorded SHA-256 of the model's weights at a step. Raises: OSError."""
     return _sums(folder / _name(step))[MODEL]
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint that was found intact."""
+    """Return the tensors in one file of a checkpoint that was checked."""
     return load_file(checkpoint / name)
 
 
 def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
-    """The weights of the run's last step, or of an older one.
+    """Return the weights of the run's last step, or of an older one.
 
-    Those of the last step are bound to the run by their digest in its manifest, older ones by the checkpoint's.
-    Raises: ConfigError with the steps that are left where they are gone or damaged.
+    The last step's weights are checked against the digest in the run's manifest, older ones against the checkpoint's.
+    Raises: ConfigError if they are missing or damaged; it lists the other steps.
     """
     step = manifest.num_steps if at_step is None else at_step
     checkpoint = folder / _name(step)
     try:
         check(checkpoint, {MODEL: manifest.weights} if step == manifest.num_steps and manifest.weights else None)
-    except TornCheckpoint as why:
-        others = ", ".join(str(step_of(other)) for other in reversed(_folders(folder)) if other != checkpoint)
+    except TornCheckpoint as error:
+        steps = ", ".join(str(step_of(path)) for path in reversed(_folders(folder)) if path != checkpoint)
         raise ConfigError(
-            f"the weights of step {step} in {folder} cannot be used: {why}. Use those of another step with --at-step "
-            f"(there are: {others or 'none'}), or delete the folder {folder.parent} and train it again"
-        ) from why
+            f"the weights of step {step} in {folder} cannot be used: {error}. Use another step with --at-step "
+            f"(there are: {steps or 'none'}), or delete the folder {folder.parent} and train the run again"
+        ) from error
     return load_tensors(checkpoint, MODEL)
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
-    """Set the parameters of `model` by name, all but those that stay `fresh`."""
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name not in fresh}
-    given = {name: tuple(value.shape) for name, value in weights.items()}
-    if shapes != given:
-        differing = sorted(name for name, _ in shapes.items() ^ given.items())
+    """Set the parameters of `model` by name, except those in `fresh`. Raises: ConfigError if names or shapes differ."""
+    model_shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name not in fresh}
+    weight_shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if model_shapes != weight_shapes:
+        differing = sorted(name for name, _ in model_shapes.items() ^ weight_shapes.items())
         raise ConfigError(
-            f"the checkpoint's weights are not this model's ({differing[0]} differs): it belongs to another "
-            "configuration, or --under changes the parameters"
+            f"the checkpoint's weights do not fit this model ({differing[0]} differs): the checkpoint belongs to "
+            "another configuration, or --under changes the parameters"
         )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():  # buffers are computed, a shared parameter is stored once
+        for name, parameter in model.named_parameters():  # buffers are computed; a shared parameter is stored once
             if name not in fresh:
                 shard_of(parameter).copy_(shard_like(weights[name], parameter))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter by name, each shared one once."""
+    """Return every parameter by name, shared ones once. Sharded ones are gathered on the first process."""
     return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Checkpoints, newest first."""
+    """Return the folders of the checkpoints in `folder`, newest first."""
     if not folder.is_dir():
         return []
     return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=step_of, reverse=True)
@@ -203,18 +208,18 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step="))
 
 
-# ---------------------------------------------------------------- tensors of which each process holds a part (FSDP2)
+# ---------------------------------------------------------------- tensors that are sharded over processes (FSDP2)
 
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
-    """This process's part of a sharded parameter, in the same memory; an unsharded parameter as it is."""
+    """Return this process's part of a sharded parameter, in the same memory, or an unsharded parameter as it is."""
     return nn.Parameter(parameter.to_local().detach()) if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor of which each process holds a `shard`, laid out as `like` is: on the CPU of the first process.
+    """Gather the tensor of which each process holds a `shard`, laid out as `like` is, on the first process's CPU.
 
-    The others get an empty tensor: what does not fit one device must not be whole on each.
+    The other processes get an empty tensor, because a model that is sharded may not fit on one device.
     """
     if not is_sharded(like):
         return shard
@@ -227,7 +232,7 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """This process's part of `value`, which every process holds whole, laid out as `like` is."""
+    """Return this process's part of `value`, laid out as `like` is. Every process holds all of `value`."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -237,5 +242,5 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is one process's view of a tensor that several processes hold (a DTensor)."""
+    """Return True for a DTensor: one process's view of a tensor that several processes hold."""
     return hasattr(value, "to_local")

@@ -1,7 +1,7 @@
-"""Which runs there are at a place, and which of them the words of a command name.
+"""Find the runs below a folder, and the runs that names on a command line mean.
 
-Runs lie in run folders and in packs, which need no folders. A word is a folder below `runs_dir`, a folder as given, or
-the name of an experiment's folder; the error for one that names nothing says what there is.
+Runs are stored in run folders and in packs. A name is a folder below `runs_dir`, a path, or the name of an experiment's
+folder; if it matches nothing, the error lists what exists.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from pathlib import Path
 
 from posbench.config import ConfigError, nearest
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, opened, packs_of, write_pack
+from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, open_pack, packs_of, write_pack
 from posbench.runs.run import Run
 from posbench.system.console import Say, say_once
 from posbench.system.files import is_locked
 
-INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written: what `state_of` finds besides
+INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written to a manifest; `state_of` returns them
 
-LISTED = 6  # experiments in a message
-REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # in a checkout
+MAX_NAMES = 6  # experiments that a message lists
+REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
 
 
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
-    """Every run at or under `folder`, in the order of their names. A pack is read as the folder of its experiment.
+    """Return every run at or below `folder`, sorted by path. A pack is read as the folder of its experiment.
 
-    So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` name runs of `runs/demo.zip` and `runs/demo.2.zip`
-    too; where a run is there twice, the folder is taken. Links are followed. Packs that cannot be read are skipped
-    with a message by `notice`. Pilots of `posbench tune`, in `runs/demo-tune`, are found by that folder's name alone.
+    So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` also find runs in `runs/demo.zip` and
+    `runs/demo.2.zip`. If a run is in a folder and in a pack, the folder is used. Links are followed. Packs that cannot
+    be read are skipped, with a message by `notice`. Pilots of `posbench tune` in `runs/demo-tune` are found only if
+    `folder` is that folder or inside it.
     """
-    root, runs, seen = folder_of(Path(folder)), {}, set()
-    packs = [pack for place in (root, *root.parents[:3]) for pack in packs_of(place)]
+    root, runs, visited = folder_of(Path(folder)), {}, set()
+    packs = [pack for parent in (root, *root.parents[:3]) for pack in packs_of(parent)]
 
     for name, folders, files in os.walk(root, followlinks=True):
-        place = Path(name)
+        path = Path(name)
         if "run.json" in files:
-            runs[place] = Run(place)
-        if "run.json" in files or place.resolve() in seen:  # a link may lead back up
+            runs[path] = Run(path)
+        if "run.json" in files or path.resolve() in visited:  # a link may lead back up
             folders.clear()
             continue
-        seen.add(place.resolve())
-        packs += [opened(place / file) for file in files if file.endswith(".zip")]
-        has_pilots = place.name.endswith("-tune") and place != root
+        visited.add(path.resolve())
+        packs += [open_pack(path / file) for file in files if file.endswith(".zip")]
+        has_pilots = path.name.endswith("-tune") and path != root
         folders[:] = [f for f in folders if not f.startswith(".") and not (has_pilots and f.startswith("lr="))]
     for pack in packs:
         try:
@@ -52,17 +53,17 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     return [runs[path] for path in sorted(runs)]
 
 
-def folder_of(place: Path) -> Path:
-    """The folder of the experiment that a pack holds; any other place as it is."""
-    return opened(place).experiment if place.suffix == ".zip" and place.is_file() else place
+def folder_of(path: Path) -> Path:
+    """Return the folder of a pack's experiment, or any other path as it is."""
+    return open_pack(path).experiment if path.suffix == ".zip" and path.is_file() else path
 
 
 def run_at(path: str | Path) -> Run:
-    """The run stored at `path`, in a folder or in a pack."""
-    place = Path(path)
-    above = [] if (place / "run.json").is_file() else place.parents[1:3]
-    packs = [(pack, place.relative_to(folder).as_posix()) for folder in above for pack in packs_of(folder)]
-    return next((PackedRun(place, pack) for pack, name in packs if name in pack.index["runs"]), Run(place))
+    """Return the run stored at `path`, in a folder or in a pack."""
+    path = Path(path)
+    parents = [] if (path / "run.json").is_file() else path.parents[1:3]
+    packs = [(pack, path.relative_to(folder).as_posix()) for folder in parents for pack in packs_of(folder)]
+    return next((PackedRun(path, pack) for pack, name in packs if name in pack.index["runs"]), Run(path))
 
 
 def search_folder(experiment: Path) -> Path:
@@ -71,16 +72,17 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """The run at this place. Raises: ConfigError where there is none."""
+    """Return the run at `path`. Raises: ConfigError if there is none."""
     run = run_at(path)
     _ = run.manifest
     return run
 
 
 def state_of(run: Run) -> str:
-    """A run's status: its manifest's, but `interrupted` for one that says it runs while no process trains it.
+    """Return a run's status: the manifest's, INTERRUPTED or UNREADABLE.
 
-    `unreadable` where the manifest is missing, torn, or of another format.
+    A run is interrupted if its manifest says `running` but no process trains it. It is unreadable if its manifest is
+    missing, damaged, or has another format.
     """
     try:
         status = run.manifest.status
@@ -90,18 +92,19 @@ def state_of(run: Run) -> str:
 
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights: bool = False) -> Path:
-    """Write the finished runs of an experiment's folder to a zip that did not exist, and return its path.
+    """Write the finished runs of an experiment's folder to a new zip, and return its path.
 
-    Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that is free; what
-    lies in a pack of these already is left out. Notice is told what is left out, and why. weights, whether the last
-    weights go with them, rounded to bfloat16.
-    Raises: ConfigError where there is no run, one lies elsewhere than in `experiment/<scheme>/seed=<n>`, or the output
-    exists.
+    Runs that one of the experiment's packs has already are left out.
+
+    Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist;
+    notice, called with each run that is left out, and the reason; weights, whether to include the last weights, rounded
+    to bfloat16.
+    Raises: ConfigError if there is no run, if one is not in `experiment/<scheme>/seed=<n>`, or if the output exists.
     """
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
-        why = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
-        raise ConfigError(f"{output} {why}: name a new one, such as {free_name(experiment_in(output))}")
+        reason = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
+        raise ConfigError(f"{output} {reason}: name a new one, such as {free_name(experiment_in(output))}")
     folder = experiment_in(output)
     packed = {run.path.relative_to(folder).as_posix() for pack in packs_of(folder) for run in pack.runs}
     runs = {}
@@ -116,32 +119,37 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     depth = 3 if experiment.name.endswith("-tune") else 2
-    if strange := next((run for name, run in runs.items() if name.count("/") != depth - 1), None):
-        raise ConfigError(f"{strange.path} does not lie in {experiment}: give the folder of one experiment")
+    if misplaced := next((run for name, run in runs.items() if name.count("/") != depth - 1), None):
+        raise ConfigError(f"{misplaced.path} is not a run of {experiment}: give the folder of one experiment")
     write_pack(output, runs, notice, weights)
     return output
 
 
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """The runs that the words name, each once; all of `runs_dir` without a word. Raises: ConfigError."""
+    """Return the runs that `names` mean, without duplicates, or all of `runs_dir` if there are none.
+
+    Raises: ConfigError if a name matches nothing.
+    """
     runs: dict[Run, None] = {}
-    for place in [place_named(name, runs_dir) for name in names] or [runs_dir]:
-        below = find_runs(place)
-        if not below:
-            raise ConfigError(f"{place} contains no runs: train one first (posbench train scheme=vo_rope)")
-        runs |= dict.fromkeys(below)
+    for folder in [place_named(name, runs_dir) for name in names] or [runs_dir]:
+        runs_below = find_runs(folder)
+        if not runs_below:
+            raise ConfigError(f"{folder} contains no runs: train one first (posbench train scheme=vo_rope)")
+        runs |= dict.fromkeys(runs_below)
     return list(runs)
 
 
 def rates_of(run: Run) -> list[str]:
-    """The tables that `posbench tune` left for the run's experiment, and for its trunk's where it is a branch: CSV.
+    """Return the tables of learning rates, as CSV, that `posbench tune` wrote for a run's experiment.
 
-    That in the experiment's folder first, then those in its packs, the newest first.
+    For a branch, the tables of its trunk's experiment follow. The table in an experiment's folder comes first, then
+    those in its packs, newest first.
     """
     experiment = run.path.parents[1]
     tables: list[str | None] = []
     tokens = [run.manifest.identity.get(f"train.{name}") for name in ("tokens", "trunk_tokens")]
-    trunk = run.config.trunk_name if tokens[0] != tokens[1] else None  # a configuration needs Hydra: read for branches
+    # Reading a configuration imports Hydra, so it is read for branches only.
+    trunk = run.config.trunk_name if tokens[0] != tokens[1] else None
     for folder in (experiment, experiment.with_name(trunk or experiment.name)):
         if (file := folder / RATES).is_file():
             tables.append(file.read_text(encoding="utf-8"))
@@ -150,42 +158,46 @@ def rates_of(run: Run) -> list[str]:
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
-    """The one run that the word names. Raises: ConfigError."""
-    first, *others = runs_named([name], runs_dir)
-    if others:
-        raise ConfigError(f"{name!r} names {len(others) + 1} runs: give the folder of one, such as {first.path}")
-    return first
+    """Return the run that `name` means. Raises: ConfigError if there is none, or more than one."""
+    runs = runs_named([name], runs_dir)
+    if len(runs) > 1:
+        raise ConfigError(f"{name!r} names {len(runs)} runs: give the folder of one, such as {runs[0].path}")
+    return runs[0]
 
 
 def only_experiment(runs_dir: Path) -> Path:
-    """The only experiment in `runs_dir`, but for `reference/`. Raises: ConfigError for none or several."""
-    places = {run.path.parents[1] for run in find_runs(runs_dir)}
-    ours = sorted(place for place in places if runs_dir / "reference" not in place.parents)
-    if len(ours) != 1:
-        listed = ", ".join(map(str, ours)) or "no runs: train first with posbench train -m experiment=demo"
-        raise ConfigError(f"which experiment? {runs_dir}/ contains {listed}")
-    return ours[0]
+    """Return the only experiment in `runs_dir`, except `reference/`. Raises: ConfigError for none or several."""
+    folders = {run.path.parents[1] for run in find_runs(runs_dir)}
+    experiments = sorted(folder for folder in folders if runs_dir / "reference" not in folder.parents)
+    if len(experiments) != 1:
+        names = ", ".join(map(str, experiments)) or "no runs: train first with posbench train -m experiment=demo"
+        raise ConfigError(f"which experiment? {runs_dir}/ contains {names}")
+    return experiments[0]
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """Return the folder of that name, below `runs_dir` or here, or the one experiment whose folder has that name.
+    """Return the folder that `name` means.
 
-    Reference experiments are found from any working directory. Raises: ConfigError with the nearest name that there is.
+    That is a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose folder has this name, or a
+    reference experiment, from any working directory. Raises: ConfigError with the most similar name that exists.
     """
-    for place in (runs_dir / name, Path(name)):
-        if place.is_dir() or find_runs(place) or find_runs(search_folder(place)):
-            return folder_of(place)
+    for folder in (runs_dir / name, Path(name)):
+        if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
+            return folder_of(folder)
     runs = [run.path for run in find_runs(runs_dir)]
     experiments = sorted({run.parents[1] for run in runs})
-    named = [experiment for experiment in experiments if experiment.name == name]
-    if len(named) == 1:
-        return named[0]
+    matches = [experiment for experiment in experiments if experiment.name == name]
+    if len(matches) == 1:
+        return matches[0]
     if find_runs(REFERENCE / name) or find_runs(search_folder(REFERENCE / name)):
         return folder_of(REFERENCE / name)
-    known = [str(place.relative_to(runs_dir)) for place in (*experiments, *sorted({run.parent for run in runs}), *runs)]
+    folders = (*experiments, *sorted({run.parent for run in runs}), *runs)
+    known = [str(folder.relative_to(runs_dir)) for folder in folders]
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
-    listed = ", ".join(known[: len(experiments)][:LISTED]) or "none: train first with posbench train -m experiment=demo"
-    listed += f" and {len(experiments) - LISTED} more, which posbench ls lists" if len(experiments) > LISTED else ""
+    names = known[: len(experiments)][:MAX_NAMES]
+    listed = ", ".join(names) or "none: train first with posbench train -m experiment=demo"
+    if len(experiments) > MAX_NAMES:
+        listed += f" and {len(experiments) - MAX_NAMES} more, which posbench ls lists"
     hint = nearest(name, [*known, *references])
     raise ConfigError(
         f"there is no run or experiment {name!r}, here or under {runs_dir}/{hint} (experiments there: {listed})"

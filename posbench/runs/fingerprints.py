@@ -1,4 +1,4 @@
-"""What must be equal for two runs to be compared, or for one to be resumed, as hashes and readable differences."""
+"""Decide which runs can be compared and which can be resumed, by hashes and readable differences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ if TYPE_CHECKING:  # a report reads fingerprints and needs no torch
     from posbench.model.decoder import Decoder
     from posbench.runs.start import Start
 
-# Not part of what a run computes: names, places, and what only watches. The data of a task are.
-_ASIDE = ("tracking", "launch", "experiment", "experiment_name", "runs_dir", "evaluation", "data", "tokenizer")
-_ASIDE_IN_TRAIN = (
+# These settings do not decide what a run computes: names, folders, and logging. For tasks, `data` is added again.
+_NOT_IN_IDENTITY = (
+    "tracking",
+    "launch",
+    "experiment",
+    "experiment_name",
+    "runs_dir",
+    "evaluation",
+    "data",
+    "tokenizer",
+)
+_TRAIN_NOT_IN_IDENTITY = (
     "device",
     "dtype",
     "compile",
@@ -33,69 +42,72 @@ _ASIDE_IN_TRAIN = (
     "max_skipped_steps",
     "branch_tokens",
     "trunk_tokens",
-    "lr_of",  # what of it holds for a run is `scheme.lr`
-    "from_run",  # see `_continued`
+    "lr_of",  # the learning rate that it gives this run is `scheme.lr`
+    "from_run",  # see `_make_comparable`
 )
 _WINDOWS = ("context_length", "batch_size")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def digest(content: bytes | str) -> str:
-    """The first 16 hex digits of the SHA-256."""
+    """Return the first 16 hex digits of the SHA-256 of `content`."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
 
 def identity(config: Config, device: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
-    """What a run computes, as flat `group.field` -> value: its configuration without names, places and watching.
+    """Return the settings that decide what a run computes, as flat `group.field` -> value.
 
-    The text and the tokenizer are not in it (they have fingerprints of their own), a task and its lengths are, and the
-    device's number format. Arguments: start, the model that the run begins with (`train.from_run`).
+    Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
+    task, its lengths and the device's number format are included.
+
+    Arguments: start, the model that the run begins with (`train.from_run`).
     """
     mapping = config.to_mapping()
-    train = mapping["train"]
-    train = {key: value for key, value in train.items() if key not in _ASIDE_IN_TRAIN} | {
-        "num_steps": config.train.num_steps
-    }
+    train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
+    train["num_steps"] = config.train.num_steps
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
-    fields = {key: value for key, value in mapping.items() if key not in _ASIDE}
+    fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY}
     fields |= {"train": train, "data": config.data.identity}
     if config.scheme_lr is not None:
         fields["scheme"]["lr"] = config.scheme_lr
     model = config.model
-    # Options that came later stand here where they are on, so that runs of before and of now agree.
+    # Newer options are recorded only if they are on, so that runs from before they existed still agree.
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
     if start is not None:
-        _continued(fields, config, start)
+        _make_comparable(fields, config, start)
     return dict(json.loads(json.dumps(flat(fields))))
 
 
-def _continued(fields: dict[str, Any], config: Config, start: Start) -> None:
-    """Make `fields` those of a run that continues another: it stands in a table with runs trained as that one was.
+def _make_comparable(fields: dict[str, Any], config: Config, start: Start) -> None:
+    """Make a continued run comparable with runs of the same total token count, in place.
 
-    So `train` is that run's with the tokens of both, and what differs is a setting of the row, `scheme.continued`. With
-    other windows than that run's it stands in no table with it.
+    `train` becomes the source run's, with the tokens of both, and the settings that differ are recorded in
+    `scheme.continued`. Windows are not replaced: with other windows the runs are not comparable.
     """
-    own, before = fields["train"], start.identity or {}
-    was = {key: value if key in _WINDOWS else before.get(f"train.{key}", value) for key, value in own.items()}
-    tokens = start.tokens + own["tokens"]
-    differing = {key: value for key, value in own.items() if value != was[key] and key not in ("lr", "trunk_tokens")}
+    train, source = fields["train"], start.identity or {}
+    source_train = {
+        key: value if key in _WINDOWS else source.get(f"train.{key}", value) for key, value in train.items()
+    }
+    differing = {
+        key: value for key, value in train.items() if value != source_train[key] and key not in ("lr", "trunk_tokens")
+    }
     fields["scheme"] |= {
         "lr": config.row_train.lr,
-        "continued": {"scheme": start.scheme, **differing, "tokens": own["tokens"]},
+        "continued": {"scheme": start.scheme, **differing, "tokens": train["tokens"]},
     }
-    per_step = own["tokens"] // own["num_steps"]
-    fields["train"] = was | {
+    tokens, per_step = start.tokens + train["tokens"], train["tokens"] // train["num_steps"]
+    fields["train"] = source_train | {
         "tokens": tokens,
         "num_steps": tokens // per_step,
-        "trunk_tokens": start.tokens + own["trunk_tokens"],
+        "trunk_tokens": start.tokens + train["trunk_tokens"],
     }
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`group.field` -> value of a mapping of mappings."""
+    """Flatten a mapping of mappings to `group.field` -> value."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
         fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -103,7 +115,7 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
-    """Of the configuration without its scheme and seed: what all runs of a table must share."""
+    """Return the digest of an identity without its scheme and seed. All runs of a table must share it."""
     shared = {
         key: value
         for key, value in identity.items()
@@ -122,23 +134,26 @@ def comparable_fingerprint(identity: dict[str, Any]) -> str:
     return config_fingerprint({key: value for key, value in identity.items() if defaults.get(key, MISSING) != value})
 
 
-def mixed(before: str | None, now: str) -> str:
-    """The code that a run was trained by: `now`, or `before+now` where the code changed before it was resumed."""
-    return now if before is None or before == now else before if before.endswith(f"+{now}") else f"{before}+{now}"
+def versions_used(previous: str | None, current: str) -> str:
+    """Return the version that trained a run: `current`, or `previous+current` if it changed before a resume."""
+    if previous is None or previous == current:
+        return current
+    return previous if previous.endswith(f"+{current}") else f"{previous}+{current}"
 
 
-def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`key: before -> now`, a line for each value that differs."""
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys]
+def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """Return a line `key: previous -> current` for each value that differs."""
+    keys = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
+    return [f"{key}: {previous.get(key)} -> {current.get(key)}" for key in keys]
 
 
 def facts(
     identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
 ) -> dict[str, Any]:
-    """What a run is, and stays when it is resumed: its identity, text, tokenizer, the user's own files.
+    """Return what must not change when a run is resumed.
 
-    And the digest of the weights that it began with in place of initial ones.
+    That is its identity, text, tokenizer, the user's own files (path -> SHA-256), and the digest of the weights that it
+    began with if they were not drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
@@ -146,7 +161,7 @@ def facts(
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
-    """A digest of the initial weights for each logical part that schemes share, such as `attention.q`."""
+    """Return a digest of the initial weights for each part that schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
     for name, tensor in model.shared_parts():
         total = totals.setdefault(name, hashlib.sha256())
@@ -156,13 +171,13 @@ def weights_fingerprints(model: Decoder) -> dict[str, str]:
 
 @cache
 def code_fingerprint() -> str:
-    """Of the Python files of this package: it changes with every version, and keeps no runs apart."""
+    """Return the digest of this package's Python files. Runs with different code are still comparable."""
     return digest(b"".join(file.read_bytes() for file in sorted(_PACKAGE.rglob("*.py"))))
 
 
 @cache
 def commit() -> str | None:
-    """The Git commit of the package where it is imported from a checkout; None elsewhere."""
+    """Return the Git commit of the package, or None if it is not imported from a checkout."""
     if not (_PACKAGE.parent / ".git").exists():
         return None
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The manifest of a run, `run.json`: parsed once into a dataclass, behind which nothing checks again."""
+"""Define a run's record of itself, `run.json`, the manifest. It is checked once, when it is parsed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
 
 
 class DamagedFile(ConfigError):
-    """A file of a run is missing, or is not what was written."""
+    """A file of a run that is missing or damaged."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Digests of what two runs of one table share (`posbench.runs.fingerprints` computes them).
+    """Digests that runs of one table share (`posbench.runs.fingerprints` computes them).
 
-    The code changes with every commit: `code` says which it was, and keeps no runs apart.
+    Except `code`, which changes with every commit: runs with different code are still comparable.
     """
 
     data: str  # the text of all splits
@@ -34,32 +34,32 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Costs:
-    """What training took. None: not measured."""
+    """The costs of training. None: not measured."""
 
     tokens_per_second: float | None
     train_seconds: float | None
     peak_memory_bytes: int | None
-    first_step_seconds: float | None = None  # of each process, which compiles: not among the others
+    first_step_seconds: float | None = None  # first step of each process, with compilation; not in the other figures
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run records about itself. Losses are those of the final validation, None until the run is finished."""
+    """The record of a run, `run.json`. Losses are from the final validation, None until the run is finished."""
 
     format: int
     status: str  # finished | running | stopped | died
     experiment: str
     scheme: str
     seed: int
-    vocab_size: int  # of the tokenizer
+    vocab_size: int  # entries of the tokenizer
     num_parameters: dict[str, int]  # embedding, body, scheme
-    is_relative: bool  # what the scheme promises
+    is_relative: bool  # True if the scheme claims that its scores depend on distances only
     fingerprints: Fingerprints
-    identity: dict[str, Any]  # what the run computes, flat: `group.field` -> value
+    identity: dict[str, Any]  # settings that decide what the run computes, flat: `group.field` -> value
     versions: dict[str, str]
     device: dict[str, Any]
     num_steps: int
-    tokens: int  # to train on, with those of the model that it began with
+    tokens: int  # tokens to train on, including the tokens of the model that it began with
     started: str
     ended: str | None = None
     reason: str | None = None  # why it stopped or died
@@ -68,53 +68,54 @@ class Manifest:
     loss: float | None = None  # nats/token
     perplexity: float | None = None
     bits_per_byte: float | None = None
-    training_flops: float | None = None  # model FLOPs of all steps (`posbench.model.size`); None where not recorded
-    text_tokens: int | None = None  # of the train split; None where not recorded
+    training_flops: float | None = None  # model FLOPs of all steps (`posbench.model.size`); None if not recorded
+    text_tokens: int | None = None  # tokens of the train split; None if not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished
-    branched_at: int | None = None  # steps done when the run took over its trunk's checkpoint; None: it began at 0
+    branched_at: int | None = None  # step of the trunk's checkpoint that the run began with; None: it began at 0
     continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.start.Start.record`)
     wandb: dict[str, Any] | None = None
-    scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own, by path as recorded: SHA-256
-    command: list[str] | None = None  # the overrides of the command that trains it; None: it was not recorded
+    scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own files: path -> SHA-256
+    command: list[str] | None = None  # the overrides of the command that trains it; None if not recorded
 
     @property
     def run_name(self) -> str:
-        """`experiment/scheme/seed=n`: what a result of the run is bound to."""
+        """Return `experiment/scheme/seed=n`, the name by which results refer to the run."""
         return f"{self.experiment}/{self.scheme}/seed={self.seed}"
 
     @property
     def epochs(self) -> float | None:
-        """How often the run reads its text; None where that was not recorded."""
+        """Return how many times the run reads its text, or None if the text's size was not recorded."""
         return self.tokens / self.text_tokens if self.text_tokens else None
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Single figures of a finished run, as trackers show them: final losses, costs, tokens, FLOPs."""
+        """Return a finished run's final losses, costs, tokens and FLOPs, as trackers show them."""
         costs = {} if self.costs is None else asdict(self.costs)
         losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
 
 
 def parse(content: bytes, file: Path) -> Manifest:
-    """The manifest in that JSON. Fields that this version does not know are passed over.
+    """Parse the JSON of a manifest. Fields that this version does not know are ignored.
 
-    Raises: DamagedFile where it is torn or a field is missing; ConfigError where its format is unknown.
+    Arguments: file, the path that errors name.
+    Raises: DamagedFile if the JSON is damaged or a field is missing; ConfigError if its format is unknown.
     """
     try:
-        written = json.loads(content)
-        number = int(written["format"])
+        mapping = json.loads(content)
+        number = int(mapping["format"])
         if number == FORMAT:
-            prints, costs = written["fingerprints"], written.get("costs")
-            nested = {"fingerprints": _known(Fingerprints, prints), "costs": costs and _known(Costs, costs)}
-            manifest: Manifest = _known(Manifest, written | nested)
+            prints, costs = mapping["fingerprints"], mapping.get("costs")
+            nested = {"fingerprints": _from_known(Fingerprints, prints), "costs": costs and _from_known(Costs, costs)}
+            manifest: Manifest = _from_known(Manifest, mapping | nested)
             return manifest
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedFile(
             f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "
             "checkpoint, or delete the folder"
         ) from error
-    raise ConfigError(f"{file} is of format {number}; this posbench reads format {FORMAT}: use the one that wrote it")
+    raise ConfigError(f"{file} has format {number}; this posbench reads format {FORMAT}: use the version that wrote it")
 
 
-def _known(kind: Any, content: dict[str, Any]) -> Any:
-    return kind(**{each.name: content[each.name] for each in fields(kind) if each.name in content})
+def _from_known(cls: Any, mapping: dict[str, Any]) -> Any:
+    return cls(**{entry.name: mapping[entry.name] for entry in fields(cls) if entry.name in mapping})

@@ -1,16 +1,16 @@
-"""A pack: finished runs of an experiment in one zip file, which every command reads in place.
+"""Store finished runs in one zip file, a pack, which every command reads in place.
 
-    <experiment>.zip, <experiment>.2.zip, ...    together with run folders one experiment
-        pack.json                  the text files of the runs (equal ones once), and the headers of their results;
-                                   the table of `posbench tune`, where the experiment has one
-        metrics.parquet            one row a line of metrics.jsonl, with its run
-        windows-<protocol>.parquet one row a window: the windows of all results, in the order of their headers
-        <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, where they were asked for
+    <experiment>.zip, <experiment>.2.zip, ...    one experiment, together with its run folders
+        pack.json                  the runs' text files (equal ones once), the headers of their results, and the table
+                                   of `posbench tune` if the experiment has one
+        metrics.parquet            one row per line of metrics.jsonl, with its run
+        windows-<protocol>.parquet one row per window: the windows of all results, in the order of their headers
+        <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
 In the pack of a search for learning rates (`<experiment>-tune.zip`) a run is `lr=<rate>/<scheme>/seed=<n>`.
 
-Checkpoints are left out. Files that are alike in all runs stand together, so that they compress: as a zip of the run
-folders themselves the reference runs would be twice as large.
+Checkpoints are left out. Similar files of all runs are stored together because they compress better: a zip of the
+reference runs' folders would be twice as large.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.runs.manifest import DamagedFile
-from posbench.runs.results import Damaged, Result, ResultKey, parquet, read_parquet
+from posbench.runs.results import InvalidResult, Result, ResultKey, parquet, read_parquet
 from posbench.runs.run import Run
 from posbench.system.console import Say
 from posbench.system.files import sum_of, sync_folder
@@ -38,30 +38,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
-RATES = "rates.csv"  # beside an experiment's runs: the learning rates that were tried (posbench/tools/tune.py)
+RATES = "rates.csv"  # in an experiment's folder: the learning rates that were tried (posbench/tools/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
-_RUN = re.compile(
-    r"(lr=[^/\\]+/)?(?!\.)[^/\\]+/seed=[0-9]+"
-)  # nothing that leads elsewhere than into the experiment's folder
-_WRITTEN = (1980, 1, 1, 0, 0, 0)  # the date of every file in a zip: equal content gives equal bytes
+_RUN = re.compile(r"(lr=[^/\\]+/)?(?!\.)[^/\\]+/seed=[0-9]+")  # no path that leaves the experiment's folder
+_DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip, so that equal content gives equal bytes
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A zip of runs. Reading is lazy: nothing is opened until it is asked for, and then once."""
+    """A zip of runs. Its parts are read when they are first used, and then cached."""
 
     file: Path
 
     @property
     def experiment(self) -> Path:
-        """The folder that its runs would lie in, by the name of the file: `runs/demo`, of `runs/demo.2.zip` too."""
+        """Return the folder that its runs would be in: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
         return experiment_in(self.file)
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """`pack.json`: format, experiment, texts, runs (name -> file -> number of its text), results, weights, rates.
+        """Return `pack.json`: format, experiment, texts, runs, results, weights, rates.
 
-        Raises: ConfigError.
+        Its `runs` maps a run's name and a file's name to the number of the file's content in `texts`.
+        Raises: ConfigError if it has another format.
         """
         index: dict[str, Any] = json.loads(self.read(INDEX))
         if index.get("format") != FORMAT or not all(map(_RUN.fullmatch, index["runs"])):
@@ -70,12 +69,12 @@ class Pack:
 
     @property
     def runs(self) -> list[Run]:
-        """All of them by name. Raises: ConfigError."""
+        """Return all runs of the pack, sorted by name. Raises: ConfigError."""
         return [PackedRun(self.experiment / name, self) for name in sorted(self.index["runs"])]
 
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Run -> the rows of its metrics.jsonl. Raises: ConfigError."""
+        """Return the rows of metrics.jsonl by run. Raises: ConfigError."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
@@ -83,7 +82,10 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Run -> its results; a column that only those of others have is left out. Raises: ConfigError."""
+        """Return results by run. The runs share tables: columns without a value in a result are dropped.
+
+        Raises: ConfigError.
+        """
         results: dict[str, list[Result]] = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
         ends: Counter[str] = Counter()
@@ -92,13 +94,13 @@ class Pack:
             if not start:
                 tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
             windows = tables[key.protocol].slice(start, entry["rows"])
-            own = [name for name in windows.column_names if windows[name].null_count < len(windows)]
+            columns = [name for name in windows.column_names if windows[name].null_count < len(windows)]
             ends[key.protocol] += entry["rows"]
-            results[entry["run"]].append(Result(key, entry["header"], windows.select(own)))
+            results[entry["run"]].append(Result(key, entry["header"], windows.select(columns)))
         return results
 
     def read(self, name: str) -> bytes:
-        """One of the zip's files, whose checksum is compared. Raises: ConfigError."""
+        """Return the content of one of the zip's files. Raises: ConfigError if it is missing or damaged."""
         try:
             with zipfile.ZipFile(self.file) as archive:
                 return archive.read(name)
@@ -108,13 +110,13 @@ class Pack:
 
 @dataclass(frozen=True)
 class PackedRun(Run):
-    """A run in a pack. Its path is that of the folder it would be; what is evaluated later is stored there."""
+    """A run in a pack. Its path is the run folder that it would have; later results are stored there."""
 
     pack: Pack = field(compare=False, repr=False)
 
     @property
     def key(self) -> str:
-        """The name of the run in the pack, such as `scheme/seed=n`."""
+        """Return the name of the run in the pack, such as `scheme/seed=n`."""
         return self.path.relative_to(self.pack.experiment).as_posix()
 
     def content(self, name: str) -> bytes:
@@ -127,10 +129,10 @@ class PackedRun(Run):
     def logged(self) -> list[dict[str, Any]]:
         return self.pack.metrics.get(self.key, [])
 
-    def results(self) -> tuple[list[Result], list[Damaged]]:
-        of_folder, damaged = super().results()
-        results = {result.key: result for result in (*self.pack.results.get(self.key, []), *of_folder)}
-        return [results[key] for key in sorted(results)], damaged
+    def results(self) -> tuple[list[Result], list[InvalidResult]]:
+        folder_results, invalid = super().results()
+        results = {result.key: result for result in (*self.pack.results.get(self.key, []), *folder_results)}
+        return [results[key] for key in sorted(results)], invalid
 
     def evaluated(self) -> list[ResultKey]:
         packed = (_key(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
@@ -149,8 +151,8 @@ class PackedRun(Run):
 
         if not self.has_weights or at_step not in (None, self.manifest.num_steps):
             raise ConfigError(
-                f"{self.pack.file} is a pack that has results but no weights of step {at_step or 'last'}: use the run "
-                "folders that it was packed from, or a pack that was written with --weights"
+                f"{self.pack.file} has results but no weights of step {at_step or 'last'}: use the run folders that it "
+                "was packed from, or a pack that was written with --weights"
             )
         return load(self.pack.read(f"{self.key}/{MODEL}"))
 
@@ -160,54 +162,55 @@ def _key(header: dict[str, Any]) -> ResultKey:
 
 
 def packs_of(experiment: Path) -> list[Pack]:
-    """The zips beside an experiment's folder that hold runs of it, the one without a number first.
-
-    Raises: ConfigError where one cannot be read.
-    """
-    zips = [place for place in experiment.parent.glob("*.zip") if place.name.startswith(f"{experiment.name}.")]
-    packs = [opened(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
+    """Return the packs of an experiment, the one without a number first. Raises: ConfigError if one cannot be read."""
+    zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
+    packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     return [pack for pack in packs if pack.experiment == experiment]
 
 
 def experiment_in(output: Path) -> Path:
-    """The folder whose runs a zip of this name is to hold: `demo.2.zip` beside `demo.zip` holds more of `demo`."""
+    """Return the experiment's folder that a zip of this name belongs to.
+
+    `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
+    """
     first, _, number = output.stem.rpartition(".")
-    is_further = number.isdecimal() and output.with_name(f"{first}.zip").exists()
-    return output.with_name(first if is_further else output.stem)
+    is_numbered = number.isdecimal() and output.with_name(f"{first}.zip").exists()
+    return output.with_name(first if is_numbered else output.stem)
 
 
-def opened(file: Path) -> Pack:
-    """Cache packs, so that each zip is parsed once."""
-    stat = file.stat()
-    return _opened(file, stat.st_mtime_ns, stat.st_size)  # a relative path is another file in another folder
+def open_pack(file: Path) -> Pack:
+    """Return the pack in a zip. It is cached until the file changes, so that each zip is parsed once."""
+    stat = file.stat()  # also tells apart files of the same relative path after a change of directory
+    return _cached_pack(file, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=32)
-def _opened(file: Path, mtime_ns: int, size: int) -> Pack:
+def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
     return Pack(file)
 
 
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write the finished runs of one experiment, by their names in the pack, to a zip.
+    """Write finished runs of one experiment to a zip.
 
-    `notice` gets a line for each result that is left out.
+    Arguments: runs, by their names in the pack; notice, called with a line for each result that is left out; weights,
+    whether to include the last weights.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_name(f".{output.name}.tmp")
+    temporary = output.with_name(f".{output.name}.tmp")
     experiment = next(iter(runs.values())).path.parents[1]
-    with zipfile.ZipFile(beside, "w") as archive:
+    with zipfile.ZipFile(temporary, "w") as archive:
         digests = _add_weights(archive, runs) if weights else {}
         index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
         if (rates := experiment / RATES).is_file():
             index["rates"] = rates.read_text(encoding="utf-8")
         _add_runs(archive, runs, index, notice)
-    sum_of(beside, sync=True)
-    beside.rename(output)
+    sum_of(temporary, sync=True)
+    temporary.rename(output)
     sync_folder(output.parent)
 
 
 def free_name(experiment: Path) -> Path:
-    """The first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist."""
+    """Return the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist."""
     number = 1
     while (file := experiment.with_name(f"{experiment.name}{f'.{number}' if number > 1 else ''}.zip")).exists():
         number += 1
@@ -215,7 +218,7 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Write the index, completed, and all tables."""
+    """Complete the index, and write it and all tables to the archive."""
     import pyarrow
 
     texts: dict[str, int] = {}
@@ -223,22 +226,22 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
     logged: list[dict[str, Any]] = []
     results: list[tuple[ResultKey, str, Result]] = []
     for name, run in runs.items():
-        of_run = ["run.json", "config.yaml", "tokenizer.json", *(Path(file).name for file in run.manifest.scheme_files)]
+        scheme_files = [Path(file).name for file in run.manifest.scheme_files]
         files[name] = {}
-        for file in of_run:
+        for file in ["run.json", "config.yaml", "tokenizer.json", *scheme_files]:
             if (run.path / file).is_file():
                 text = run.content(file).decode()
-                files[name][file] = texts.setdefault(text, len(texts))  # its number: runs share texts
+                files[name][file] = texts.setdefault(text, len(texts))  # the text's number: equal texts are stored once
         logged += [{"run": name, **row} for row in run.logged]
-        stored, damaged = run.results()
-        results += [(result.key, name, result) for result in stored]
-        for each in damaged:
-            notice(f"{each}. It is left out")
-    results.sort(key=lambda each: each[:2])
+        valid, invalid = run.results()
+        results += [(result.key, name, result) for result in valid]
+        for result_file in invalid:
+            notice(f"{result_file}. It is left out")
+    results.sort(key=lambda entry: entry[:2])
     headers = [{"run": name, "rows": len(result.table), "header": result.header} for _, name, result in results]
     index |= {"runs": files, "texts": list(texts), "results": headers}
     content = json.dumps(index, separators=(",", ":")).encode()
-    archive.writestr(zipfile.ZipInfo(INDEX, _WRITTEN), content, zipfile.ZIP_DEFLATED, compresslevel=9)
+    archive.writestr(zipfile.ZipInfo(INDEX, _DATE), content, zipfile.ZIP_DEFLATED, compresslevel=9)
     columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
     tables = {METRICS: pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})}
     for protocol in sorted({key.protocol for key, _, _ in results}):
@@ -246,17 +249,17 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
         joined = pyarrow.concat_tables(windows, promote_options="permissive").combine_chunks()
         tables[f"windows-{protocol}.parquet"] = joined
     for name, table in tables.items():
-        archive.writestr(zipfile.ZipInfo(name, _WRITTEN), parquet(table, "brotli", 11))
+        archive.writestr(zipfile.ZipInfo(name, _DATE), parquet(table, "brotli", 11))
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write the last weights of each run in bfloat16. Returns their SHA-256 by run. Raises: ConfigError."""
+    """Write the last weights of each run in bfloat16, and return their SHA-256 by run. Raises: ConfigError."""
     import torch
     from safetensors.torch import save
 
     digests = {}
     for name, run in runs.items():
-        content = save({each: tensor.to(torch.bfloat16) for each, tensor in run.load_weights().items()})
+        content = save({key: tensor.to(torch.bfloat16) for key, tensor in run.load_weights().items()})
         digests[name] = hashlib.sha256(content).hexdigest()
-        archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _WRITTEN), content)
+        archive.writestr(zipfile.ZipInfo(f"{name}/{MODEL}", _DATE), content)
     return digests

@@ -1,7 +1,7 @@
-"""Read a decoder from a folder in Hugging Face's form: its sizes, positions and weights in posbench's words.
+"""Read a decoder's sizes, position scheme and weights from a Hugging Face folder, in posbench's terms.
 
-`config.json` says what the model is, and this module alone reads it. It follows transformers 5 where a key is missing
-or has an older form. Nothing in the folder is run, and transformers is not needed.
+`config.json` describes the model. If a key is missing or has an older form, it is read as transformers 5 does. No code
+in the folder is run, and transformers is not needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "posbench")  # by model_type
-_SIZES = {  # our names of what every config.json has
+_SIZES = {  # our field -> the key that every config.json has
     "num_layers": "num_hidden_layers",
     "d_model": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -39,32 +39,32 @@ _SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
 class Positions:
     """The position scheme of a trained model."""
 
-    row: dict[str, Any] | None  # the flat mapping; None: posbench has no such scheme
-    described: str  # in one line
-    length: int | None = None  # the training length that its rescaling counts from, tokens; None: any
+    row: dict[str, Any] | None  # the scheme's flat mapping; None: posbench has no such scheme
+    described: str  # the scheme in one line
+    length: int | None = None  # training length that its rescaling is relative to, tokens; None: any
 
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
         """Return the row for a run that trains on windows of `length` tokens. Raises: ConfigError if there is none."""
-        needed = "; posbench takes over rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
+        reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
         if self.row is not None and self.length not in (None, length):
-            needed = f", which counts from train.context_length={self.length}"
+            reason = f", which need train.context_length={self.length}"
         elif self.row is not None:
             return self.row
         raise ConfigError(
-            f"train.from_run={from_run} has positions {self.described}{needed}: name the scheme to train it under, "
-            "such as scheme=nope, or scheme=qk_rope scheme.base=..."
+            f"train.from_run={from_run} has positions {self.described}{reason}: name the scheme to train it with, such "
+            "as scheme=nope, or scheme=qk_rope scheme.base=..."
         )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return `config.json`. Raises: ConfigError for a model that posbench's decoder cannot be."""
+    """Return `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
     config = _read_json(folder / "config.json")
     family = config.get("model_type")
     architectures = config.get("architectures") or ["ForCausalLM"]
     if family not in FAMILIES:
-        raise ConfigError(f"{folder}/config.json has model_type={family}, and posbench has {', '.join(FAMILIES)}")
+        raise ConfigError(f"{folder}/config.json has model_type={family}, and posbench reads {', '.join(FAMILIES)}")
     if not architectures[0].endswith("ForCausalLM"):
-        raise ConfigError(f"{folder}/config.json has architectures={architectures}, and posbench has ...ForCausalLM")
+        raise ConfigError(f"{folder}/config.json has architectures={architectures}, and posbench reads ...ForCausalLM")
     for key, (value, description) in _FIXED.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{folder}/config.json has {key}={str(config[key])[:80]}, and posbench has {description}")
@@ -86,11 +86,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
 
 
-# ---------------------------------------------------------------- what config.json says
+# ---------------------------------------------------------------- sizes and positions in config.json
 
 
 def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of ModelConfig. Arguments: name, the model's."""
+    """Return the fields of ModelConfig for a model called `name`."""
     family, entries = config["model_type"], {"vocab_size": config["vocab_size"]}
     if family == "posbench":
         return config["sizes"] | entries
@@ -99,7 +99,7 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         **{ours: config[theirs] for ours, theirs in _SIZES.items()},
         "num_kv_heads": config.get("num_key_value_heads"),
         "head_dim": config.get("head_dim"),
-        "tied_embeddings": config.get("tie_word_embeddings", family == "smollm3"),  # their defaults
+        "tied_embeddings": config.get("tie_word_embeddings", family == "smollm3"),  # the defaults of transformers
         "qk_norm": family == "qwen3",
         "qkv_bias": family == "qwen2",
         "init_std": config.get("initializer_range", 0.02),
@@ -107,10 +107,10 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> Positions:
-    """Return the scheme of every layer: rotations, or none in some layers of SmolLM3, within a window or without."""
+    """Return the position scheme: rotations in all layers, or in some (SmolLM3), with or without sliding windows."""
     if config["model_type"] == "posbench":
         row = config["scheme"]
-        return Positions(None if kinds_in(row) else row, described(row))  # code of others is not run
+        return Positions(None if kinds_in(row) else row, described(row))  # a folder must not name code to run
     rope = _rope_parameters(config)
     rescaling, length = _rescaling(rope, config)
     if rescaling is None:
@@ -125,22 +125,25 @@ def positions(config: Mapping[str, Any]) -> Positions:
         (rotary if rotated else {"name": "nope", "kind": "nope"}) | ({"window": window} if window else {})
         for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True)
     ]
-    turns = next(n for n in range(1, len(rows) + 1) if all(row == rows[i % n] for i, row in enumerate(rows)))
-    row = rows[0] if turns == 1 else {"name": "interleaved", "kind": "interleaved", "layers": rows[:turns]}
+    period = next(n for n in range(1, len(rows) + 1) if all(row == rows[i % n] for i, row in enumerate(rows)))
+    row = rows[0] if period == 1 else {"name": "interleaved", "kind": "interleaved", "layers": rows[:period]}
     return Positions(row, described(row), length)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `rope_parameters` of transformers 5, also from the keys of older versions."""
-    older = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    rope = {key: config[key] for key in older if key in config}
+    older_keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    rope = {key: config[key] for key in older_keys if key in config}
     rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
     default_base = 2e6 if config["model_type"] == "smollm3" else 1e4
     return {"rope_type": rope.pop("type", "default"), "rope_theta": default_base} | rope
 
 
 def _rescaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int | None]:
-    """Return the scheme's options for a rope type, or None, and the training length that they count from, or None."""
+    """Return the scheme's options for a rope type, and the training length that they are relative to.
+
+    The options are None if posbench has no such rescaling; the length is None if any will do.
+    """
     kind, factor = rope["rope_type"], rope.get("factor")
     longest = config.get("max_position_embeddings")
     usual = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None}
@@ -159,13 +162,13 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
     layers = range(config["num_hidden_layers"])
     if config["model_type"] != "smollm3":
         return [True for _ in layers]
-    every = config.get("no_rope_layer_interval", 4)
-    listed = config.get("no_rope_layers") or [(n + 1) % every for n in layers]  # despite its name, 1 for a rotated one
-    return [bool(listed[n]) for n in layers]
+    interval = config.get("no_rope_layer_interval", 4)
+    flags = config.get("no_rope_layers") or [(n + 1) % interval for n in layers]  # despite the name, 1 means rotated
+    return [bool(flags[n]) for n in layers]
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    """Return the window of each layer, tokens; None: all tokens before."""
+    """Return the window of each layer in tokens, or None if a layer sees all earlier tokens."""
     family = config["model_type"]
     window = config.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
     if family in ("llama", "mistral", "phi3"):
@@ -181,9 +184,10 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers reads, or all if neither `model.safetensors` nor an index says which.
+    """Return the weight files of a folder.
 
-    Raises: ConfigError if there are none, or if one that the index names is missing.
+    They are `model.safetensors`, else the files in its index, else all safetensors files.
+    Raises: ConfigError if there are none, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
     if (single := folder / "model.safetensors").is_file():
@@ -198,9 +202,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Return the weights by our names, float32. An unknown name stays, and loading it into a model refuses it.
+    """Return the weights in float32 by our names. Unknown names stay, so that loading them into a model fails.
 
-    Arguments: is_tied, whether both tables are one tensor.
+    Arguments: is_tied, True if the embedding and unembedding are one tensor.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

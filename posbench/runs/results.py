@@ -1,15 +1,14 @@
-"""The results of a run: its `eval/` folder, written and read here alone.
+"""Store and read the results of a run, in its `eval/` folder.
 
-    eval/<protocol>/<length>.parquet              one row a window, as trained
-    eval/<protocol>/<length>@<options>.parquet    ... under options of the scheme that held at evaluation alone
-    eval/<protocol>/<length>@data=<name>.parquet  ... on another text than the run was trained on
-    eval/<protocol>/<length>.json                 the header beside it: settings, means, and what it was made from
+    eval/<protocol>/<length>.parquet              one row per window, of the model as trained
+    eval/<protocol>/<length>@<options>.parquet    the same, with other options of the scheme for this evaluation
+    eval/<protocol>/<length>@data=<name>.parquet  the same, on another text than the run was trained on
+    eval/<protocol>/<length>.json                 the header of each: settings, means, and its run, weights and text
 
-A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run or
-other weights than those of its run folder was copied from elsewhere or is out of date: `Run.results` does not use it,
-and says so.
+A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run, or
+other weights than its run folder has, was copied from elsewhere or is out of date: `Run.results` returns it as invalid.
 
-Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) over the sum of `targets`
+Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) divided by the sum of `targets`
 (tokens), never a mean of means.
 """
 
@@ -30,19 +29,20 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"  # marks of results: of rounded weights, of another code
-MARKS = (BFLOAT16, FILE_CHANGED)  # they are no options of the evaluation
-# Columns that say what was scored.
-_PLACES = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
+# Marks on results of rounded weights, and of a scheme whose file has changed. They are not options of the evaluation.
+BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"
+MARKS = (BFLOAT16, FILE_CHANGED)
+# Columns that identify the scored windows.
+_WINDOW_COLUMNS = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
 
 @dataclass(frozen=True, order=True)
 class ResultKey:
-    """What a result is known by: the protocol, the length (tokens), and what held at evaluation alone.
+    """The key of a result within its run: protocol, length (tokens), and the settings of this evaluation.
 
-    `under` is sorted, and empty for the scheme as trained. It holds options of the scheme, `step=<n>` where older
-    weights were scored, `data=<name>` where another text was, and MARKS.
+    `under` is sorted, and empty for the model as trained. It contains options of the scheme, `step=<n>` if older
+    weights were scored, `data=<name>` if another text was, and MARKS.
     """
 
     protocol: str
@@ -54,37 +54,37 @@ class ResultKey:
 
     @property
     def step(self) -> int | None:
-        """The step whose weights were scored, where it is not the run's last."""
+        """Return the step whose weights were scored, or None for the run's last step."""
         steps = [option.removeprefix("step=") for option in self.under if option.startswith("step=")]
         return int(steps[0]) if steps else None
 
     @property
     def data(self) -> str | None:
-        """The name of the text that was scored, where it is not the one of the run."""
+        """Return the name of the text that was scored, or None for the run's own."""
         return next((option.removeprefix("data=") for option in self.under if option.startswith("data=")), None)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """`under` without the text."""
+        """Return `under` without the name of the text."""
         return tuple(option for option in self.under if not option.startswith("data="))
 
     @property
     def stem(self) -> str:
-        """The name of its two files, without the ending."""
-        return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # a scheme's file may lie in a folder
+        """Return the name of the result's two files without the suffix."""
+        return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # the path of a scheme's file may have a /
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
 
 
 def row_name(scheme: str, options: Sequence[str]) -> str:
-    """The name of a scheme under options, in tables: `qk_rope · factor=4 rescale=yarn`."""
+    """Return the name of a scheme with options, as tables show it: `qk_rope · factor=4 rescale=yarn`."""
     return f"{scheme} · {' '.join(options)}" if options else scheme
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """One result of one run."""
+    """The scores of one run by one protocol at one length."""
 
     key: ResultKey
     header: Mapping[str, Any]
@@ -100,26 +100,26 @@ class Result:
 
     @cached_property
     def windows(self) -> pd.DataFrame:
-        """One row a window."""
+        """Return the scores, one row per window."""
         return self.table.to_pandas()
 
     @property
     def loss(self) -> float:
-        """Mean negative log-likelihood, nats/token."""
+        """Return the mean negative log-likelihood, nats/token."""
         return self._sum("nll") / self._sum("targets")
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits a byte of text: comparable between tokenizers. NaN where no bytes were counted."""
+        """Return bits per byte of text, which is comparable between tokenizers. NaN if no bytes were counted."""
         if "bytes" not in self.table.column_names:
             return math.nan
         return self._sum("nll") / math.log(2) / self._sum("bytes")
 
     @cached_property
     def windows_digest(self) -> str:
-        """A digest of what was scored, in which numbers."""
+        """Return a digest of the scored windows, their text and tokenizer, and the number format."""
         digest = crc32(repr([self.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
-        for name in _PLACES:
+        for name in _WINDOW_COLUMNS:
             if name in self.table.column_names:
                 digest = crc32(self.table[name].to_numpy().tobytes(), digest)
         return f"{digest:08x}"
@@ -129,23 +129,23 @@ class Result:
 
 
 @dataclass(frozen=True, order=True)
-class Damaged:
-    """A file that is not a result of the run it lies in."""
+class InvalidResult:
+    """A file in a run's `eval/` folder that is not a result of this run, or is damaged."""
 
     key: ResultKey
     file: Path
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.file} is not used: {self.why}. `posbench eval` of {self.key} makes it again"
+        return f"{self.file} is not used: {self.reason}. `posbench eval` of {self.key} makes it again"
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """A table as a file, with a checksum for each page."""
+    """Return a table as the content of a Parquet file, with a checksum for each page."""
     import pyarrow
     import pyarrow.parquet
 
-    floats = [each.name for each in table.schema if pyarrow.types.is_floating(each.type)]
+    floats = [column.name for column in table.schema if pyarrow.types.is_floating(column.type)]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(None),
@@ -164,7 +164,7 @@ def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> 
 
 
 def read_parquet(content: bytes) -> pyarrow.Table:
-    """The table in a file. Raises: OSError or ValueError where it is damaged."""
+    """Return the table in the content of a Parquet file. Raises: OSError or ValueError if it is damaged."""
     import pyarrow.parquet
 
     # In one thread: a thread that still holds `content` when Python ends aborts the process.
@@ -172,7 +172,7 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 
 
 def keys_in(folder: Path) -> list[ResultKey]:
-    """The results that the files of an `eval/` folder are named after, sorted; what they hold is not looked at."""
+    """Return the keys of the results in an `eval/` folder, sorted, from the names of its files only."""
     files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
     return sorted(
         ResultKey(file.parent.name, int(m[1]), tuple(m[2].replace("%2F", "/").split("@")[1:])) for file, m in files if m
@@ -180,5 +180,5 @@ def keys_in(folder: Path) -> list[ResultKey]:
 
 
 def perplexity(loss: float) -> float:
-    """`exp` of a mean loss in nats/token, capped so that it stays a finite number."""
-    return math.exp(min(loss, 700.0))  # of more than about 709 it is not a float
+    """Return `exp` of a mean loss in nats/token, capped so that it stays a finite number."""
+    return math.exp(min(loss, 700.0))  # exp overflows above about 709

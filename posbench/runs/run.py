@@ -1,15 +1,15 @@
-"""The run folder: where it is, what is in it, and how it is read back.
+"""Read and write run folders.
 
     runs/<experiment>/<scheme>/seed=<n>/
         config.yaml       the configuration, resolved
         run.json          the manifest: status, fingerprints, versions, device, costs, result
         metrics.jsonl     one line per logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
         tokenizer.json    the run's tokenizer, so that the run can be used without its text
-        checkpoints/      written while it trains; the last one is the trained model
-        eval/<protocol>/<length>.parquet + .json    losses window by window, so that every table cell can be recomputed
+        checkpoints/      written during training; the last one is the trained model
+        eval/<protocol>/<length>.parquet + .json    losses per window, so that every table cell can be recomputed
     runs/<experiment>.zip, runs/<experiment>.2.zip     finished runs of the experiment, packed (`posbench.runs.pack`)
 
-Files are written under another name and renamed: a reader sees the old file or the new one, never half of one.
+Files are written under a temporary name and renamed: a reader sees the old file or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import yaml
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
-from posbench.runs.results import Damaged, Result, ResultKey, keys_in, parquet, read_parquet
+from posbench.runs.results import InvalidResult, Result, ResultKey, keys_in, parquet, read_parquet
 from posbench.system.files import read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, named by its folder. Reading is lazy: nothing is opened until it is asked for."""
+    """A run, identified by its folder. Files are opened when they are first needed."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """`experiment/scheme/seed=n`, as it stands under the runs folder."""
+        """Return `experiment/scheme/seed=n`, the last three parts of the run's path."""
         return "/".join(self.path.parts[-3:])
 
     def content(self, name: str) -> bytes:
-        """One of the run's files. Raises: DamagedFile where it is missing or may not be read."""
+        """Return the content of one of the run's files. Raises: DamagedFile if it is missing or not readable."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
@@ -62,37 +62,37 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """The resolved configuration. Raises: ConfigError where the file is missing or does not hold one."""
+        """Return the resolved configuration. Raises: ConfigError if its file is missing or not valid."""
         from omegaconf.errors import OmegaConfBaseException
 
         content = self.content("config.yaml")
         try:
             mapping = yaml.safe_load(content)
-            for group, name in _REMOVED:
+            for group, name in _REMOVED_SETTINGS:
                 mapping.get(group, {}).pop(name, None)
             return Config.from_mapping(mapping)
         except (ValueError, AttributeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(
                 f"{self.path / 'config.yaml'} is not a configuration of this posbench: {error}. If another version "
-                "wrote it, use that one"
+                "wrote it, use that version"
             ) from error
 
     @property
     def manifest(self) -> Manifest:
-        """`run.json`. Raises: DamagedFile where it is missing or torn, ConfigError where it is of another format."""
+        """Return `run.json`. Raises: DamagedFile if it is missing or damaged, ConfigError if its format is unknown."""
         return parse(self.content("run.json"), self.path / "run.json")
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write `run.json` in one step."""
+        """Replace `run.json` atomically."""
         write_json(self.path / "run.json", asdict(manifest))
 
     def update_manifest(self, **changes: Any) -> None:
-        """Change fields of `run.json` in one step."""
+        """Change fields of `run.json` atomically."""
         self.write_manifest(replace(self.manifest, **changes))
 
     @property
     def is_finished(self) -> bool:
-        """Whether training reached its last step."""
+        """Return True if training reached its last step."""
         try:
             return self.manifest.status == FINISHED
         except DamagedFile:
@@ -100,37 +100,37 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl` but for a last line that was never finished. Raises: ConfigError, for another."""
+        """Return the rows of `metrics.jsonl`, except an unfinished last line. Raises: ConfigError if one is damaged."""
         file = self.path / "metrics.jsonl"
-        whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
+        complete = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            return [json.loads(line) for line in complete.splitlines()]
         except ValueError as error:
             raise ConfigError(f"{file} has a line that is not a row of metrics ({error}): it is damaged") from error
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """`metrics.jsonl`, one row per line. Raises: ConfigError for a line that is not a row."""
+        """Return `metrics.jsonl` with one row per line. Raises: ConfigError for a damaged line."""
         import pandas as pd
 
         return pd.DataFrame(self.logged)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the run was trained with. Raises: ConfigError if its file is missing or another's."""
+        """Return the run's tokenizer. Raises: ConfigError if its file is missing or has another fingerprint."""
         from posbench.data.text.tokenizer import tokenizer_in
 
         return tokenizer_in(
             self.content("tokenizer.json"), str(self.path / "tokenizer.json"), self.manifest.fingerprints.tokenizer
         )
 
-    def results(self) -> tuple[list[Result], list[Damaged]]:
-        """What `eval/` holds of a finished run: its results, and what is not one; both sorted by their keys.
+    def results(self) -> tuple[list[Result], list[InvalidResult]]:
+        """Return the results of a finished run and the invalid files in its `eval/` folder, both sorted by key.
 
-        A header must be of this result of this run, and of the weights that `load_model` reads or, in the folder of a
-        packed run, of those that the pack has rounded.
+        A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
+        run it may also name the weights from before the pack rounded them.
         """
-        manifest, results, damaged = self.manifest, [], []
+        manifest, results, invalid = self.manifest, [], []
         for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
             file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
             try:
@@ -143,13 +143,14 @@ class Run:
                         raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
                 results.append(Result(key, header, read_parquet(file.read_bytes())))
             except (OSError, ValueError, KeyError) as error:
-                damaged.append(Damaged(key, file, str(error)))
-        return results, damaged
+                invalid.append(InvalidResult(key, file, str(error)))
+        return results, invalid
 
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
-        """Write the windows, then the header, bound to the run: a result counts once both are there.
+        """Write a result's windows, then its header with the run's name. A result needs both files to be valid.
 
-        Arguments: header, the settings and means, and `weights`, the digest of the weights that were scored.
+        Arguments: rows, one per window; header, the settings and means, and `weights`, the digest of the weights that
+        were scored.
         """
         import pyarrow
 
@@ -158,29 +159,30 @@ class Run:
             {**header, **_expected_header(self.manifest, key)},
             pyarrow.Table.from_pandas(rows, preserve_index=False),
         )
-        (folder / f"{key.stem}.json").unlink(missing_ok=True)  # so that it never stands beside other windows
+        (folder / f"{key.stem}.json").unlink(missing_ok=True)  # an old header must never belong to new windows
         write_bytes(folder / f"{key.stem}.parquet", parquet(table))
         write_json(folder / f"{key.stem}.json", full)
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """The results that there are by the names of their files, sorted: for an overview, nothing is checked."""
+        """Return the keys of the run's results, sorted, from the names of the files only, without checks."""
         return keys_in(self.path / "eval")
 
     @property
     def weights_digest(self) -> str | None:
-        """The digest of the weights that `load_model` reads."""
+        """Return the digest of the weights that `load_model` reads, or None if there are none."""
         return self.manifest.weights
 
     @property
     def has_weights(self) -> bool:
-        """True if a checkpoint exists, intact or not."""
+        """Return True if a checkpoint exists, intact or not."""
         return any((self.path / "checkpoints").glob("step=*"))
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
-        """Whether a file with the run's scheme is another one than it was trained with.
+        """Return True if a file that defines the run's scheme has changed since training.
 
-        Raises: ConfigError where it is and may not be, where it is missing, or where it may not be imported.
+        Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
+        imported.
         """
         changed = own_files.changed_files(self.manifest.scheme_files)
         if changed and not may_have_changed:
@@ -198,14 +200,14 @@ class Run:
         scheme_changed: bool = False,
         architecture: Architecture | None = None,
     ) -> Decoder:
-        """The trained model with the weights of the run's last step, in float32 on the CPU.
+        """Return the trained model in float32 on the CPU.
 
-        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme without
-        parameters of its own, `scheme=nope` (what the trained one learned for itself is left out); at_step, the step of
-        an older checkpoint; scheme_changed, whether the file of a scheme of one's own may be another one than it was;
-        architecture, if it is built already for these options.
-        Raises: ConfigError if those weights are missing, damaged or another run's (it lists the steps that are left),
-        or if those options change the model's parameters.
+        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme that has
+        no parameters, `scheme=nope` (the trained scheme's parameters are dropped); at_step, the step of an older
+        checkpoint, by default the run's last; scheme_changed, True to accept that the user's scheme file has changed;
+        architecture, if it is already built for these options.
+        Raises: ConfigError if the weights are missing, damaged or another run's (it lists the steps that exist), or if
+        the options change the model's parameters.
         """
         from posbench.data.text.tokenizer import find_bos
         from posbench.model.decoder import build_model
@@ -222,16 +224,16 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """The weights of the run's last step, or of an older one, by name. Raises: ConfigError."""
+        """Return the weights of the run's last step, or of an older one, by name. Raises: ConfigError."""
         from posbench.runs.checkpoint import load_weights
 
         return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
-        """The configuration with other options of its task, of its scheme, or else of its member schemes.
+        """Return the run's configuration with other options of its task or scheme, or with another scheme.
 
-        Or with another scheme (`scheme=nope`), whose options then follow. Raises: ConfigError for what is not an
-        option, and for a scheme with another kind of attention.
+        An option that the scheme does not have is set in its member schemes. After `scheme=nope`, options belong to
+        the new scheme. Raises: ConfigError for unknown options, and for a scheme with another kind of attention.
         """
         from omegaconf import OmegaConf
 
@@ -245,8 +247,11 @@ class Run:
             if name == "scheme":
                 row = read_row(str(changed[name]))
                 if row.attention not in ({}, self.config.scheme.attention):
-                    raise ConfigError(f"--under {option} has another attention than {self.name} was trained with")
-                window = {key: of for key, of in scheme.items() if key == WINDOW}
+                    raise ConfigError(
+                        f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
+                        "scheme with the same kind"
+                    )
+                window = {key: value for key, value in scheme.items() if key == WINDOW}
                 scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping() | window
             elif name in self.config.data.options:
                 data = data | {name: changed[name]}
@@ -258,23 +263,26 @@ class Run:
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """What a header says of the result's key, run, text and tokenizer; another text has a fingerprint of its own."""
+    """Return the entries that the header of this run's result must have: its key, run, tokenizer and text.
+
+    A result on another text is not checked for the text, whose fingerprint the run does not know.
+    """
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     text = {} if key.data else {"data": manifest.fingerprints.data}
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 
 
-# Settings that older runs recorded and posbench no longer has. None of them decides what a run computes.
-_REMOVED = (("train", "cuda_graph"), ("launch", "nproc"))
+# Settings that posbench no longer has but older runs recorded. None of them decides what a run computes.
+_REMOVED_SETTINGS = (("train", "cuda_graph"), ("launch", "nproc"))
 
 
 def run_folder(config: Config) -> Path:
-    """`runs_dir/experiment/scheme/seed=n`."""
+    """Return the path `runs_dir/experiment/scheme/seed=n`."""
     return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
 
 
 def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """The validation loss before the first step, nats/token, of rows of metrics; None where they do not say it."""
+    """Return the validation loss before the first step, nats/token, or None if `rows` of metrics lack it."""
     return next((row["loss"] for row in rows if (row["kind"], row["step"]) == ("validation", 0)), None)
 
 
@@ -285,6 +293,6 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left in a run folder, `.*.tmp`. Only under its lock, and before it is finished."""
-    for left in list(folder.rglob(".*.tmp")):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    """Remove temporary files (`.*.tmp`) that killed processes left in a run folder. The caller must hold its lock."""
+    for path in list(folder.rglob(".*.tmp")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()

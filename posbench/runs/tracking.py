@@ -1,16 +1,16 @@
-"""Each run as a run of Weights & Biases, and a report as an artifact. The one module that imports wandb.
+"""Log runs to Weights & Biases, and reports as artifacts. Only this module imports wandb.
 
     tracker = open_tracker(config, run, run.manifest, say)
     run.update_manifest(wandb=tracker.record)  # its id, so that it is resumed when the run is
-    tracker.log_missing(run.logged)            # of a run that is resumed
+    tracker.log_missing(run.logged)            # if the run is resumed
     tracker.log(row)                           # each new row of metrics.jsonl
     tracker.summary({"loss": 2.71})
     tracker.finish()
 
-The run folder has everything; the wandb run is a copy of it. An error of wandb is printed, and the run continues
-untracked. Offline is wandb's own business: WANDB_MODE chooses it, `wandb sync` uploads a recording.
-A run that is resumed logs the rows since its last checkpoint again, and earlier rows that a kill kept from wandb.
-docs/experiments.md says what is found where.
+The run folder has everything; the wandb run is a copy of it. Errors of wandb are printed, and the run continues
+untracked. WANDB_MODE=offline records without a server, and `wandb sync` uploads the recording.
+A resumed run logs the rows since its last checkpoint again, and earlier rows that wandb lost when the run was killed.
+docs/experiments.md describes what wandb shows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from posbench.config import Config, chosen_experiment
 from posbench.runs import Manifest, Run
 from posbench.system.console import Say
 
-_unreachable: dict[str, str] = {}  # servers that did not answer in this process, which are not asked again, and why
+_unreachable: dict[str, str] = {}  # server -> error; this process does not ask these servers again
 
 
 class Tracker:
-    """A run's run of wandb. Without one, as with `tracking=none`, every method does nothing.
+    """The wandb run of a posbench run. Without a wandb run, as with `tracking=none`, every method does nothing.
 
-    `record` is what run.json keeps as `wandb`: id, project, mode (online, offline) and the folder of recordings.
+    `record` is the entry `wandb` of run.json: id, project, mode (online, offline) and the folder of recordings.
     """
 
     def __init__(self, wandb_run: Any = None, record: dict[str, Any] | None = None, say: Say = print) -> None:
@@ -44,14 +44,15 @@ class Tracker:
         self._run, self._say = wandb_run, say
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """One row of metrics.jsonl, as `train/loss`, `validation/loss` and so on at `tokens`."""
+        """Log one row of metrics.jsonl as `train/loss`, `validation/loss` and so on at `tokens`."""
         figures = {f"{row['kind']}/{name}": row[name] for name in row if name not in ("kind", "step", "tokens")}
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
 
     def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log those of `rows`, which earlier processes wrote, that wandb lacks.
+        """Log the `rows` of earlier processes that wandb does not have.
 
-        wandb writes a recording every 15 seconds, so a kill loses the newest rows. The server counts the rows it has.
+        wandb writes a recording every 15 seconds, so a killed process loses its newest rows. Online, the server counts
+        the rows that it has.
         """
 
         def log() -> None:
@@ -63,16 +64,16 @@ class Tracker:
         self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
-        """Single figures of the whole run, such as its final loss. What is None or not finite is left out."""
+        """Log figures of the whole run, such as its final loss, except None, infinite values and NaN."""
         self._ask(lambda: self._run.summary.update(_finite(figures)))
 
     def finish(self, failed: bool = False) -> None:
-        """Close the run, and wait for the server no longer than `tracking.init_timeout`."""
+        """Close the run. Wait for the server at most `tracking.init_timeout` seconds."""
         self._ask(lambda: self._run.finish(exit_code=int(failed)))
         self._run = None
 
     def _ask(self, action: Callable[[], object]) -> None:
-        """Call wandb; after its first error the run continues untracked."""
+        """Call wandb. After its first error, print it and stop tracking."""
         if self._run is None:
             return
         try:
@@ -83,14 +84,14 @@ class Tracker:
 
 
 def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Tracker:
-    """The tracker that `config.tracking` asks for; the wandb run that `manifest` names is resumed.
+    """Return the tracker that `config.tracking` asks for. If `manifest` names a wandb run, it is resumed.
 
-    Never raises: without a key or a server the run is recorded offline; where that fails too, it is not tracked.
+    Never raises: without a key or a server the run is recorded offline; if that fails too, it is not tracked.
     """
     tracking = config.tracking
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
         return Tracker()
-    folder = run.path.parents[1] / "wandb"  # one of an experiment, so that one `wandb sync` takes all its runs
+    folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
     del mapping["runs_dir"], mapping["tracking"]
@@ -109,7 +110,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
             group=config.experiment_name,
             job_type="train",
             name=tracking.name or f"{config.scheme.name}/seed={config.seed:02d}",
-            # each once: wandb refuses a run with the same tag twice
+            # without duplicates, because wandb refuses a run that has the same tag twice
             tags=list(dict.fromkeys([config.scheme.name, config.model.name, config.data.name, *tracking.tags])),
             notes=tracking.notes,
             config={**mapping, **facts},
@@ -138,40 +139,40 @@ def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
 
 
 def offline_hint(folder: str | Path) -> str:
-    """How to upload what wandb recorded in a folder."""
+    """Return a sentence that says how to upload what wandb recorded in a folder."""
     return f"wandb recorded offline; upload with: wandb sync {folder}"
 
 
 def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> str:
-    """Log the folder of a report as an artifact `report-<experiment>`; return a sentence that says where it is.
+    """Log the folder of a report as an artifact `report-<experiment>`, and return a sentence with its location.
 
     Arguments: tracking, the configuration of a run, with `project` and `entity`.
-    Never raises for what wandb cannot do: the sentence says it.
+    Never raises: if wandb fails, the sentence says so.
     """
     project = str(tracking.get("project") or "posbench")
     about = {"project": project, "entity": tracking.get("entity"), "group": experiment, "job_type": "report"}
-    told: list[str] = []
+    ignored_messages: list[str] = []
     try:
         import wandb
 
-        with _init(20.0, told.append, **about, name=f"report of {experiment}", dir=folder) as run:
+        with _init(20.0, ignored_messages.append, **about, name=f"report of {experiment}", dir=folder) as run:
             artifact = wandb.Artifact(f"report-{experiment}", type="report")
             for file in sorted(folder.rglob("*")):
                 if file.is_file() and "wandb" not in file.relative_to(folder).parts:
                     artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
             run.log_artifact(artifact)
-            where = offline_hint(folder / "wandb") if run.offline else f"the report is at {run.url}"
+            location = offline_hint(folder / "wandb") if run.offline else f"the report is at {run.url}"
     except Exception as error:
         return f"the report was not sent to wandb ({_first_line(error)}); its files are complete"
-    return f"artifact report-{experiment} of project {project}: {where}"
+    return f"artifact report-{experiment} of project {project}: {location}"
 
 
 def _init(timeout: float, say: Say, **about: Any) -> Any:
-    """`wandb.init`: quiet, without prompts, and without a word about the machine, the code or the environment.
+    """Call `wandb.init` without output and prompts. It uploads nothing about the machine, code or environment.
 
-    Offline by WANDB_MODE, without a key, and where the server does not answer within `timeout` seconds.
+    The run is offline if WANDB_MODE says so, without a key, or if the server does not answer within `timeout` seconds.
     """
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a server that never answers would cost 10 s at exit
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb
 
     settings = wandb.Settings(
@@ -191,7 +192,7 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
         x_save_requirements=False,
     )
     about = {**about, "dir": str(about["dir"]), "reinit": "create_new", "settings": settings}
-    stored = wandb.setup(wandb.Settings(silent=True, x_disable_viewer=True)).settings  # by `wandb offline`, say
+    stored = wandb.setup(wandb.Settings(silent=True, x_disable_viewer=True)).settings  # such as from `wandb offline`
     mode: Any = os.environ.get("WANDB_MODE") or stored.mode
     server = str(stored.base_url)
     if mode == "online" and server not in _unreachable and wandb.login(prompt=False, verify=False):
@@ -200,7 +201,7 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
         except Exception as error:
             _unreachable[server] = _first_line(error)
             say(f"wandb records offline: {server} cannot be used ({_unreachable[server]})")
-            wandb.teardown()  # else it goes on trying, and the id stays taken
+            wandb.teardown()  # otherwise it keeps trying, and the id stays in use
     return wandb.init(**about, mode="offline" if mode == "online" else mode)
 
 

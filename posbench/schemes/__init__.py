@@ -1,8 +1,9 @@
 """Position schemes by name. This package knows tensors, not models.
 
-A scheme of ours is registered by being here: its kind is its class's name in snake case (`TransformerXL` is
-`transformer_xl`, the base class `nope`). One of your own is a class in a file, `my_scheme.py:Faded`, or in an installed
-package that names it under the entry-point group `posbench.schemes`: see `docs/adding-a-scheme.md`.
+Every scheme class in this package is registered automatically: its kind is the class name in snake case
+(`TransformerXL` is `transformer_xl`; the base class is `nope`). Your own scheme is a class in a file,
+`my_scheme.py:Faded`, or in an installed package with the entry-point group `posbench.schemes`. See
+`docs/adding-a-scheme.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty on the scores that grows linearly with distance, at each head's own slope (arXiv 2108.12409)."""
+"""ALiBi: a penalty on the scores that grows linearly with distance, with one slope per head (arXiv 2108.12409)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 def exponents(num_heads: int) -> Tensor:
-    """`log2` of each head's slope, [H] float32: dyadic fractions, so exact in every number format.
+    """Return `log2` of each head's slope, [H] float32: dyadic fractions, which every number format holds exactly.
 
-    `-8h / H` for h = 1 .. H where H is a power of two. Otherwise those of P heads, P the largest power of two below H,
-    then every second one (1st, 3rd, ...) of 2P heads until there are H.
+    If H is a power of two they are `-8h / H` for h = 1 .. H. Otherwise, with P the largest power of two below H, they
+    are the exponents of P heads, then every second exponent (1st, 3rd, ...) of 2P heads.
     """
     power = 2 ** math.floor(math.log2(num_heads))
-    own = -8 * torch.arange(1, power + 1) / power
+    regular = -8 * torch.arange(1, power + 1) / power
     between = -8 * torch.arange(1, 2 * power + 1, 2) / (2 * power)
-    return torch.cat((own, between))[:num_heads]
+    return torch.cat((regular, between))[:num_heads]
 
 
 def slopes(num_heads: int) -> Tensor:
-    """The slopes `m_h`, [H] float64."""
+    """Return the slopes `m_h`, [H] float64."""
     return torch.exp2(exponents(num_heads).to(torch.float64))
 
 
 class Alibi(Scheme):
-    """`bias_h(i, j) = -m_h (i - j)`, not learned, added to the scaled scores and not scaled itself.
+    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores.
 
-    Made from the relative distance: an absolute key index times the slope is off by whole logits in low precision.
+    The slope multiplies the distance, not the key's position, which would be wrong by whole logits in low precision.
     """
 
     exponents: Tensor
@@ -47,5 +47,5 @@ class Alibi(Scheme):
         return penalty
 
     def log_decay(self) -> Tensor | float | None:
-        """[H]: under linear attention e^bias is retention's decay (arXiv 2307.08621), at ALiBi's slopes."""
+        """Return `-m_h`, [H]; in linear attention this is the decay of retention (arXiv 2307.08621)."""
         return -torch.exp2(self.exponents)

@@ -1,4 +1,4 @@
-"""From a row of a table to the scheme of every layer: classes by name, members, and what layers share."""
+"""Build the scheme of every layer from an entry of `conf/scheme`: find classes, build members, share parameters."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from torch import nn
 from posbench.catalogue.classes import Classes, check_options, class_named, classes_in, option_names, with_packages
 from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes.base import Scheme, Shape, check_hooks, whole
-from posbench.schemes.composite import Interleaved, Together
+from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
+from posbench.schemes.composite import Interleaved, JointProperties
 
-WINDOW = "window"  # an option of every row: see `Scheme.window`
-
+WINDOW = "window"  # an option of every scheme: see `Scheme.window`
 
 _OURS = classes_in("posbench.schemes", Scheme)
 SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.schemes")
 
 
 def scheme_class(kind: str) -> type[Scheme]:
-    """The class that a row's `kind` names: a registered one, or that of a file, `my_scheme.py:Faded`.
+    """Return the class of a `kind`: a registered name, or a class in a file such as `my_scheme.py:Faded`.
 
-    Raises: ConfigError for an unknown kind, and for what is wrong in the file.
+    Raises: ConfigError for an unknown kind, and for an error in the file.
     """
     cls = class_named(kind, SCHEMES, "scheme.kind", Scheme) if parse_class_path(kind) is None else load(kind, Scheme)
     check_hooks(cls)
     return cls
 
 
-class Layers(Together, nn.Module):
-    """The scheme of every layer of a decoder, and what they promise together.
+class Layers(JointProperties, nn.Module):
+    """The scheme of every layer of a decoder, and the properties that they have together.
 
-    Layers of one scheme are one object, unless it has parameters in each layer: then each layer has its own, with the
-    other parameters in common. `rows[n]` is the first layer that has the scheme of layer `n`.
+    Layers with the same scheme share one object. If the scheme has `per_layer` parameters, each layer has its own
+    object, and only the other parameters are shared. `shared_with[n]` is the first layer with the scheme of layer `n`.
     """
 
-    def __init__(self, schemes: list[Scheme], rows: list[int]) -> None:
+    def __init__(self, schemes: list[Scheme], shared_with: list[int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(schemes)
-        self.rows = rows
+        self.shared_with = shared_with
 
     def __iter__(self) -> Any:
         return iter(self.layers)
@@ -56,7 +55,7 @@ class Layers(Together, nn.Module):
 
     @property
     def parts(self) -> list[Scheme]:
-        """Those of the layers, in their order."""
+        """The scheme of each layer, in order."""
         return list(self)
 
     @property
@@ -66,179 +65,184 @@ class Layers(Together, nn.Module):
 
     @property
     def shape(self) -> Shape:
-        """The decoder's."""
+        """The sizes of the decoder."""
         return self.first.shape
 
     @property
     def group(self) -> str:
-        """Its heading in `posbench schemes`."""
-        return self.first.group if len(set(self.rows)) == 1 else "layers"
+        """The heading in `posbench schemes`; "layers" if not all layers have the same scheme."""
+        return self.first.group if len(set(self.shared_with)) == 1 else "layers"
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
-    """The scheme that `config` names, for every layer of a decoder of `shape`.
+    """Build the scheme that `config` describes for every layer of a decoder of `shape`.
 
-    Arguments: seed, of what constructors draw for themselves, which is also a matter of the class and the layer.
+    Arguments: seed, for random numbers that constructors draw; combined with the kind and the layer.
     Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
-    adds to the token embeddings in some layers alone, and a member that cannot be one (`_check_members`).
+    adds to the token embeddings in only some layers, and an invalid member (`_check_members`).
     """
     _check_members(config, config)
     builder = _Builder(shape, seed)
-    rows = [_row_of_layer(config, n) for n in range(shape.num_layers)]
-    keys = [_key(row) for row in rows]
-    layers = Layers([builder.build(row, n) for n, row in enumerate(rows)], [keys.index(key) for key in keys])
+    entries = [_entry_of_layer(config, n) for n in range(shape.num_layers)]
+    keys = [_key(entry) for entry in entries]
+    layers = Layers([builder.build(entry, n) for n, entry in enumerate(entries)], [keys.index(key) for key in keys])
     if "embed" in layers.acts_on and len(set(keys)) > 1:
-        name = next(row.name for row, scheme in zip(rows, layers, strict=True) if "embed" in scheme.acts_on)
+        name = next(entry.name for entry, scheme in zip(entries, layers, strict=True) if "embed" in scheme.acts_on)
         raise ConfigError(
-            f"scheme.layers holds {name}, which adds positions to the token embeddings once, before any layer: take "
-            "schemes that act inside attention"
+            f"scheme.layers holds {name}, which adds positions to the token embeddings once, before any layer: use "
+            f"schemes that act inside attention, or scheme={name} in all layers"
         )
     return layers
 
 
-def unreached(config: SchemeConfig, num_layers: int) -> list[str]:
-    """Return the names of the interleaved schemes that none of `num_layers` layers has."""
-    layers = {_key(_row_of_layer(config, n)) for n in range(num_layers)}
-    return list(dict.fromkeys(row.name for row in _turns(config) if _key(row) not in layers))
+def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
+    """Return the names of the interleaved schemes that none of the first `num_layers` layers uses."""
+    layers = {_key(_entry_of_layer(config, n)) for n in range(num_layers)}
+    return list(dict.fromkeys(entry.name for entry in _alternatives(config) if _key(entry) not in layers))
 
 
-def _turns(row: SchemeConfig) -> list[SchemeConfig]:
-    """Return the rows that layers take by turns; `row` itself if all layers have it."""
-    if not _is_interleaved(row):
-        return [row]
-    return [turn for member in _members(row) for turn in _turns(member)]
+def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
+    """Return the schemes that layers alternate between; only `entry` itself if it is not interleaved."""
+    if not _is_interleaved(entry):
+        return [entry]
+    return [nested for member in _members(entry) for nested in _alternatives(member)]
 
 
-def _check_members(config: SchemeConfig, row: SchemeConfig) -> None:
-    """Raises: ConfigError for a member with its own kind of attention, and for interleaved layers within a layer."""
-    for member in _members(row):
+def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
+    """Check the members of `entry`, which is `config` or one of its members.
+
+    Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
+    """
+    for member in _members(entry):
         if member.attention not in ({}, config.attention):
             raise ConfigError(
                 f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; all layers "
-                f"have one kind of attention: give scheme.attention to {config.name}, or take a scheme without it"
+                f"have one kind of attention: set scheme.attention of {config.name}, or use a member without it"
             )
-        if _is_interleaved(member) and not _is_interleaved(row):
+        if _is_interleaved(member) and not _is_interleaved(entry):
             raise ConfigError(
-                f"scheme={row.name} holds {member.name}, which differs from layer to layer: combine schemes inside "
+                f"scheme={entry.name} holds {member.name}, which differs from layer to layer: combine schemes inside "
                 "`layers`, such as layers: [{name: both, kind: combined, of: [qk_rope, alibi]}, nope]"
             )
         _check_members(config, member)
 
 
 class _Builder:
-    """Builds the schemes of one decoder, so that layers share what they should."""
+    """Builds the schemes of one decoder and shares parameters between layers."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
-        self.first: dict[str, Scheme] = {}  # of each row
+        self.first: dict[str, Scheme] = {}  # first scheme built for each `_key`
 
-    def build(self, row: SchemeConfig, n: int) -> Scheme:
-        """The scheme of layer `n`, which has this row."""
-        cls = scheme_class(row.kind)
-        given = dict(row.options)
-        window = None if WINDOW in option_names(cls) else given.pop(WINDOW, None)
-        check_options("scheme", row.kind, cls, given)
-        options = {name: self._with_members(value, n) for name, value in given.items()}
-        first = self.first.get(_key(row))
+    def build(self, entry: SchemeConfig, n: int) -> Scheme:
+        """Build the scheme of layer `n` from its entry, or return the object that an earlier layer shares with it."""
+        cls = scheme_class(entry.kind)
+        values = dict(entry.options)
+        window = None if WINDOW in option_names(cls) else values.pop(WINDOW, None)
+        check_options("scheme", entry.kind, cls, values)
+        options = {name: self._with_members(value, n) for name, value in values.items()}
+        first = self.first.get(_key(entry))
         if first is not None and not cls.per_layer and not _differ(first, options):
             return first
         with torch.random.fork_rng(devices=[]), _default_dtype(torch.float64):
-            # Rounded once: float32 draws differ in their last bits between kinds of CPU.
-            torch.manual_seed(seed_of(self.seed, f"{row.kind}/{n}"))
+            # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
+            torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
             scheme = cls(self.shape, **options).float()
         if window is not None:
-            scheme.window = whole(WINDOW, window, 1, "tokens that a query sees")
+            scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
         if first is None:
-            self.first[_key(row)] = scheme
+            self.first[_key(entry)] = scheme
         elif cls.per_layer is not True:
             members = [name + "." for name, part in scheme.named_modules() if name and isinstance(part, Scheme)]
             for name, parameter in first.named_parameters():
                 if name.partition(".")[0] not in (cls.per_layer or ()) and not name.startswith(tuple(members)):
-                    place, _, last = name.rpartition(".")
-                    scheme.get_submodule(place).register_parameter(last, parameter)
+                    module, _, attribute = name.rpartition(".")
+                    scheme.get_submodule(module).register_parameter(attribute, parameter)
         return scheme
 
     def _with_members(self, option: Any, n: int) -> Any:
-        """The option, with schemes in place of a list of their mappings; equal ones are one scheme."""
-        if not rows_in(option):
+        """Return an option's value, with a list of entries replaced by schemes; equal entries become one scheme."""
+        if not entries_in(option):
             return option
         built: dict[str, Scheme] = {}
-        for member in rows_in(option):
-            row = SchemeConfig.from_mapping(dict(member))
-            built[_key(row)] = built.get(_key(row)) or self.build(row, n)
-        return [built[_key(SchemeConfig.from_mapping(dict(member)))] for member in rows_in(option)]
+        for member in entries_in(option):
+            entry = SchemeConfig.from_mapping(dict(member))
+            built[_key(entry)] = built.get(_key(entry)) or self.build(entry, n)
+        return [built[_key(SchemeConfig.from_mapping(dict(member)))] for member in entries_in(option)]
 
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
+    previous_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous_dtype)
 
 
 def seed_of(seed: int, name: str) -> int:
-    """A seed for one name, from that of a run."""
+    """Derive a seed for `name` from the seed of a run."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Whether any member of a scheme is another one in this layer."""
+    """Return True if `options` hold a member that is not part of `first`, because this layer has its own."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
-def _row_of_layer(row: SchemeConfig, n: int) -> SchemeConfig:
-    """The row of layer `n`: of interleaved ones a member's."""
-    if not _is_interleaved(row):
-        return row
-    check_options("scheme", row.kind, Interleaved, row.options)
-    members = _members(row)
+def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
+    """Return the entry of layer `n`: a member if `entry` is interleaved, otherwise `entry` itself."""
+    if not _is_interleaved(entry):
+        return entry
+    check_options("scheme", entry.kind, Interleaved, entry.options)
+    members = _members(entry)
     if not members:
         raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
-    return _row_of_layer(members[n % len(members)], n)
+    return _entry_of_layer(members[n % len(members)], n)
 
 
-def _is_interleaved(row: SchemeConfig) -> bool:
-    return SCHEMES.get(row.kind) is Interleaved
+def _is_interleaved(entry: SchemeConfig) -> bool:
+    return SCHEMES.get(entry.kind) is Interleaved
 
 
-def _members(row: SchemeConfig) -> list[SchemeConfig]:
-    """Return the rows in the options of `row`."""
-    return [SchemeConfig.from_mapping(dict(member)) for option in row.options.values() for member in rows_in(option)]
+def _members(entry: SchemeConfig) -> list[SchemeConfig]:
+    """Return the schemes in the options of `entry`."""
+    members = [member for option in entry.options.values() for member in entries_in(option)]
+    return [SchemeConfig.from_mapping(dict(member)) for member in members]
 
 
-def _key(row: SchemeConfig) -> str:
-    """What makes two rows the same scheme."""
-    return json.dumps({"kind": row.kind, **row.options}, sort_keys=True, default=str)
+def _key(entry: SchemeConfig) -> str:
+    """Return a string that is equal for two entries of the same scheme, whatever their names."""
+    return json.dumps({"kind": entry.kind, **entry.options}, sort_keys=True, default=str)
 
 
-def rows_in(option: Any) -> list[Mapping[str, Any]]:
-    """The option where it is a list of schemes, none otherwise."""
-    are_rows = isinstance(option, list) and all(isinstance(each, Mapping) and "kind" in each for each in option)
-    return option if are_rows else []
+def entries_in(option: Any) -> list[Mapping[str, Any]]:
+    """Return an option's value if it is a list of schemes, as mappings; otherwise an empty list."""
+    is_list = isinstance(option, list) and all(isinstance(item, Mapping) and "kind" in item for item in option)
+    return option if is_list else []
 
 
-def takes_option(row: Mapping[str, Any], option: str) -> bool:
-    """Whether a scheme, in the flat form of its YAML, has the option, or one of those that it is made of has."""
-    return _has(row, option) or any(takes_option(member, option) for value in row.values() for member in rows_in(value))
+def takes_option(entry: Mapping[str, Any], option: str) -> bool:
+    """Return True if a scheme, as the mapping in its YAML, or one of its members has the option."""
+    members = [member for value in entry.values() for member in entries_in(value)]
+    return _has_option(entry, option) or any(takes_option(member, option) for member in members)
 
 
-def with_option(row: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """The row with its option set; where it has none such, those that it is made of have theirs set."""
-    if _has(row, option) or not takes_option(row, option):
-        return {**row, option: value}
+def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
+    """Return a copy of `entry` with the option set: its own, or else the same option of its members."""
+    if _has_option(entry, option) or not takes_option(entry, option):
+        return {**entry, option: value}
 
     def changed(member: Mapping[str, Any]) -> Mapping[str, Any]:
         return with_option(member, option, value) if takes_option(member, option) else member
 
-    return {name: list(map(changed, rows_in(part))) if rows_in(part) else part for name, part in row.items()}
+    return {name: list(map(changed, entries_in(part))) if entries_in(part) else part for name, part in entry.items()}
 
 
-def _has(row: Mapping[str, Any], option: str) -> bool:
-    kind = str(row.get("kind"))
+def _has_option(entry: Mapping[str, Any], option: str) -> bool:
+    kind = str(entry.get("kind"))
     if parse_class_path(kind) is None and kind not in SCHEMES:
         return False
     cls = scheme_class(kind)

@@ -1,4 +1,4 @@
-"""Schemes made of other schemes: one after another in every layer, or by turns from layer to layer."""
+"""Schemes made of other schemes: several in one layer (`Combined`), or alternating by layer (`Interleaved`)."""
 
 from __future__ import annotations
 
@@ -10,65 +10,64 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Bias, Placement, Scheme, Shape, added_by, apply_hook
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, apply_hook, evaluate_bias
 
 
-class Together:
-    """What several schemes promise together, in one layer or in all layers of a decoder."""
+class JointProperties:
+    """The properties that several schemes have together, in one layer or in all layers of a decoder."""
 
     @property
     def parts(self) -> list[Scheme]:
-        """The schemes."""
+        """The schemes in question."""
         raise NotImplementedError
 
     @property
     def is_relative(self) -> bool:
-        """Whether all are."""
+        """True if all schemes are relative."""
         return all(scheme.is_relative for scheme in self.parts)
 
     @property
     def keeps_norms(self) -> bool:
-        """Whether all do."""
+        """True if all schemes keep norms."""
         return all(scheme.keeps_norms for scheme in self.parts)
 
     @property
     def is_streaming(self) -> bool:
-        """Whether all are."""
+        """True if all schemes are streaming."""
         return all(scheme.is_streaming for scheme in self.parts)
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Where position enters in any of them."""
+        """All sites at which any of the schemes adds position."""
         return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
 
     @property
     def longest(self) -> int | None:
-        """Tokens up to which all are defined; None: any length."""
+        """The longest window in tokens for which all schemes are defined; None means any."""
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Model FLOPs of all hooks, per token; None where a scheme does not state its own."""
-        stated = [scheme.flops_per_token(length) for scheme in self.parts]
-        return None if None in stated else float(sum(flops for flops in stated if flops is not None))
+        """Return the model FLOPs per token of all hooks, or None if a scheme does not know its own."""
+        flops = [scheme.flops_per_token(length) for scheme in self.parts]
+        return None if None in flops else float(sum(count for count in flops if count is not None))
 
 
 class Interleaved(Scheme):
-    """The schemes of `layers` by turns: layer n has the one at place n modulo their number.
+    """Schemes that alternate from layer to layer: layer n uses `layers[n % len(layers)]`.
 
-    A scheme that is named more than once is one scheme, with one set of parameters and one preparation of positions.
-    Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope]. No layer has an `Interleaved`:
-    `posbench.schemes.build_scheme` takes the member of each layer.
+    Equal members are one scheme, with the same parameters and one call of `prepare`. This class only declares the
+    option: `posbench.schemes.build_scheme` gives each layer its member.
+    Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
     """
 
     def __init__(self, shape: Shape, layers: Sequence[Any]) -> None:
         super().__init__(shape)
 
 
-class Combined(Together, Scheme):  # type: ignore[override]
-    """All schemes of `of` at once: hooks one after another, biases added; relative if all of them are.
+class Combined(JointProperties, Scheme):  # type: ignore[override]
+    """Several schemes in one layer: their hooks are applied in order and their biases are added.
 
-    Keys in a bias (`reads_keys`) are those behind the hooks of all members.
-
+    A bias that reads keys (`reads_keys`) sees them after the hooks of all members.
     Options: `of`, names of schemes, such as [alibi, qk_rope].
     """
 
@@ -77,12 +76,12 @@ class Combined(Together, Scheme):  # type: ignore[override]
         if not (isinstance(of, Sequence) and of and all(isinstance(member, Scheme) for member in of)):
             raise ConfigError("scheme.of must be a list of schemes, such as scheme.of=[qk_rope,nope]")
         if any(member.window for member in of):
-            raise ConfigError("scheme.of holds a scheme with a window: give the window beside scheme.of")
+            raise ConfigError("scheme.of holds a scheme with a window: set scheme.window next to scheme.of instead")
         self.members = nn.ModuleList(dict.fromkeys(of))
 
     @property
     def parts(self) -> list[Scheme]:
-        """The members, each once."""
+        """The members without repetitions."""
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property
@@ -103,7 +102,7 @@ class Combined(Together, Scheme):  # type: ignore[override]
         return tuple(member.gate(x, prepared) for member, prepared in zip(self.parts, pos, strict=True))
 
     def locate(self, pos: Any, gates: Any) -> tuple[Any, ...]:
-        return tuple(member.locate(*each) for member, *each in zip(self.parts, pos, gates, strict=True))
+        return tuple(member.locate(*inputs) for member, *inputs in zip(self.parts, pos, gates, strict=True))
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
         return self._chained("q", x, pos)
@@ -115,19 +114,19 @@ class Combined(Together, Scheme):  # type: ignore[override]
         return self._chained("v", x, pos)
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        for member, prepared in reversed(list(zip(self.parts, pos, strict=True))):  # what went in last comes out first
+        for member, prepared in reversed(list(zip(self.parts, pos, strict=True))):  # undo the last hook first
             x = apply_hook(member, "o", x, prepared)
         return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
-        each = zip(self.parts, gates, at.pos, strict=True)
-        biases = [member.bias(q, k, own, at._replace(pos=prepared)) for member, own, prepared in each]
+        inputs = zip(self.parts, gates, at.pos, strict=True)
+        biases = [member.bias(q, k, gate, at._replace(pos=prepared)) for member, gate, prepared in inputs]
         terms = [bias for bias in biases if bias is not None]
         if not terms:
             return None
 
         def total(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return functools.reduce(torch.add, (added_by(term, b, h, i, j) for term in terms))
+            return functools.reduce(torch.add, (evaluate_bias(term, b, h, i, j) for term in terms))
 
         return total
 

@@ -9,17 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.schemes.alibi import Alibi
-from posbench.schemes.base import Bias, Placement, Shape, whole
+from posbench.schemes.base import Bias, Placement, Shape, require_integer
 from posbench.schemes.cope import scaled_scores
 
 
 class Dape(Alibi):
-    """`a_h + f_h(s_1 .. s_H, a_1 .. a_H)` on the scaled scores s, with ALiBi's bias a, at each pair of query and key.
+    """DAPE: add `a_h + f_h(s_1 .. s_H, a_1 .. a_H)` to the scaled scores s, with ALiBi's bias a.
 
-    f is linear, LeakyReLU (slope 0.01), linear, in each layer (version 1 of the paper and its code). Its matrices
-    begin as the model's, its constants at 0.
-
-    Options: `width` of f (32 in the paper). Raises: ConfigError where that is not a whole number above 0.
+    f is linear, LeakyReLU (slope 0.01), linear, applied to each pair of query and key; each layer has its own (version
+    1 of the paper and its code). Its matrices are initialised like the model's, its constants to 0.
+    Options: `width` of f (32 in the paper). Raises: ConfigError unless it is a whole number above 0.
     """
 
     per_layer = True
@@ -29,7 +28,7 @@ class Dape(Alibi):
 
     def __init__(self, shape: Shape, width: int = 32) -> None:
         super().__init__(shape)
-        self.inner = self.normal(whole("width", width, 1, "32 in the paper"), 2 * shape.num_heads)
+        self.inner = self.normal(require_integer("width", width, 1, "32 in the paper"), 2 * shape.num_heads)
         self.inner_constant = nn.Parameter(torch.zeros(width))
         self.outer = self.normal(shape.num_heads, width)
         self.outer_constant = nn.Parameter(torch.zeros(shape.num_heads))
@@ -46,9 +45,9 @@ class Dape(Alibi):
         return lambda b, h, i, j: alibi(b, h, i, j) + added[b, h, i, j]
 
     def log_decay(self) -> None:
-        """None: the bias depends on the scores."""
+        """Return None, because the bias depends on the scores."""
         return None
 
     def flops_per_token(self, length: int) -> float:
-        """Of both matrices for half the keys on average."""
+        """Return the FLOPs of both matrices; each query sees half of the keys on average."""
         return 1.0 * length * (self.inner.numel() + self.outer.numel())

@@ -1,4 +1,4 @@
-"""FIRE: a learned function of the distance as a share of the query's position (Li et al. 2023, arXiv 2310.04418)."""
+"""FIRE: a learned function of the distance divided by the query's position (Li et al. 2023, arXiv 2310.04418)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_integer
 
 
-def before_softplus(x: float) -> float:
-    """The number whose softplus is `x`."""
+def inverse_softplus(x: float) -> float:
+    """Return the number whose softplus is `x`."""
     return math.log(math.expm1(x))
 
 
 class Fire(Scheme):
-    """`bias_h(i, j) = MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`, a ReLU in the MLP, one for all layers.
+    """FIRE: add the bias `MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`; all layers share one MLP with a ReLU.
 
-    c and L are learned and positive, by softplus: c begins at 0.1 (the authors' code), L at the training length. Up to
-    L tokens the bias depends on the distance alone, beyond it on the query's position too: so it is not relative. The
-    MLP's matrices begin as the model's, its biases at 0 (the authors': uniform, both), so units of negative weight stay
-    silent.
-
-    Options: `hidden`, units of the MLP between its one input and the heads (32 in the paper).
-    Raises: ConfigError where that is not a whole number above 0.
+    c and L are learned and kept positive by softplus; c starts at 0.1 (the authors' code), L at the training length. Up
+    to L tokens the bias depends only on the distance, beyond that also on the query's position, so it is not relative.
+    The MLP's matrices are initialised like the model's and its biases to 0 (the authors draw both uniformly), so units
+    with a negative weight start inactive.
+    Options: `hidden`, hidden units of the MLP (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 
     is_relative = False
@@ -34,9 +32,9 @@ class Fire(Scheme):
 
     def __init__(self, shape: Shape, hidden: int = 32) -> None:
         super().__init__(shape)
-        whole("hidden", hidden, 1, "32 in the paper")
-        self.c = nn.Parameter(torch.tensor(before_softplus(0.1)))
-        self.L = nn.Parameter(torch.tensor(before_softplus(1.0)))  # in training lengths
+        require_integer("hidden", hidden, 1, "32 in the paper")
+        self.c = nn.Parameter(torch.tensor(inverse_softplus(0.1)))
+        self.L = nn.Parameter(torch.tensor(inverse_softplus(1.0)))  # unit: the training length
         self.hidden_weight = self.normal(hidden, 1)
         self.hidden_bias = nn.Parameter(torch.zeros(hidden))
         self.output_weight = self.normal(shape.num_heads, hidden)
@@ -52,10 +50,10 @@ class Fire(Scheme):
 
         def mlp(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             distance = at.distance(b, i, j).clamp(min=0)  # later keys are masked
-            # FlexAttention, which has no dimension of heads here, cannot compile the gradient of a vector that is read
-            # at differences of positions, only that of a matrix.
+            # FlexAttention passes a scalar h. It cannot compile the gradient of a vector indexed by a difference of
+            # positions, but it can for a matrix.
             log = rows[h, distance] if h.ndim == 0 else by_distance[distance]
-            share = log / at.of_query(by_query, b, i)
+            share = log / at.value_at_query(by_query, b, i)
             piece = torch.zeros_like(share, dtype=torch.long)
             for knot in knots:
                 piece = piece + (share > knot)
@@ -64,10 +62,10 @@ class Fire(Scheme):
         return mlp
 
     def _pieces(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The MLP as what it is, a line between each two of the points in [0, 1] where a unit sets in or stops.
+        """Return the MLP as a piecewise linear function on [0, 1], with a knot at the input that switches each unit.
 
-        So a score takes one line of its head, not all units: [H, T, T, hidden] never stands in memory.
-        Returns: the points, ascending, `hidden` of them; constants and slopes of the lines, [hidden + 1, H] each.
+        A score then needs only one line of its head, and [H, T, T, hidden] is never allocated.
+        Returns: the `hidden` knots in ascending order; constants and slopes of the lines, [hidden + 1, H] each.
         """
         weight, bias = self.hidden_weight[:, 0], self.hidden_bias
         with torch.no_grad():

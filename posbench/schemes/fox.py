@@ -1,4 +1,4 @@
-"""The forgetting transformer: each token fades what came before it (Lin et al. 2025, arXiv 2503.02130)."""
+"""The forgetting transformer: each token's gate fades all earlier tokens (Lin et al. 2025, arXiv 2503.02130)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 class Fox(Scheme):
-    """`bias_h(i, j) = sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)`, w and b in each layer, x the stream behind its norm.
+    """Forgetting gates: add the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` to the scores.
 
-    w begins as the model's matrices, b at 0. The rest of the paper's "Pro" block (output gates, norms of q and k,
-    shifted keys) is left out: it is no position scheme.
+    x is the hidden states after the layer's norm. Each layer has its own w, initialised like the model's matrices, and
+    b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k, shifted keys) is omitted,
+    because it is not a position scheme.
     """
 
     per_layer = True
@@ -27,7 +28,7 @@ class Fox(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_heads))
 
     def gate(self, x: Tensor, pos: Tensor) -> Tensor:
-        """`ln sigmoid(w_h . x + b_h)`, [B, H, T, 1] in the weights' dtype, not rounded to that of x."""
+        """Return `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1], in the weights' dtype, which may be wider than x's."""
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:

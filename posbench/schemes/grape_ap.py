@@ -1,4 +1,4 @@
-"""GRAPE-AP: a query is drawn away from a key by each token in between (Zhang et al. 2025, arXiv 2512.07805)."""
+"""GRAPE-AP: each token between key and query adds a learned penalty (Zhang et al. 2025, arXiv 2512.07805)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from posbench.schemes.rotary import Turn, turn
 
 
 class GrapeAp(Scheme):
-    """`bias_h(i, j) = m_h sum_{l=j+1..i} ln sigmoid(p_i . R_l n(p_l) / P)`, m_h ALiBi's slopes; never above 0.
+    """GRAPE-AP: add the bias `m_h sum_{l=j+1..i} ln sigmoid(p_i . R_l n(p_l) / P)` <= 0, m_h being ALiBi's slopes.
 
-    p = W_h x with W_h [P, C] in each layer, x the stream behind its norm, n(p) = p / rms(p), and R_l turns every pair
-    of channels by l radians: by the position itself, so logits change with it. With W = 0 it is ALiBi at ln 2 times the
-    slopes. W begins as the model's matrices. As in the authors' code, p_i is not normalised. The rest of their block
-    (norms of q, k and heads) is left out.
-
-    Options: `width`, P (8 in the paper's experiments). Raises: ConfigError where that is not an even number above 0.
+    p = W_h x with W_h [P, C] in each layer, x the hidden states after the norm, and n(p) = p / rms(p). R_l rotates
+    every pair of channels by l radians, so logits depend on absolute position. With W = 0 it is ALiBi with ln 2 times
+    the slopes. W is initialised like the model's matrices. As in the authors' code, p_i is not normalised. The rest of
+    their block (norms of q, k and heads) is omitted.
+    Options: `width`, P (8 in the paper's experiments). Raises: ConfigError unless it is an even number above 0.
     """
 
     per_layer = True
@@ -43,19 +42,19 @@ class GrapeAp(Scheme):
         return Turn(angles.cos(), angles.sin())
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
-        """p of each token, and n(p) turned by the token's position, [B, H, T, 2 P]."""
+        """Return each token's p and its n(p) rotated by the token's position, [B, H, T, 2 P]."""
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
-        by = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
-        return torch.cat((p, turn(F.rms_norm(p, (self.width,)), by)), dim=-1)
+        cos_sin = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
+        return torch.cat((p, turn(F.rms_norm(p, (self.width,)), cos_sin)), dim=-1)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         p, turned = gates.at_query[..., : self.width], gates.at_key[..., self.width :]
         steps = F.logsigmoid(p @ turned.mT / self.width) * torch.exp2(self.exponents)[:, None, None]
         rows, keys = (torch.arange(n, device=q.device) for n in steps.shape[2:])
         steps = steps.masked_fill(at.is_later(rows[:, None], keys), 0.0)
-        added = F.pad(steps[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)  # over the tokens behind the key
+        added = F.pad(steps[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)  # sums over the tokens after the key
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Of the map, and of the products with half the tokens on average."""
+        """Return the FLOPs of W and of the products; each query sees half of the tokens on average."""
         return 2.0 * self.W.numel() + float(self.shape.num_heads * self.width * length)

@@ -1,4 +1,4 @@
-"""KERPLE: a penalty that grows with the logarithm of distance, learned by head (Chi et al. 2022, arXiv 2205.09921)."""
+"""KERPLE: a learned penalty per head that grows with the log of distance (Chi et al. 2022, arXiv 2205.09921)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 
 
 class Kerple(Scheme):
-    """`bias_h(i, j) = -a_h ln(1 + b_h (i - j))`: the paper's logarithmic kernel.
+    """KERPLE: add the bias `-a_h ln(1 + b_h (i - j))`, the paper's logarithmic kernel, to the scores.
 
-    a and b are positive (softplus of what is learned), start at 1 (the authors': at random), for all layers.
+    a and b are shared by all layers, kept positive by softplus, and start at 1 (the authors draw them at random).
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.a = nn.Parameter(torch.full((shape.num_heads,), ONE))  # before the softplus, as b
+        self.a = nn.Parameter(torch.full((shape.num_heads,), ONE))  # before the softplus, like b
         self.b = nn.Parameter(torch.full((shape.num_heads,), ONE))
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:

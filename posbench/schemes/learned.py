@@ -8,10 +8,10 @@ from posbench.schemes.base import Scheme, Shape
 
 
 class Learned(Scheme):
-    """Row `p` of a table [longest, C] is added to the embedding of the token at position `p`.
+    """Learned positions: add row `p` of a table [longest, C] to the embedding of the token at position `p`.
 
-    The table begins with the standard deviation of the token embeddings. It ends at the training length, of tasks at
-    the longest problem that may be tested. Beyond it no row is made up: the scheme is defined up to `longest` tokens.
+    The table is initialised with the standard deviation of the token embeddings. Its length is the training length, or
+    for tasks the longest problem that may be tested. The scheme is not defined beyond it.
     """
 
     is_relative = False

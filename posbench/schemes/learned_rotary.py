@@ -1,6 +1,6 @@
-"""Rotations whose frequencies are learned, shared by all layers and heads.
+"""Rotations with learned frequencies, shared by all layers and heads.
 
-Angles are float64, as of every rotation, and keep the gradient.
+Angles are float64, as in every rotation, and gradients flow through them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posbench.schemes.rotary import Rotary
 
 
 class LearnedFrequencies(Rotary):
-    """`inv_freq_t = base ** (-2t / D) * exp(log_scale_t)`, log_scale learned from 0 (LeRoPE, arXiv 2607.10134)."""
+    """LeRoPE: use `inv_freq_t = base ** (-2t / D) * exp(log_scale_t)`, log_scale learned from 0 (arXiv 2607.10134)."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class LearnedFrequencies(Rotary):
 
 
 class LearnedBase(Rotary):
-    """`inv_freq_t = (base * exp(log_scale)) ** (-2t / D)`, one log_scale [1] learned from 0."""
+    """RoPE with a learned base: `inv_freq_t = (base * exp(log_scale)) ** (-2t / D)`, log_scale [1] learned from 0."""
 
     def __init__(
         self,

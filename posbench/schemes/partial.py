@@ -1,9 +1,9 @@
-"""Rotations that leave part of each head without position, four ways: they agree at position 0 and part with distance.
+"""Four rotations that give position to only a part of each head.
 
-PartialRotary       the first r channels are rotated, with r in the schedule; the rest never is (GPT-NeoX)
-PRope  the schedule of all D channels with its slowest frequencies set to 0 (p-RoPE)
-Hope                ... with those set to 0 whose period exceeds the training length (HoPE)
-Clipped             ... with those reduced to 0 along a cosine (clipped RoPE)
+PartialRotary  rotates the first r channels and computes their frequencies from r instead of D (GPT-NeoX)
+PRope          rotates all D channels, with the slowest frequencies set to 0 (p-RoPE)
+Hope           rotates all D channels, with frequencies set to 0 if their period exceeds the training length (HoPE)
+Clipped        rotates all D channels, with these frequencies reduced to 0 along a cosine (clipped RoPE)
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Shape, number
+from posbench.schemes.base import Shape, require_number
 from posbench.schemes.rotary import Rotary
 
 
 class PartialRotary(Rotary):
-    """The first `r = fraction * D` channels with `inv_freq = base ** (-2t / r)`, in pairs (t, t + r/2).
+    """Rotate only the first `r = fraction * D` channels, in pairs (t, t + r/2) with `inv_freq = base ** (-2t / r)`.
 
-    "rotary_pct" of GPT-NeoX (arXiv 2204.06745), "partial_rotary_factor" of Qwen3-Next. Options: those of `Rotary`, and
-    `fraction`.
-    Raises: ConfigError where r is not an even number of channels, 2 at least.
+    This is "rotary_pct" of GPT-NeoX (arXiv 2204.06745) and "partial_rotary_factor" of Qwen3-Next.
+    Options: `fraction`, and the options of `Rotary`. Raises: ConfigError unless r is even and at least 2.
     """
 
     def __init__(
@@ -37,12 +36,12 @@ class PartialRotary(Rotary):
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
-        number("fraction", fraction, 0, 1, "0.25 is usual")
+        require_number("fraction", fraction, 0, 1, "0.25 is usual")
         self._width = int(fraction * shape.head_dim)
         if self._width < 2 or self._width % 2 or self._width != fraction * shape.head_dim:
             raise ConfigError(
                 f"scheme.fraction={fraction} of model.head_dim={shape.head_dim} is {fraction * shape.head_dim:g} "
-                "channels, and pairs of them are rotated: take a fraction that gives an even number, 2 or more"
+                "channels, which must be an even number, 2 or more, because pairs are rotated: change the fraction"
             )
 
     @property
@@ -51,10 +50,11 @@ class PartialRotary(Rotary):
 
 
 class PRope(Rotary):
-    """`inv_freq = base ** (-2t / D)` for the first `floor(fraction * D / 2)` pairs (t, t + D/2), 0 for the others.
+    """p-RoPE: use RoPE's frequencies for the fastest `floor(fraction * D / 2)` pairs and 0 for the others.
 
-    p-RoPE (Barbero et al. 2024, arXiv 2410.06205); Gemma 4. Options: those of `Rotary`, and `fraction`. Rescaled, D is
-    the width that counts: it is the schedule's.
+    From Barbero et al. 2024 (arXiv 2410.06205), used by Gemma 4. A rescaling (option `rescale`) counts all D channels,
+    because the frequencies come from D.
+    Options: `fraction`, and the options of `Rotary`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PRope(Rotary):
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
-        number("fraction", fraction, 0, 1, "0.25 is usual")
+        require_number("fraction", fraction, 0, 1, "0.25 is usual")
         self.kept = math.floor(fraction * shape.head_dim / 2)  # pairs
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -76,7 +76,7 @@ class PRope(Rotary):
 
 
 class Hope(Rotary):
-    """Frequencies are 0 whose period, 2 pi / inv_freq tokens, exceeds the training length (arXiv 2410.21216)."""
+    """HoPE: zero frequencies with periods, 2 pi / inv_freq tokens, above the training length (arXiv 2410.21216)."""
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)
@@ -84,14 +84,15 @@ class Hope(Rotary):
 
 
 class Clipped(Rotary):
-    """The n slowest frequencies times `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1: they fall to 0 along a cosine.
+    """Clipped RoPE: multiply the n slowest frequencies by `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1.
 
-    "CoPE", soft clipping (Li et al. 2026, arXiv 2602.05258). n counts the pairs whose period, 2 pi / inv_freq tokens,
-    exceeds the training length (one such pair stays as it is). The authors' code takes 20 of Llama 3's 64; here 29.
+    Called "CoPE" (soft clipping) by Li et al. 2026, arXiv 2602.05258. n counts the pairs with a period, 2 pi / inv_freq
+    tokens, above the training length; a single such pair is unchanged. The authors' code clips 20 of Llama 3's 64
+    pairs; this definition clips 29.
     """
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)
         slow = 2 * math.pi / inv_freq > self.shape.context_length
-        m = (slow.cumsum(0) - 1).clamp(min=0).double()  # 0 up to the fastest of them
+        m = (slow.cumsum(0) - 1).clamp(min=0).double()  # 0 up to and including the fastest slow pair
         return inv_freq * (1 + torch.cos(math.pi * m / (slow.sum() - 1).clamp(min=1))) / 2

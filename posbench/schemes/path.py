@@ -1,4 +1,4 @@
-"""PaTH: what stands between a key and its query reflects it (Yang et al. 2025, arXiv 2505.16381)."""
+"""PaTH: each token between a key and a query reflects the query vector (Yang et al. 2025, arXiv 2505.16381)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_integer
 
-BLOCK = 32  # rows of queries and of keys whose reflections are multiplied out together
+BLOCK = 32  # rows of queries and keys whose reflections are multiplied together
 
 
 class Path(Scheme):
-    """`k_j^T H_(j+1) ... H_i q_i / sqrt(D)` for the scores, `H_t = 1 - b_t w_t w_t^T`, `b_t = 2 sigmoid(u . x_t + c)`.
+    """PaTH: compute scores as `k_j^T H_(j+1) ... H_i q_i / sqrt(D)`, with reflections `H_t = 1 - b_t w_t w_t^T`.
 
-    w_t is the direction of `B A x_t`, A [rank, C] and B [D, rank], x the stream behind the layer's norm; b and w are of
-    each key head. A, B and u begin as the model's matrices and c at 0. The paper's short convolution of w, which needs
-    earlier rows of the stream, is left out. With fewer key heads the authors' map to w has full rank.
-
-    Options: `rank` (32 in the authors' code). Raises: ConfigError where that is not a whole number.
+    `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the
+    hidden states after the layer's norm. Each key head has its own w and b. A, B and u are initialised like the model's
+    matrices and c to 0. The paper's short convolution of w is omitted, because it needs earlier rows of x. With fewer
+    key heads, the authors' map to w has full rank.
+    Options: `rank` (32 in the authors' code). Raises: ConfigError unless it is a whole number above 0.
     """
 
     per_layer = True
@@ -30,13 +30,13 @@ class Path(Scheme):
 
     def __init__(self, shape: Shape, rank: int = 32) -> None:
         super().__init__(shape)
-        self.A = self.normal(whole("rank", rank, 1, "32 is the authors'"), shape.d_model)
+        self.A = self.normal(require_integer("rank", rank, 1, "32 is the authors'"), shape.d_model)
         self.B = self.normal(shape.num_kv_heads * shape.head_dim, rank)
         self.u = self.normal(shape.num_kv_heads, shape.d_model)
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """w and b of each token, [B, Hkv, T, D + 1]."""
+        """Return w and b of each token, [B, Hkv, T, D + 1]."""
         x = x.to(self.A.dtype)
         w = F.normalize(F.linear(F.linear(x, self.A), self.B).unflatten(-1, (self.shape.num_kv_heads, -1)), dim=-1)
         b = 2 * F.linear(x, self.u, self.c).sigmoid()
@@ -45,14 +45,16 @@ class Path(Scheme):
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         wide, D = torch.promote_types(q.dtype, torch.float32), self.shape.head_dim
         if q.shape[-1] != D:
-            raise ConfigError(f"path reflects queries of {D} channels; a scheme beside it made them {q.shape[-1]} wide")
+            raise ConfigError(
+                f"path needs queries of {D} channels; another scheme in scheme.of made them {q.shape[-1]} wide"
+            )
         q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         w, b = gates.at_key.to(wide).split((D, 1), dim=-1)
         added = (reflected(q, k, w, b) - q @ k.mT) * D**-0.5
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Of the maps of the stream, of the reflections in a block, and of the scores, which are made a second time."""
+        """Return the FLOPs of A, B and u, of the reflections in a block, and of the scores, computed a second time."""
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (self.A.numel() + self.B.numel() + self.u.numel())
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
@@ -60,34 +62,34 @@ class Path(Scheme):
 
 
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """`k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T] for keys up to the query's row; later entries are undefined.
+    """Return `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; entries of keys after the query are undefined.
 
-    In blocks (section 3.2 of the paper): a product of reflections is `1 - W^T M W` with an upper triangular M, by which
-    keys are carried to the end of their block and queries back to the beginning of theirs. Then, from the last block of
-    keys to the first, all queries behind a block meet its keys and are carried back across it.
-    Arguments: q [B, H, Tq, D], the last rows; k, w [B, H, T, D]; b [B, H, T, 1].
+    Works in blocks (section 3.2 of the paper). A product of reflections is `1 - W^T M W` with an upper triangular M. It
+    moves keys to the end of their block and queries back to the start of theirs. Then, from the last block of keys to
+    the first, all queries after a block are multiplied with its keys and moved back across it.
+    Arguments: q, the queries of the last Tq rows, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]
     first = (T - rows) // BLOCK  # the block of the first query
-    begin, behind = T - rows - first * BLOCK, -T % BLOCK
-    q = F.pad(q, (0, 0, begin, behind)).unflatten(2, (-1, BLOCK))  # [B, H, queries' blocks, BLOCK, D]
-    k, w, b = (F.pad(x, (0, 0, 0, behind)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
+    begin, padding = T - rows - first * BLOCK, -T % BLOCK
+    q = F.pad(q, (0, 0, begin, padding)).unflatten(2, (-1, BLOCK))  # [B, H, blocks of queries, BLOCK, D]
+    k, w, b = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
     between = b * (w @ w.mT).triu(1)
-    one = torch.eye(BLOCK, dtype=w.dtype, device=w.device)
-    inverse = torch.linalg.solve_triangular(one + between, one * b, upper=True, unitriangular=True)  # M
-    keys_seen = (w @ k.mT).tril(-1)  # by later rows of their block
-    queries_see = (q @ w[:, :, first:].mT).tril()  # earlier rows and their own
-    back = queries_see @ inverse[:, :, first:].mT
-    inside = (q @ k[:, :, first:].mT - back @ keys_seen[:, :, first:]).unbind(2)
+    identity = torch.eye(BLOCK, dtype=w.dtype, device=w.device)
+    inverse = torch.linalg.solve_triangular(identity + between, identity * b, upper=True, unitriangular=True)  # M
+    w_dot_k = (w @ k.mT).tril(-1)  # only reflections after the key, in its block
+    q_dot_w = (q @ w[:, :, first:].mT).tril()  # only reflections up to the query, in its block
+    back = q_dot_w @ inverse[:, :, first:].mT
+    inside = (q @ k[:, :, first:].mT - back @ w_dot_k[:, :, first:]).unbind(2)
     q_back = (q - back @ w[:, :, first:]).unbind(2)
-    carried = k - keys_seen.mT @ inverse @ w  # keys to the end of their block
-    met, taken = torch.cat((carried, w), dim=3).unbind(2), (inverse.mT @ w).unbind(2)
-    queries = q[:, :, 0, :0]  # those behind the block, [B, H, rows, D]
+    keys_at_end = k - w_dot_k.mT @ inverse @ w  # keys moved to the end of their block
+    keys_and_w, updates = torch.cat((keys_at_end, w), dim=3).unbind(2), (inverse.mT @ w).unbind(2)
+    queries = q[:, :, 0, :0]  # the queries after the current block, [B, H, rows, D]
     columns = []
-    for n in reversed(range(len(met))):
-        column, along = (queries @ met[n].mT).split(BLOCK, dim=-1)
-        queries = queries - along @ taken[n]
-        if n >= first:  # queries stand in this block too; those before it see nothing of it
+    for n in reversed(range(len(keys_and_w))):
+        column, along = (queries @ keys_and_w[n].mT).split(BLOCK, dim=-1)
+        queries = queries - along @ updates[n]
+        if n >= first:  # this block has queries too; queries of earlier blocks do not see its keys
             column = F.pad(torch.cat((inside[n - first], column), dim=2), (0, 0, (n - first) * BLOCK, 0))
             queries = torch.cat((q_back[n - first], queries), dim=2)
         columns.append(column)

@@ -6,17 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import Scheme, Shape, number
+from posbench.schemes.base import Scheme, Shape, require_number
 from posbench.schemes.rotary import Turn
 
 
 class Pope(Scheme):
-    """`sum_c softplus(q_c) softplus(k_c) cos(d w_c + delta_c)`, d the distance, `w_c = base ** (-c / D)`.
+    """PoPE: compute scores as `sum_c softplus(q_c) softplus(k_c) cos(d w_c + delta_c)`, d being the distance.
 
-    delta [H, D] is learned from 0 in each layer; the paper's is -delta, and bounded to [-2 pi, 0]. Each channel becomes
-    two, a cosine's and a sine's, so q and k come back 2 D wide.
-
-    Options: `base` (10000 as in the paper). Raises: ConfigError for a base that is not above 1.
+    `w_c = base ** (-c / D)`. delta [H, D] is learned from 0 in each layer; the paper's has the opposite sign and is
+    bounded to [-2 pi, 0]. Each channel becomes a cosine and a sine, so q and k get 2 D wide.
+    Options: `base` (10000 as in the paper). Raises: ConfigError unless it is above 1.
     """
 
     keeps_norms = False
@@ -24,11 +23,11 @@ class Pope(Scheme):
 
     def __init__(self, shape: Shape, base: float = 10000.0) -> None:
         super().__init__(shape)
-        self.base = number("base", base, 1.001, 1e15, "10000 is usual")
+        self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
         self.delta = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Cosines and sines of `p w_c`, [T, D] float64 each."""
+        """Return cosines and sines of `p w_c`, [T, D] float64 each."""
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq
@@ -44,12 +43,12 @@ class Pope(Scheme):
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Of products that are twice as wide; each query meets half the keys on average."""
+        """Return the FLOPs added by products of twice the width; each query sees half of the keys on average."""
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The magnitudes softplus(x) [..., T, D] at their angles, [..., T, 2 D], in x's dtype."""
+    """Return softplus(x) times cosine and sine, [..., T, 2 D], in the dtype of `x` [..., T, D]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     magnitude = F.softplus(x.to(wide))
     return torch.cat((magnitude * cos.to(wide), magnitude * sin.to(wide)), dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""RePo: each token says where it stands, and q and k turn by that (Li et al. 2025, arXiv 2512.14391)."""
+"""RePo: each token computes its own position, which rotates q and k (Li et al. 2025, arXiv 2512.14391)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from posbench.schemes.base import Scheme, Shape, number, whole
+from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
 class Repo(Scheme):
-    """q and k turned by `z_i w_t`, `z_i = u . (silu(G x_i) * A x_i)` and `w_t = base ** (-2t / D)`: no index at all.
+    """RePo: rotate q and k by `z_i w_t`, with computed positions `z_i = u . (silu(G x_i) * A x_i)` instead of indices.
 
-    x is the stream behind the layer's norm. G and A [width, C] are of each layer, u [width] of each key head, whose
-    queries turn alike. All begin as the model's matrices, so all tokens begin near 0, and the row near NoPE. The paper
-    continues a model trained with RoPE and re-positions its upper two thirds; `layers: [qk_rope, repo, repo]` does.
-
-    Options: `base` (500000 as in the authors' code), `width` (C / 8 in the paper, where null).
-    Raises: ConfigError for a base that is not above 1 or a width that is not a whole number above 0.
+    `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. G and A [width, C] belong to each layer
+    and u [width] to each key head and its queries. All are initialised like the model's matrices, so positions start
+    near 0 and the scheme near NoPE. The paper continues a model trained with RoPE and changes the upper two thirds of
+    its layers; `layers: [qk_rope, repo, repo]` has RePo in two thirds of the layers.
+    Options: `base` (500000 as in the authors' code), `width` (null means C / 8, as in the paper).
+    Raises: ConfigError unless the base is above 1 and the width a whole number above 0.
     """
 
     per_layer = True
@@ -27,13 +27,13 @@ class Repo(Scheme):
 
     def __init__(self, shape: Shape, base: float = 500000.0, width: int | None = None) -> None:
         super().__init__(shape)
-        self.base = number("base", base, 1.001, 1e15, "500000 is the authors'")
-        wide = whole("width", shape.d_model // 8 if width is None else width, 1, "C / 8 in the paper")
+        self.base = require_number("base", base, 1.001, 1e15, "500000 is the authors'")
+        wide = require_integer("width", shape.d_model // 8 if width is None else width, 1, "C / 8 in the paper")
         self.G, self.A = self.normal(wide, shape.d_model), self.normal(wide, shape.d_model)
         self.u = self.normal(shape.num_kv_heads, wide)
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """z of each token, [B, Hkv, T, 1] float64: it becomes an angle."""
+        """Return z of each token, [B, Hkv, T, 1], in float64 because it becomes an angle."""
         x = x.to(self.G.dtype)
         z = F.linear(F.silu(F.linear(x, self.G)) * F.linear(x, self.A), self.u)
         return z.double().mT[..., None]

@@ -1,18 +1,18 @@
-"""Other frequencies at evaluation than in training, so that longer windows turn by angles that training has seen.
+"""Change rotation frequencies at evaluation, so that angles in longer windows stay in the range seen in training.
 
-With `s` the factor, `L` the training length and `r` the channels that are rotated:
+With frequencies `w`, factor `s`, training length `L` and `r` rotated channels:
 
-    pi           w / s: every position is squeezed (Chen et al. 2023, arXiv 2306.15595)
-    ntk          the base becomes base * s ** (r / (r - 2)): the fastest pair stays, the slowest is squeezed by s
+    pi           w / s: all positions are divided by s (Chen et al. 2023, arXiv 2306.15595)
+    ntk          base * s ** (r / (r - 2)) as the base: the fastest pair is unchanged, the slowest is divided by s
                  ("NTK-aware", bloc97 2023)
-    dynamic_ntk  the same with s = length / L of each window (emozilla 2023; transformers' "dynamic" at its factor 1)
-    yarn         w ((1 - g) / s + g), g a ramp of the turns L w / 2 pi from 0 at 1 turn to 1 at 32, linear in the turns
+    dynamic_ntk  ntk with s = length / L of each window (emozilla 2023; transformers' "dynamic" with factor 1)
+    yarn         w ((1 - g) / s + g), with g a ramp that is linear in the turns L w / 2 pi: 0 at 1 turn, 1 at 32 turns
                  (Peng et al. 2023, arXiv 2309.00071)
-    yarn_code    the same with the ramp of the authors' public code, linear in the number of the pair between the pairs
-                 (rounded outwards) of 32 turns and of 1 turn; transformers' "yarn"
+    yarn_code    yarn with the ramp of the authors' public code, linear in the pair number between the pairs with 32
+                 turns and 1 turn (rounded outwards); transformers' "yarn"
 
-YaRN also multiplies the scores by (0.1 ln s + 1) ** 2: see `Rotary`, which multiplies q by it and nothing else. (The
-public code puts its root into cosine and sine; there it would scale values and outputs too.)
+YaRN also multiplies the scores by (0.1 ln s + 1) ** 2. `Rotary` multiplies only q by it. (The public code multiplies
+cosine and sine by the square root, which would scale values and outputs too.)
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from torch import Tensor
 
 from posbench.config import ConfigError, nearest
 
-_FAST, _SLOW = 32, 1  # YaRN: turns over the training length that keep their frequency, and that are squeezed whole
+_FAST, _SLOW = 32, 1  # YaRN: pairs with 32 turns in the training length are unchanged, with 1 turn divided by s
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Frequencies as trained."""
+class TrainedFrequencies:
+    """The frequencies used in training."""
 
     inv_freq: Tensor  # w, [r/2] float64, radians a token
-    base: float  # of the geometric schedule
+    base: float  # base of the geometric series
     context_length: int  # L, tokens
 
 
-def _ntk(trained: Trained, s: float) -> Tensor:
+def _ntk(trained: TrainedFrequencies, s: float) -> Tensor:
     w = trained.inv_freq
     pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
-    # (base s ** (r / (r - 2))) ** (-2t / r) is base ** (-2t / r) times this, whatever the schedule makes of it.
+    # Changing the base multiplies each frequency by this factor, so it also works for learned or clipped frequencies.
     return w * s ** (-pair / max(1, len(w) - 1))
 
 
-def _yarn(trained: Trained, s: float) -> Tensor:
+def _yarn(trained: TrainedFrequencies, s: float) -> Tensor:
     turns = trained.context_length * trained.inv_freq / (2 * math.pi)
     return _blend(trained.inv_freq, s, ((turns - _SLOW) / (_FAST - _SLOW)).clamp(0, 1))
 
 
-def _yarn_code(trained: Trained, s: float) -> Tensor:
+def _yarn_code(trained: TrainedFrequencies, s: float) -> Tensor:
     w, r = trained.inv_freq, 2 * len(trained.inv_freq)
 
     def pair_of(turns: int) -> float:
@@ -61,30 +61,29 @@ def _yarn_code(trained: Trained, s: float) -> Tensor:
     return _blend(w, s, 1 - ((pair - low) / (high - low or 0.001)).clamp(0, 1))
 
 
-def _blend(w: Tensor, s: float, kept: Tensor) -> Tensor:
-    """`kept` is g: 1 where a frequency stays, 0 where it is squeezed by `s`."""
-    return w * ((1 - kept) / s + kept)
+def _blend(w: Tensor, s: float, g: Tensor) -> Tensor:
+    """Divide frequencies `w` by `s` with weight 1 - g: g = 1 leaves a frequency unchanged."""
+    return w * ((1 - g) / s + g)
 
 
-RESCALINGS: dict[str, Callable[[Trained, float], Tensor]] = {
+RESCALINGS: dict[str, Callable[[TrainedFrequencies, float], Tensor]] = {
     "pi": lambda trained, s: trained.inv_freq / s,
     "ntk": _ntk,
     "dynamic_ntk": _ntk,
     "yarn": _yarn,
     "yarn_code": _yarn_code,
 }
-_BY_WINDOW = ("dynamic_ntk",)  # takes no other factor
-_TEMPERED = ("yarn", "yarn_code")
+_BY_WINDOW = ("dynamic_ntk",)  # the factor always follows the window
+_TEMPERED = ("yarn", "yarn_code")  # these also multiply the scores
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """One of `RESCALINGS`, by the scheme's options `rescale` and `factor`.
+    """A choice from `RESCALINGS` and its factor: the scheme's options `rescale` and `factor`.
 
-    Without a factor it is the length of the window / training length, where that is above 1: the longest position then
-    falls inside the trained range.
-
-    Raises: ConfigError for an unknown name, a factor below 1, or a factor where none is taken.
+    Without a factor, length of the window / training length is used (at least 1), which brings the longest position
+    into the trained range.
+    Raises: ConfigError for an unknown name, a factor below 1, or any factor for `dynamic_ntk`.
     """
 
     name: str
@@ -101,28 +100,28 @@ class Rescaling:
         if self.name in _BY_WINDOW:
             raise ConfigError(
                 f"scheme.factor={self.factor} has no meaning for scheme.rescale={self.name}, whose factor is the "
-                "length of each window / training length: leave scheme.factor out, or take scheme.rescale=ntk"
+                "length of each window / training length: leave scheme.factor out, or use scheme.rescale=ntk"
             )
         if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not 1 <= self.factor < 1e6:
             raise ConfigError(
-                f"scheme.factor={self.factor} must lie between 1 and 1e6: evaluated length / training length is usual"
+                f"scheme.factor={self.factor} must be between 1 and 1e6: evaluated length / training length is usual"
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """`s` for a window of `length` tokens."""
+        """Return `s` for a window of `length` tokens."""
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
-    def inv_freq(self, trained: Trained, length: int) -> Tensor:
-        """The frequencies for a window of `length` tokens, [r/2] float64."""
+    def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
+        """Return the frequencies for a window of `length` tokens, [r/2] float64."""
         return RESCALINGS[self.name](trained, self.factor_at(length, trained.context_length))
 
     def temperature(self, length: int, context_length: int) -> float:
-        """What the scores are multiplied by."""
+        """Return the number by which the scores are multiplied: above 1 for YaRN, otherwise 1."""
         if self.name not in _TEMPERED:
             return 1.0
         return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)
 
     @property
     def is_tempered(self) -> bool:
-        """Whether the scores are multiplied by more than 1 where the factor is."""
+        """True if factors above 1 also multiply the scores."""
         return self.name in _TEMPERED and self.factor != 1

@@ -1,9 +1,9 @@
 """Rotation of any of the four sites q, k, v, o by angles that grow with position (RoPE and its relatives).
 
-    R_p turns the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
+    R_p rotates the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
 
 q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position.
-So q with k gives scores of j - i alone, and v with o gives o_i = sum_j a_ij R_(j-i) v_j.
+So with q and k, scores depend only on j - i, and with v and o, o_i = sum_j a_ij R_(j-i) v_j.
 Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
 """
 
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Scheme, Shape, number
-from posbench.schemes.rescaling import Rescaling, Trained
-from posbench.system.inductor import as_dtype
+from posbench.schemes.base import Scheme, Shape, require_number
+from posbench.schemes.rescaling import Rescaling, TrainedFrequencies
+from posbench.system.torch_internals import as_dtype
 
 SITES = ("q", "k", "v", "o")
 
 
 class Turn(NamedTuple):
-    """Cosines and sines of the angles, each [T, D/2] ([B, heads, T, D/2] by content), in the dtype they are used in."""
+    """Cosines and sines of the rotation angles, each [T, D/2], or [B, heads, T, D/2] if they depend on content."""
 
     cos: Tensor
     sin: Tensor
 
 
 class TemperedTurn(NamedTuple):
-    """... and what q is multiplied by, 0-d; never part of the cosine, which turns v and o too."""
+    """A `Turn` with YaRN's factor for q, 0-d. It is separate from the cosine because v and o must not be scaled."""
 
     cos: Tensor
     sin: Tensor
@@ -39,62 +39,64 @@ class TemperedTurn(NamedTuple):
 
 
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
-    """Turn the channel pairs (t, t + D/2) of x [..., T, D] by `angles` [T, D/2] radians, or back where `inverse`.
+    """Rotate the channel pairs (t, t + D/2) of x [..., T, D] by `angles` [T, D/2] radians, or back if `inverse`.
 
-    A pure function of one tensor: norms are kept, the inverse undoes it. In at least float32, returned in x's dtype.
+    Computes in at least float32 and returns x's dtype. Norms do not change, and the inverse undoes the rotation.
     """
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
 
-def turn(x: Tensor, by: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
-    """`rotate` with the cosines and sines at hand, for callers that share them between layers."""
+def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
+    """Rotate `x` [..., T, D] as `rotate` does, with cosines and sines that layers can share."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    # The inverse negates the sine alone: the cosine is even, and negating both would turn by half a turn more.
-    return _Turned.apply(x, by.cos.to(dtype), -by.sin.to(dtype) if inverse else by.sin.to(dtype))
+    # The inverse negates only the sine: the cosine is even, and negating both would add half a turn.
+    return _Rotation.apply(x, cos_sin.cos.to(dtype), -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype))
 
 
-class _Turned(torch.autograd.Function):
-    """x [..., T, D] turned. The gradient of a rotation is the rotation back."""
+class _Rotation(torch.autograd.Function):
+    """A rotation of x [..., T, D]. Its gradient is the inverse rotation, so x need not be saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        of_angles = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        ctx.save_for_backward(cos, sin, *([x] if of_angles else []))
-        return _turned(x, cos, sin)
+        needs_angle_grad = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        ctx.save_for_backward(cos, sin, *([x] if needs_angle_grad else []))
+        return _rotate_pairs(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        cos, sin, *turned = ctx.saved_tensors
-        of_x = _turned(above[0], cos, -sin)
-        if not turned:
-            return of_x, None, None
-        (a, b), (of_a, of_b) = (x.to(cos.dtype).chunk(2, dim=-1) for x in (turned[0], above[0]))
-        return of_x, (of_a * a + of_b * b).sum_to_size(cos.shape), (of_b * a - of_a * b).sum_to_size(sin.shape)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        cos, sin, *saved = ctx.saved_tensors
+        grad_x = _rotate_pairs(grads[0], cos, -sin)
+        if not saved:
+            return grad_x, None, None
+        (a, b), (grad_a, grad_b) = (x.to(cos.dtype).chunk(2, dim=-1) for x in (saved[0], grads[0]))
+        grad_cos = (grad_a * a + grad_b * b).sum_to_size(cos.shape)
+        return grad_x, grad_cos, (grad_b * a - grad_a * b).sum_to_size(sin.shape)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return (a cos - b sin, b cos + a sin) for the two halves a and b of x's channels, in x's dtype."""
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
     y = wide * torch.cat((cos, cos), dim=-1)
-    of_a, of_b = y.chunk(2, dim=-1)
-    of_a.addcmul_(b, sin, value=-1)
-    of_b.addcmul_(a, sin)
+    y_a, y_b = y.chunk(2, dim=-1)
+    y_a.addcmul_(b, sin, value=-1)
+    y_b.addcmul_(a, sin)
     return as_dtype(y, x.dtype)
 
 
 def inverse_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
-    """`base ** (-2t / D)` for t = 0 .. D/2 - 1, radians a token, [D/2] float64; made on `device`, not copied there."""
+    """Compute `base ** (-2t / D)` for t = 0 .. D/2 - 1 on `device`: radians per token, [D/2] float64."""
     return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
 
 
 class Rotary(Scheme):
-    """Rotate the sites named, and no other. A subclass has other `frequencies`, or rotates fewer channels (`width`).
+    """RoPE on any of the sites q, k, v, o. Subclasses change `frequencies` or rotate fewer channels (`width`).
 
-    Options: `sites`, any of q, k, v, o; `base`, the wavelength's growth (10000 as in the paper), or `context_length`
-    for the training length. `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and
-    its `factor`, by default length of the window / training length: meant for `posbench eval --under rescale=yarn`.
-    YaRN's temperature multiplies q, where q and k are rotated under softmax attention.
-    Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or a bad rescaling.
+    YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
+    Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
+    length; `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and its `factor`, by
+    default length of the window / training length. These two are meant for `posbench eval --under rescale=yarn`.
+    Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
     def __init__(
@@ -113,28 +115,28 @@ class Rotary(Scheme):
         sites = [str(site) for site in sites]
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):
-            raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once")
+            raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once, and nothing else")
         if base == "context_length":
             base = shape.context_length
         if rescale is None and factor is not None:
             raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
-        self.base = number("base", base, 1.001, 1e15, "10000 is usual")
+        self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
         self.rescaling = None if rescale is None else Rescaling(rescale, factor)
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """If and only if rotations come in pairs: q with k, v with o."""
+        """True if rotations come in pairs: q with k, v with o."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        """But for a temperature, which makes q longer."""
+        """True unless YaRN's temperature makes q longer."""
         return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """Unless the factor follows the length of the window: the angles of the first tokens then depend on it."""
+        """False if the rescaling factor follows the window's length, which then changes the first tokens' angles."""
         return self.rescaling is None or self.rescaling.factor is not None
 
     @property
@@ -143,35 +145,37 @@ class Rotary(Scheme):
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        own = type(self).k is not Rotary.k or type(self).v is not Rotary.v
-        return not own and ("k" in self.sites) == ("v" in self.sites)
+        overridden = type(self).k is not Rotary.k or type(self).v is not Rotary.v
+        return not overridden and ("k" in self.sites) == ("v" in self.sites)
 
     @property
     def width(self) -> int:
-        """r, the channels of each head that are rotated, from the first on, in pairs (t, t + r/2); even."""
+        """The even number r of rotated channels: the first r of each head, in pairs (t, t + r/2)."""
         return self.shape.head_dim
 
     @property
     def schedule_base(self) -> float:
-        """The base of `frequencies`, as trained."""
+        """The base of `frequencies`, without rescaling."""
         return self.base
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """`inv_freq` as trained, [r/2] float64, radians a token."""
+        """Return `inv_freq` without rescaling, [r/2] float64, radians per token."""
         return inverse_frequencies(self.width, self.base, device)
 
     def angles(self, pos: Tensor, length: int) -> Tensor:
-        """`pos * inv_freq`, [T, r/2] radians in float64: exact enough for any length (bf16 and fp32 tables are not).
+        """Return `pos * inv_freq`, [T, r/2] radians. Only float64 is exact enough for any length.
 
         Arguments: length, tokens of the whole window.
         """
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
-            inv_freq = self.rescaling.inv_freq(Trained(inv_freq, self.schedule_base, self.shape.context_length), length)
+            inv_freq = self.rescaling.inv_freq(
+                TrainedFrequencies(inv_freq, self.schedule_base, self.shape.context_length), length
+            )
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Cosines and sines of the angles at the positions, computed in float64."""
+        """Return the cosines and sines of the angles at `pos`, computed in float64."""
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -180,27 +184,28 @@ class Rotary(Scheme):
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
         if not isinstance(pos, TemperedTurn):
-            return self._turned("q", x, pos)
+            return self._rotated("q", x, pos)
         wide = torch.promote_types(x.dtype, torch.float32)
-        return self._turned("q", x.to(wide) * pos.temperature.to(wide), pos).to(x.dtype)
+        return self._rotated("q", x.to(wide) * pos.temperature.to(wide), pos).to(x.dtype)
 
     def k(self, x: Tensor, pos: Any) -> Tensor:
-        return self._turned("k", x, pos)
+        return self._rotated("k", x, pos)
 
     def v(self, x: Tensor, pos: Any) -> Tensor:
-        return self._turned("v", x, pos)
+        return self._rotated("v", x, pos)
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        return self._turned("o", x, pos)
+        return self._rotated("o", x, pos)
 
     @property
     def _takes_temperature(self) -> bool:
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
-    def _turned(self, site: str, x: Tensor, by: Turn | TemperedTurn) -> Tensor:
+    def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
+        """Rotate the first `width` channels of x if `site` is one of the scheme's sites."""
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width
         if r == x.shape[-1]:
-            return turn(x, by, inverse)
-        return torch.cat((turn(x[..., :r], by, inverse), x[..., r:]), dim=-1)
+            return turn(x, cos_sin, inverse)
+        return torch.cat((turn(x[..., :r], cos_sin, inverse), x[..., r:]), dim=-1)

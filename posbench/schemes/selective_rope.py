@@ -1,4 +1,4 @@
-"""Selective RoPE: rotations by angles that each token moves on or back (Movahedi et al. 2025, arXiv 2511.17388)."""
+"""Selective RoPE: each token adds a learned amount to the rotation angles (Movahedi et al. 2025, arXiv 2511.17388)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posbench.schemes.base import Scheme, Shape, number, whole
+from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
 class SelectiveRope(Scheme):
-    """q and k turned by `w_t (i e^b_t + sum_{l=0..i} u_t . V x_l / |x_l|)` in pair t, `w_t = base ** (-2t / D)`.
+    """Selective RoPE: rotate pair t of q and k by `w_t (i e^b_t + sum_{l=0..i} u_t . V x_l / |x_l|)`.
 
-    x is the stream behind the layer's norm. V [rank, C], u [D/2, rank] and b [D/2] are of each layer, u and b of each
-    key head, whose queries turn alike. V and u begin as the model's matrices and b at 0, near RoPE. Of the paper's
-    module this is the low-rank map with its constant; its short convolution, which needs earlier rows of the stream,
-    and its gate are left out. The authors' code divides each head's part of x by a norm of its own.
-
-    Options: `base` (500000 as in the authors' code), `rank` (16 there).
-    Raises: ConfigError for a base that is not above 1 or a rank that is not a whole number above 0.
+    `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
+    each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
+    matrices and b to 0, so the scheme starts near RoPE. This is the low-rank map of the paper's module with its
+    constant; the short convolution (it needs earlier rows of x) and the gate are omitted. The authors' code divides
+    each head's part of x by its own norm.
+    Options: `base` and `rank` (500000 and 16, as in the authors' code).
+    Raises: ConfigError unless the base is above 1 and the rank a whole number above 0.
     """
 
     per_layer = True
@@ -30,23 +30,25 @@ class SelectiveRope(Scheme):
 
     def __init__(self, shape: Shape, base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(shape)
-        frequencies = inverse_frequencies(shape.head_dim, number("base", base, 1.001, 1e15, "500000 is the authors'"))
-        # Their bits, so that a model in float32 keeps them in float64. torch 2.11 does not compile them computed anew
-        # behind a running sum on a GPU.
+        base = require_number("base", base, 1.001, 1e15, "500000 is the authors'")
+        frequencies = inverse_frequencies(shape.head_dim, base)
+        # Stored as int64 bits, so that casting the model to float32 keeps them in float64. They are not recomputed in
+        # `locate`, because torch 2.11 cannot compile that after a running sum on a GPU.
         self.register_buffer("frequency_bits", frequencies.view(torch.int64), persistent=False)
-        self.V = self.normal(whole("rank", rank, 1, "16 is the authors'"), shape.d_model)
+        self.V = self.normal(require_integer("rank", rank, 1, "16 is the authors'"), shape.d_model)
         self.u = self.normal(shape.num_kv_heads * shape.head_dim // 2, rank)
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """What each token adds beside the constant, [B, Hkv, T, D/2] float64: sums of thousands become angles."""
+        """Return each token's addition, [B, Hkv, T, D/2], in float64 because sums of thousands become angles."""
         selected = F.linear(F.linear(F.normalize(x.to(self.V.dtype), dim=-1), self.V), self.u)
         return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 
     def locate(self, pos: Any, gates: Any) -> Turn:
         selected, Hkv = gates.sum_at_query, self.shape.num_kv_heads
-        each = self.b.double().exp().unflatten(-1, (Hkv, 1, -1)).repeat_interleave(selected.shape[1] // Hkv, dim=0)
-        turns = pos.double()[..., None] * each + selected  # [B, heads, T, D/2]
+        per_token = self.b.double().exp().unflatten(-1, (Hkv, 1, -1))
+        per_token = per_token.repeat_interleave(selected.shape[1] // Hkv, dim=0)  # [heads, 1, D/2]
+        turns = pos.double()[..., None] * per_token + selected  # [B, heads, T, D/2]
         angles = turns * self.frequency_bits.view(torch.float64)
         return Turn(angles.cos(), angles.sin())
 

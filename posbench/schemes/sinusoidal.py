@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Scheme, Shape, number
+from posbench.schemes.base import Scheme, Shape, require_number
 
 
 class Sinusoidal(Scheme):
-    """Channel `2i` gets `a sin(p / base ** (2i / C))`, channel `2i + 1` the cosine.
+    """Sinusoidal positions: add `a sin(p / base ** (2i / C))` to channel `2i`, and the cosine to channel `2i + 1`.
 
     Options: `amplitude`, in standard deviations of the token embeddings at initialisation, so
-    `a = amplitude * embedding_std`; at 1 the proportion is the paper's, where embeddings of unit deviation meet sines
-    of unit amplitude. `base`, 10000 as in the paper.
-    Raises: ConfigError for an odd d_model, a negative amplitude or a base that is not above 1.
+    `a = amplitude * embedding_std`. With 1 the proportion is the paper's, which adds sines of amplitude 1 to embeddings
+    of deviation 1. `base`, 10000 as in the paper.
+    Raises: ConfigError for an odd d_model, a negative amplitude, or a base that is not above 1.
     """
 
     is_relative = False
@@ -24,13 +24,13 @@ class Sinusoidal(Scheme):
         super().__init__(shape)
         if shape.d_model % 2:
             raise ConfigError(
-                f"model.d_model={shape.d_model} is odd: sines and cosines pair up channels, so take an even one"
+                f"model.d_model={shape.d_model} is odd: sines and cosines use pairs of channels, so it must be even"
             )
-        self.amplitude = number("amplitude", amplitude, 0, 1e6, "1 is the paper's proportion")
-        self.base = number("base", base, 1.001, 1e15, "10000 is usual")
+        self.amplitude = require_number("amplitude", amplitude, 0, 1e6, "1 is the paper's proportion")
+        self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """The table to add, [T, C] float64."""
+        """Return the table to add to the token embeddings, [T, C] float64."""
         width = self.shape.d_model
         inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)
         angles = pos.to(torch.float64)[..., None] * inv_freq

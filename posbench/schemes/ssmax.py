@@ -11,14 +11,14 @@ from posbench.schemes.base import Scheme, Shape
 
 
 class Ssmax(Scheme):
-    """`q_i -> s_h ln(i + 1) q_i`, s learned in each layer and head; without the bias that the paper tries beside it.
+    """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head.
 
-    s begins at 1 / ln(training length), so that the last query of a training window begins unscaled. `i` is the
-    position, since a causal query at position i sees i + 1 tokens (under `window` too, where it sees fewer): the scores
-    are not relative.
+    s starts at 1 / ln(training length), so that the last query of a training window is initially unscaled. i is the
+    position: a causal query at position i sees i + 1 tokens. It is also used with `window`, although queries then see
+    fewer. So scores are not relative. The optional bias of the paper is omitted.
     """
 
-    group = "biases on the scores"  # by way of q
+    group = "biases on the scores"  # implemented by scaling q
     is_relative = False
     keeps_norms = False
     per_layer = True
@@ -28,7 +28,7 @@ class Ssmax(Scheme):
         self.s = nn.Parameter(torch.full((shape.num_heads,), 1 / math.log(max(2, shape.context_length))))
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """`ln(i + 1)`, [T, 1] float64."""
+        """Return `ln(i + 1)`, [T, 1] float64."""
         return (pos.to(torch.float64)[..., None] + 1).log()
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:

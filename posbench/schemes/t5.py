@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.base import Bias, Placement, Scheme, Shape, whole
+from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_integer
 
 
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance `d` in tokens, int64 both: those of T5's decoder (section 2.1).
+    """Return the bucket (int64) of each distance `d` in tokens (int64), as in T5's decoder (section 2.1).
 
-    A bucket for each distance below `num_buckets / 2`, the others for logarithmically wider ranges to `max_distance`.
-    All longer distances are in the last one.
+    Each distance below `num_buckets / 2` has its own bucket. The other buckets cover logarithmically growing ranges up
+    to `max_distance`; the last one also covers all longer distances.
     """
     exact = num_buckets // 2
     ratio = (d.clamp(min=exact).to(torch.float64) / exact).log() / math.log(max_distance / exact)
@@ -25,21 +25,22 @@ def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
 
 
 class T5(Scheme):
-    """`bias_h(i, j) = table[bucket(i - j), h]`, learned from 0, one table for all layers.
+    """T5's bias: add `table[bucket(i - j), h]` to the scaled scores, with one table for all layers, learned from 0.
 
-    Added to the scaled scores (T5 itself does not scale them). The last bucket is flat: from 113 tokens on, with the
-    usual options, distances are not told apart. That is T5's definition, however far away a key is.
-
-    Options: `num_buckets`, half of them for single distances; `max_distance`, in tokens, where the last bucket ends its
-    range and takes all that is farther.
-    Raises: ConfigError for an odd or too small number of buckets, or a distance that the exact ones already reach.
+    T5 itself does not scale the scores. As T5 defines it, the last bucket covers all longer distances: from 113 tokens
+    on with the default options.
+    Options: `num_buckets`, half of them for single distances; `max_distance`, tokens at which the logarithmic ranges
+    end.
+    Raises: ConfigError for an odd or too small number of buckets, or a `max_distance` up to `num_buckets / 2`.
     """
 
     def __init__(self, shape: Shape, num_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(shape)
-        if whole("num_buckets", num_buckets, 2, "32 is usual") % 2:
-            raise ConfigError(f"scheme.num_buckets={num_buckets} is odd: half of the buckets hold single distances")
-        if whole("max_distance", max_distance, 1, "128 is usual") <= num_buckets // 2:
+        if require_integer("num_buckets", num_buckets, 2, "32 is usual") % 2:
+            raise ConfigError(
+                f"scheme.num_buckets={num_buckets} must be even: half of the buckets hold single distances"
+            )
+        if require_integer("max_distance", max_distance, 1, "128 is usual") <= num_buckets // 2:
             raise ConfigError(
                 f"scheme.max_distance={max_distance} must be above scheme.num_buckets / 2 = "
                 f"{num_buckets // 2} (128 is usual): shorter distances have a bucket each"

@@ -1,1 +1,1 @@
-"""Commands around runs: search learning rates, plan costs, compare speeds, list runs, sample text."""
+"""Provide the commands around runs: search learning rates, plan costs, compare speeds, list runs, sample text."""

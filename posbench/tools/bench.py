@@ -1,9 +1,9 @@
-"""Speed: tokens per second of the training step, scheme by scheme.
+"""Measure tokens per second of the training step for each scheme.
 
-What is timed is `posbench.training.step` itself, as `posbench train` calls it. Schemes run in turn, round after round,
-so that a machine whose speed drifts slows all of them; figures are medians over rounds. The ratio to the first scheme
-is that of two turns in a row, so that it holds on a machine that others use too. MFU is the rate of model FLOPs
-over that of a large matrix product in the same number format, measured between the same rounds.
+`posbench.training.step` is timed, as `posbench train` calls it. Schemes take turns in each round, so that a machine
+whose speed drifts slows all of them; results are medians over rounds. Each ratio to the first scheme is measured in two
+turns in a row, so that it is valid on a shared machine too. MFU is the rate of model FLOPs divided by the rate of a
+large matrix product in the same number format, measured between the same rounds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from posbench.model.decoder import Decoder, build_model
 from posbench.model.size import cache_size, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
 from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
+from posbench.system.torch_internals import allow_recompiles
 from posbench.training.step import TrainingStep
 
 WARMUP_STEPS = 3
 
 
-class Contender:
+class TimedScheme:
     """The training step of one scheme on random tokens, with its measurements."""
 
     def __init__(self, config: Config, device: Device, model: Decoder) -> None:
@@ -37,24 +38,24 @@ class Contender:
         self.step = TrainingStep(config, model, device)
         self.batch = batch_of(config, model.embedding.num_embeddings, device)
         self.tokens_per_step = config.train.tokens_per_step
-        self.rates: list[float] = []  # tokens per second, one a round
-        self.ratios: list[float] = []  # of this rate to that of the first scheme, which ran just before; one a round
+        self.rates: list[float] = []  # tokens per second, one per round
+        self.ratios: list[float] = []  # this rate / the rate of the first scheme, measured just before; one per round
         self.peak_memory_bytes: int | None = None
         self.first_seconds = self._seconds(1)
         self._seconds(WARMUP_STEPS - 1)
 
     def rate(self, steps: int) -> float:
-        """Tokens per second over `steps` steps."""
+        """Measure tokens per second over `steps` steps."""
         return steps * self.tokens_per_step / self._seconds(steps)
 
-    def measure(self, steps: int, first: Contender) -> None:
-        """Measure one round of `steps` steps, right after as many of the first scheme."""
-        before = first.rate(steps)
+    def measure(self, steps: int, first: TimedScheme) -> None:
+        """Time one round: `steps` steps of the first scheme, then the same number of this one."""
+        first_rate = first.rate(steps)
         self.rates.append(self.rate(steps))
-        self.ratios.append(self.rates[-1] / before)
+        self.ratios.append(self.rates[-1] / first_rate)
 
     def _seconds(self, steps: int) -> float:
-        """Seconds that `steps` steps take. The device is waited for only at the end, as in training."""
+        """Return the seconds that `steps` steps take. Synchronise the device only at the end, as training does."""
         self.device.wait()
         began = time.perf_counter()
         for _ in range(steps):
@@ -63,7 +64,7 @@ class Contender:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return the sizes, and medians over the rounds. Rates in FLOP/s."""
+        """Return the sizes and the medians over rounds, given the matrix-product rate in FLOP/s."""
         rate = median(self.rates)
         return {
             **self.sizes,
@@ -77,7 +78,7 @@ class Contender:
 
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
-    """A batch to train on: random tokens, or problems of the task."""
+    """Return a batch of random tokens, or of problems if the data is a task."""
     if config.is_task:
         return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
     size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
@@ -85,32 +86,34 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Tokens per second of the training step of each scheme, at the model and batch that the overrides `words` name.
+    """Time the training step of each scheme. The overrides `words` choose the model and the batch.
 
-    Returns: device, matrix-product rate (FLOP/s), and per scheme what it has by its definition (`sizes_of`), the
-    median of tokens per second, the median ratio to the first scheme with its quartiles (None with one
-    round), MFU, seconds of the first step (compilation included), and peak memory in bytes.
+    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (`sizes_of`), the medians of tokens per
+    second and of the ratio to the first scheme, the ratio's quartiles (None with one round), MFU, seconds of the first
+    step (including compilation), and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = 4 * len(schemes) + 8  # one block's code for each scheme
+    allow_recompiles(4 * len(schemes) + 8)  # each scheme compiles its own block
     configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
     entries = vocab_size(first)
-    contenders: dict[str, Contender] = {}
+    timed_schemes: dict[str, TimedScheme] = {}
     for name, config in configs.items():
-        held = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the schemes before
+        allocated = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the previous schemes
         device.reset_peak_memory()
-        contender = Contender(config, device, build_model(config, entries))
-        # A process on a CPU has one resident set: its peak tells of the first scheme only.
-        contender.peak_memory_bytes = device.peak_memory_bytes() - held if device.is_cuda or not contenders else None
-        contenders[name] = contender
+        timed = TimedScheme(config, device, build_model(config, entries))
+        if (
+            device.is_cuda or not timed_schemes
+        ):  # on a CPU the process has one peak, so only the first scheme's is known
+            timed.peak_memory_bytes = device.peak_memory_bytes() - allocated
+        timed_schemes[name] = timed
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
-        for contender in contenders.values():
-            contender.measure(steps, next(iter(contenders.values())))
+        for timed in timed_schemes.values():
+            timed.measure(steps, next(iter(timed_schemes.values())))
     return {
         "device": device.describe(),
         "model": first.model.name,
@@ -120,12 +123,12 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
         "rounds": rounds,
         "steps_a_round": steps,
         "matmul_flops_per_second": median(matmul_rates),
-        "schemes": {name: contender.figures(median(matmul_rates)) for name, contender in contenders.items()},
+        "schemes": {name: timed.figures(median(matmul_rates)) for name, timed in timed_schemes.items()},
     }
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Count a scheme's parameters, FLOPs of training per token, and bytes of its caches, by its definition."""
+    """Return a model's parameters, training FLOPs per token, and cache sizes in bytes, computed from its definition."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {
@@ -144,7 +147,7 @@ def bench(
     steps: int,
     console: Console,
 ) -> None:
-    """Measure, and print a table. Raises: ConfigError for what compose refuses."""
+    """Time the schemes and print two tables. Raises: ConfigError if an override is refused."""
     result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
@@ -154,8 +157,8 @@ def bench(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
         f"matmul {rate:,.0f} GFLOP/s; first step in s"
     )
-    if stated := datasheet_rate(device["name"]):
-        console.print(f"the datasheet's rate is {stated / 1e9:,.0f} GFLOP/s; MFU is of the measured one")
+    if datasheet := datasheet_rate(device["name"]):
+        console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")
     table = plain_table("scheme", "tokens/s", "ratio", "quartiles", "MFU")
     for name, figures in result["schemes"].items():
         quartiles = figures["step_to_first_quartiles"]
@@ -171,6 +174,6 @@ def bench(
     for name, figures in result["schemes"].items():
         keys = ("parameters", "flops_per_token", "cache_bytes_per_token", "state_bytes")
         memory = figures["peak_memory_bytes"]
-        took = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
-        table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *took)
+        measured = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
+        table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *measured)
     console.print(table)

@@ -1,4 +1,4 @@
-"""`posbench ls`: the state of every run, its loss, and what it was evaluated at."""
+"""List the state of every run, its loss, and its evaluated lengths (`posbench ls`)."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from posbench.runs.results import ResultKey
 from posbench.system.console import plain_table
 
 FAILED = (DIED, UNREADABLE)
-_COUNTED = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
-_VALIDATION = "validation"  # on its own text that of training, which every finished run has
+_STATE_WORDS = {STOPPED: "cut off", INTERRUPTED: "cut off", DIED: "failed"}
+_VALIDATION = "validation"  # not listed for the run's own text, because every finished run has it
 
 
-class Listed(NamedTuple):
-    """One run. None: not known."""
+class RunSummary(NamedTuple):
+    """The state of a run. None: not known."""
 
     run: Run
     state: str  # finished | running | interrupted | stopped | died | unreadable
     reason: str | None = None  # why it stopped or died, or cannot be read
-    share: float = 0.0  # of its steps that are done
-    tokens: int | None = None  # trained on so far
+    share: float = 0.0  # share of its steps that are done
+    tokens: int | None = None  # tokens trained on so far
     loss: float | None = None  # nats/token, of the last validation
     evaluated: Sequence[ResultKey] = ()
     changed: float | None = None  # when it was last written to, seconds since 1970
 
 
-def unpacked(runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs that are folders of their own; all of them where none is."""
+def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs that have a run folder, or all runs if none has."""
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
-def exit_status(rows: Sequence[Listed]) -> int:
-    """0 if all runs are finished, 1 if one failed or cannot be read, 3 if some are running or were interrupted."""
+def exit_status(rows: Sequence[RunSummary]) -> int:
+    """Return 0 if all runs are finished, 1 if one failed or is unreadable, 3 if some are running or interrupted."""
     states = {row.state for row in rows}
     return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
 
 
-def show(rows: Sequence[Listed], console: Console) -> None:
-    """A table for each experiment."""
+def show(rows: Sequence[RunSummary], console: Console) -> None:
+    """Print a table for each experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
-        states = [_COUNTED.get(row.state, row.state) for row in members]
+        states = [_STATE_WORDS.get(row.state, row.state) for row in members]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         console.out(f"{experiment}, {count_of(len(members), 'run')}: {counts}", style="bold")
         console.print(_table(members))
@@ -60,18 +60,18 @@ def show(rows: Sequence[Listed], console: Console) -> None:
                 console.out(f"{row.run.path}: {row.reason}", style="red")
 
 
-def listed(run: Run) -> Listed:
-    """What the run's folder says, without checking weights or results."""
+def summarise(run: Run) -> RunSummary:
+    """Return a run's state from its folder, without checking weights or results."""
     try:
         manifest = run.manifest
         rows = [] if manifest.loss is not None else run.logged
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
-        return Listed(run, UNREADABLE, str(error))
+        return RunSummary(run, UNREADABLE, str(error))
     last = rows[-1] if rows else {"step": 0, "tokens": 0}
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := run.path / name).is_file()]
-    return Listed(
+    return RunSummary(
         run,
         state := state_of(run),
         manifest.reason,
@@ -83,7 +83,7 @@ def listed(run: Run) -> Listed:
     )
 
 
-def _table(rows: Sequence[Listed]) -> Table:
+def _table(rows: Sequence[RunSummary]) -> Table:
     table = plain_table("scheme", "seed", "state", "tokens", "loss", "age")
     table.add_column("evaluated", ratio=1, no_wrap=True, overflow="ellipsis")
     table.expand = True
@@ -92,7 +92,7 @@ def _table(rows: Sequence[Listed]) -> Table:
         cells = (
             row.run.path.parent.name,
             row.run.path.name.removeprefix("seed="),
-            row.state if is_whole else f"{_COUNTED.get(row.state, row.state)} {row.share:.0%}",
+            row.state if is_whole else f"{_STATE_WORDS.get(row.state, row.state)} {row.share:.0%}",
             "-" if row.tokens is None else short_count(row.tokens),
             "-" if row.loss is None else f"{row.loss:.3f}",
             "-" if row.changed is None else duration(max(0.0, time.time() - row.changed)),
@@ -104,12 +104,12 @@ def _table(rows: Sequence[Listed]) -> Table:
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
-    """`fixed 64-2k (9), validation 128 on pg19`: the shortest and the longest length, and how many results."""
+    """Return the shortest and longest length, and the number of results: `fixed 64-2k (9), validation 128 on pg19`."""
     lengths: dict[str, list[int]] = {}
     for key in evaluated:
         lengths.setdefault(f"{key.protocol} {{}}" + (f" on {key.data}" if key.data else ""), []).append(key.length)
     parts = []
-    for text, here in lengths.items():
-        ends = "-".join(map(short_length, sorted({min(here), max(here)})))
-        parts.append(text.format(ends) + (f" ({len(here)})" if len(here) > 1 else ""))
+    for template, evaluated_lengths in lengths.items():
+        span = "-".join(map(short_length, sorted({min(evaluated_lengths), max(evaluated_lengths)})))
+        parts.append(template.format(span) + (f" ({len(evaluated_lengths)})" if len(evaluated_lengths) > 1 else ""))
     return ", ".join(parts) or "-"

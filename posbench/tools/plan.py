@@ -1,6 +1,6 @@
-"""What an experiment would cost, before anything is spent: runs, FLOPs, memory, hours.
+"""Estimate what an experiment would cost before it is run: runs, FLOPs, memory, hours.
 
-Estimates, each from a count that is written down here; `tests/test_plan.py` holds the memory to a measured peak.
+Every estimate is computed from counts in this file; `tests/tools/test_plan.py` compares memory with a measured peak.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from posbench.model.decoder import build_model
 from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
-from posbench.tools.bench import WARMUP_STEPS, Contender
+from posbench.tools.bench import WARMUP_STEPS, TimedScheme
 
-MOST_HOURS = 365 * 24.0  # on this machine: beyond it, `plan` says "more than a year"
-MOST_SECONDS = 20.0  # that timing this machine may take
+MOST_HOURS = 365 * 24.0  # hours on this machine above which `plan` says "more than a year"
+MOST_SECONDS = 20.0  # longest time to spend on timing this machine
 
 
 @dataclass(frozen=True)
 class Plan:
     """The cost of an experiment. FLOPs are model FLOPs (`posbench.system.device`); memory and hours are estimates."""
 
-    first: Config  # of the sweep's runs
+    first: Config  # configuration of the sweep's first run
     schemes: list[str]
     seeds: int
     runs: int
-    tokens_a_run: int  # of the first
+    tokens_a_run: int  # training tokens of the first run
     tokens_in_all: int
-    epochs: float | None  # of the first run; None where its text is not prepared yet, and of a task
-    flops: dict[str, float]  # of all runs: training, validation while it trains (order too), evaluation
+    epochs: float | None  # epochs of the first run; None if its text is not prepared yet, or for a task
+    flops: dict[str, float]  # FLOPs of all runs: training, validation during training (with order), evaluation
     device: str
     mfu: float
     gpus: int
-    hours: float  # GPU-hours of all runs: training, its validation and evaluation
-    wall_hours: float  # with `gpus` of them busy all the time
-    machine: str | None  # the device of this machine, where it was timed
-    machine_hours: float  # of all runs on it, one after another
-    largest: Cost  # of the run that takes the most memory
+    hours: float  # GPU-hours of all runs: training, validation and evaluation
+    wall_hours: float  # hours if `gpus` of them are always busy
+    machine: str | None  # the device of this machine, if it was timed
+    machine_hours: float  # hours of all runs on this machine, one after another
+    largest: Cost  # cost of the run that needs the most memory
 
 
 def plan(
@@ -63,11 +63,11 @@ def plan(
     gpus: int = 1,
     time_here: bool = False,
 ) -> Plan:
-    """The cost of the runs that `posbench train -m WORDS` would make.
+    """Estimate the cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a name of `posbench.system.device.DATASHEET`; mfu, the share of its rate that training reaches;
-    time_here, whether to time a few steps on this machine.
-    Raises: ConfigError for what train would refuse, and for an unknown device.
+    Arguments: device, a name in `posbench.system.device.DATASHEET`; mfu, the share of its rate that training reaches;
+    time_here, True to time a few steps on this machine.
+    Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
@@ -79,7 +79,7 @@ def plan(
     text = find_prepared(first)
     flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
     hours = sum(flops.values()) / mfu / rate / 3600
-    machine, machine_rate = _timed(first, architecture, mfu) if time_here else (None, math.inf)
+    machine, machine_rate = _time_machine(first, architecture, mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
     return Plan(
         first=first,
@@ -101,34 +101,34 @@ def plan(
     )
 
 
-def _timed(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
-    """This machine's device, and the model FLOP/s of training steps on it, not compiled.
+def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
+    """Return this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
-    Where a few steps would take too long, that is the share `mfu` of the rate of a matrix product.
+    If a few steps would take too long, the rate is `mfu` times the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
-        rate = Contender(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
+        rate = TimedScheme(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
     return device.describe()["name"], rate
 
 
 def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
-    """The configurations that a sweep goes through, branches last, without their seeds, and the number of seeds."""
+    """Return the configurations of a sweep for one seed, branches last, and the number of seeds."""
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in swept.items()))
-    trunks = [(of_run, compose(of_run)) for each in combinations for of_run in [[*single, *each]]]
-    branches = [compose([*of_run, *more]) for of_run, trunk in trunks for more in trunk.branch_words()]
+    trunks = [(run_words, compose(run_words)) for values in combinations for run_words in [[*single, *values]]]
+    branches = [compose([*run_words, *more]) for run_words, trunk in trunks for more in trunk.branch_words()]
     return [*(trunk for _, trunk in trunks), *branches], seeds
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run costs. FLOPs by what they are spent on; memory in bytes by what it is for."""
+    """The cost of one run: parameters, tokens, FLOPs by activity, and memory in bytes by purpose."""
 
     parameters: dict[str, int]
     tokens: int
@@ -146,7 +146,8 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
         for lengths in [_windows(config, protocol)]
         for length in lengths
     )
-    tokens = (train.num_steps - train.decay_begins * train.is_branch) * train.tokens_per_step  # the rest is the trunk's
+    num_steps = train.num_steps - train.decay_begins * train.is_branch  # the trunk trains the earlier steps
+    tokens = num_steps * train.tokens_per_step
     return Cost(
         parameters=parameters,
         tokens=tokens,
@@ -161,18 +162,19 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
 
 
 def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Bytes that training takes on its device, by what they are for, with bf16 activations and float32 weights.
+    """Estimate the bytes that training needs on its device, by purpose, with float32 weights.
 
-    state: weights, gradients and two moments, 16 bytes a parameter, and the rounded weights that backward reads, 2.
-    activations: what each layer keeps of a micro-batch for its backward pass, 10 C + 3 F numbers a token: the stream
-    twice, both normed, q, k, v, the two rotated and the attention output; gate, up and their product. logits: of one
-    chunk, with its softmax (`posbench.model.loss`), and the float32 gradient of the table.
+    state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
+    reads, 2 bytes per parameter.
+    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 C + 3 F numbers per token:
+    the hidden states twice, both normalised, q, k, v, rotated q and k, the attention output, gate, up, their product.
+    logits: the logits of one chunk with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
     """
     model, train = config.model, config.train
     parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
     parts = [kind.heads_by_part for kind in architecture.kinds]
-    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v; q, k rotated
+    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v, rotated q and k
     layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
@@ -184,29 +186,32 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
 
 
 def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Of the validations of one run: before its first step, while it trains, and after its last step."""
+    """Return the FLOPs of one run's validations: before its first step, during training, and after its last step."""
     train, context = config.train, config.train.context_length
-    each = max(train.validation_tokens, context) // context * context
-    every = train.steps_between_validations
-    points = 1 + (train.num_steps - 1) // every + 1
-    points -= train.is_branch * (1 + train.decay_begins // every)  # those of its trunk
-    return points * each * forward_flops_per_token(architecture, vocab_size, context)
+    tokens = max(train.validation_tokens, context) // context * context
+    interval = train.steps_between_validations
+    validations = 1 + (train.num_steps - 1) // interval + 1
+    validations -= train.is_branch * (1 + train.decay_begins // interval)  # the trunk has done these
+    return validations * tokens * forward_flops_per_token(architecture, vocab_size, context)
 
 
 def _order_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Of the scores of distant order while one run trains: two readings of each window, logits for its second half."""
+    """Return the FLOPs of scoring distant order during one run.
+
+    Each window is read twice, with logits for its second half only.
+    """
     train, length = config.train, config.train.context_length
     if not train.order_every:
         return 0.0
-    first = train.decay_begins * train.is_branch  # the rest is the trunk's
-    points = sum(map(train.is_ordered, range(first + 1, train.num_steps + 1)))
+    first = train.decay_begins * train.is_branch  # the trunk has done the earlier steps
+    num_scores = sum(map(train.is_ordered, range(first + 1, train.num_steps + 1)))
     body = forward_flops_per_token(architecture, 0, length)
     logits = forward_flops_per_token(architecture, vocab_size, length) - body
-    return points * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
+    return num_scores * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
 
 
 def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
-    """Tokens of the windows at the lengths that a protocol scores, of its own or of the configuration's."""
+    """Return the window sizes, in tokens, at the lengths that a protocol scores."""
     configured = config.evaluation.lengths
     if not config.is_task:
         return protocol.lengths((), config.train.context_length, configured=configured)
@@ -220,7 +225,9 @@ def show(plan: Plan, console: Console) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     first, memory, parameters = plan.first, plan.largest.memory, plan.largest.parameters
-    here = "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
+    time_here = (
+        "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
+    )
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     rows: dict[str, Any] = {
         "experiment": first.experiment.name + (f" (after {first.experiment.source})" * bool(first.experiment.source)),
@@ -243,7 +250,7 @@ def show(plan: Plan, console: Console) -> None:
         + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
         + f" on one {plan.device} at {plan.mfu:.0%} of {DATASHEET[plan.device] / 1e12:,.3g} TFLOP/s"
         + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
-        "here": f"{here} on this machine ({plan.machine}), one run at a time; measured now, at a load average of "
+        "here": f"{time_here} on this machine ({plan.machine}), one run at a time; measured now, at a load average of "
         f"{os.getloadavg()[0]:.1f} on {count_of(os.cpu_count() or 1, 'core')}",
     }
     for name, text in rows.items():

@@ -1,4 +1,4 @@
-"""`posbench sample`: how a trained model continues a text. For a look; `posbench eval` measures.
+"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures.
 
 Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
 """
@@ -20,53 +20,58 @@ from posbench.runs import Run
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """How the next token is drawn from the model's distribution."""
+class SamplingConfig:
+    """Settings for drawing the next token from the model's distribution."""
 
-    temperature: float = 1.0  # what the logits are divided by; 0: always the likeliest token
-    top_k: int | None = None  # of so many likeliest tokens alone; None: of all
+    temperature: float = 1.0  # divides the logits; 0: always the most likely token
+    top_k: int | None = None  # number of most likely tokens to draw from; None: all
     seed: int = 0
 
 
-def sample(run: Run, prompt: str, tokens: int, drawing: Drawing, scheme_changed: bool = False) -> str:
-    """What the model writes after BOS and the prompt: at most `tokens` tokens, up to the end of the document.
+def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
+    """Return the text that the model writes after BOS and the prompt: at most `tokens` tokens of one document.
 
-    Raises: ConfigError if the run has no weights, the prompt is not text, or the scheme is not defined for so many
-    tokens.
+    Arguments: scheme_changed, True to accept that the user's scheme file has changed since training.
+    Raises: ConfigError if the run has no weights, if a task's run gets no prompt, or if the prompt is longer than the
+    scheme allows.
     """
     model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
-    given = [*([] if bos is None else [bos]), *text_encoder(tokenizer).encode(prompt, add_special_tokens=False).ids]
-    if not given:
+    prompt_ids = text_encoder(tokenizer).encode(prompt, add_special_tokens=False).ids
+    context = [*([] if bos is None else [bos]), *prompt_ids]
+    if not context:
         raise ConfigError(f"{run.name} was trained on a task: give the beginning of a problem with --prompt")
     longest = model.scheme.longest or math.inf
-    if len(given) >= longest:
-        raise ConfigError(f"the prompt has {len(given)} tokens and the scheme is defined up to {longest}: shorten it")
-    length = int(min(len(given) + tokens, longest))
+    if len(context) >= longest:
+        raise ConfigError(f"the prompt has {len(context)} tokens and the scheme is defined up to {longest}: shorten it")
+    length = int(min(len(context) + tokens, longest))
     missing = sorted(set(range(model.embedding.num_embeddings)) - set(tokenizer.get_vocab().values()))
-    tokens_drawn = continued(model, torch.tensor([given]), length, drawing, missing)
-    drawn = list(takewhile(lambda token: token != bos, tokens_drawn))
-    return tokenizer.decode([*given, *drawn])[len(tokenizer.decode(given)) :]
+    generated = generate(model, torch.tensor([context]), length, sampling, missing)
+    document = list(takewhile(lambda token: token != bos, generated))
+    return tokenizer.decode([*context, *document])[len(tokenizer.decode(context)) :]
 
 
 @torch.no_grad()
-def continued(
-    model: Decoder, tokens: Tensor, length: int, drawing: Drawing, missing: Sequence[int] = ()
+def generate(
+    model: Decoder, tokens: Tensor, length: int, sampling: SamplingConfig, missing: Sequence[int] = ()
 ) -> Iterator[int]:
-    """Draw tokens that continue `tokens` [1, T] up to `length`, but none of `missing`, which the tokenizer lacks."""
-    generator = torch.Generator().manual_seed(drawing.seed)
+    """Yield sampled tokens that continue `tokens` [1, T] to `length`, except ids in `missing`.
+
+    Arguments: missing, ids of the embedding that the tokenizer does not have.
+    """
+    generator = torch.Generator().manual_seed(sampling.seed)
     caches = model.caches(length)
     for _ in range(length - tokens.shape[1]):
         logits = model.unembedding(model.hidden(tokens, caches=caches)[0, -1]).float().cpu()
         logits[list(missing)] = float("-inf")
-        token = _drawn(logits, drawing, generator)
+        token = _drawn(logits, sampling, generator)
         yield token
         tokens = tokens.new_tensor([[token]])
 
 
-def _drawn(logits: Tensor, drawing: Drawing, generator: torch.Generator) -> int:
-    if drawing.temperature == 0:
+def _drawn(logits: Tensor, sampling: SamplingConfig, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    if drawing.top_k is not None and drawing.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(drawing.top_k).values[-1], float("-inf"))
-    return int(torch.multinomial((logits / drawing.temperature).softmax(-1), 1, generator=generator))
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))

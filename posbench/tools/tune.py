@@ -1,11 +1,12 @@
-"""`posbench tune`: a learning rate for each scheme of an experiment, searched alike, on text that no table scores.
+"""Search a learning rate for each scheme of an experiment, on text that no table scores (`posbench tune`).
 
     runs/demo-tune/lr=0.005/<scheme>/seed=1000/    a pilot: an ordinary run of the experiment, at full length
-    runs/demo/rates.csv                            a row a scheme and rate; in packs and reports of demo
+    runs/demo/rates.csv                            one row per scheme and rate; also in packs and reports of demo
 
-The rule (docs/statistics.md): all schemes are trained at half, once and twice `train.lr`. Where the best rate of one of
-them is the lowest or the highest, the next one is tried for all. A pilot has a seed that is not scored. Its loss is of
-documents that are taken out of the train text (`data.tuning_fraction`), or of problems at trained lengths.
+The rule is the same for all schemes (docs/statistics.md). They are trained at half, once and twice `train.lr`. If a
+scheme's best rate is the lowest or the highest, the next rate is tried for all. Pilots use seeds that are not scored.
+Their loss is measured on documents that are held out of the train text (`data.tuning_fraction`), or on problems at
+trained lengths.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from posbench.system.console import Say, plain_table
 from posbench.system.files import write_text
 from posbench.training import Died
 
-SEED = 1000  # of the first pilots; further ones have the next
-FACTOR = 2.0  # between two rates
-MOST_WIDER = 3  # rates beyond the first three, on each side
-HOPELESS = 0.5  # nats: a row that is as much worse at the lowest or highest rate is not trained beyond it
-DISCARDED = "discarded"  # the status of a rate that was not trained for that reason
+SEED = 1000  # first seed of the pilots
+FACTOR = 2.0  # ratio of neighbouring rates
+MOST_WIDER = 3  # number of rates to try beyond the first three, on each side
+HOPELESS = 0.5  # nats: a scheme that is this much worse at the lowest or highest rate is not trained beyond it
+DISCARDED = "discarded"  # the status of a rate that was not trained for this reason
 
-Rates = dict[float, float]  # learning rate -> loss in nats/token; infinite where the pilot died
+Rates = dict[float, float]  # learning rate -> loss in nats/token; infinite if the pilot died
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned: an experiment's words, its schemes and where the pilots are."""
+    """A search of learning rates for one experiment."""
 
-    words: tuple[str, ...]  # of the experiment
-    pilot: tuple[str, ...]  # the words that make a pilot, but for its scheme, rate and seed
+    words: tuple[str, ...]  # overrides of the experiment
+    pilot: tuple[str, ...]  # overrides of a pilot, except its scheme, rate and seed
     schemes: dict[str, str]  # choice of conf/scheme -> name
-    folder: Path  # of the experiment
-    config: Config  # of the first scheme
-    seeds: int  # of pilots
+    folder: Path  # the experiment's folder
+    config: Config  # the first scheme's configuration
+    seeds: int  # number of pilots per scheme and rate
 
     def runs(self, scheme: str, lr: float) -> list[Run]:
-        """The pilots of a scheme at a rate, in folders or packs."""
+        """Return the pilots of a scheme at a rate, in folders or packs."""
         folder = self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme
         return [run_at(folder / f"seed={SEED + n}") for n in range(self.seeds)]
 
@@ -68,57 +69,62 @@ def tune(
 ) -> dict[Path, pd.DataFrame]:
     """Train the pilots that are missing, print and store the tables, and return them by the experiments' folders.
 
-    Arguments: words, as after `posbench train -m`; job, what trains a run; say, called with what a sweep will run;
-    fraction, the part of the train documents that pilots are scored on; seeds, of pilots, whose mean losses choose.
-    Raises: ConfigError for words that are refused, and where a pilot was neither finished nor died.
+    Arguments: words, overrides as after `posbench train -m`; job, trains a run; say, called with what a sweep will run;
+    fraction, the share of the train documents that pilots are scored on; seeds, pilots per scheme and rate, whose mean
+    loss counts.
+    Raises: ConfigError for words that are refused, and if a pilot neither finished nor died.
     """
     swept = sweep_of(words)
     if any(word.startswith("train.from_run=") for word in words):
-        raise ConfigError("posbench tune searches rates of runs from their first step: leave out train.from_run")
-    several = [key for key in swept if key not in ("scheme", "seed", "data")]
-    tunings = [] if several else [_tuning(words, swept, data, fraction, seeds) for data in swept.get("data", [""])]
+        raise ConfigError("posbench tune searches rates for runs from their first step: leave out train.from_run")
+    refused = [key for key in swept if key not in ("scheme", "seed", "data")]
+    tunings = [] if refused else [_tuning(words, swept, data, fraction, seeds) for data in swept.get("data", [""])]
     if len({tuning.folder for tuning in tunings}) < len(tunings):
-        several.append("data (under one experiment_name)")
-    if several:
+        refused.append("data (under one experiment_name)")
+    if refused:
         raise ConfigError(
-            f"posbench tune sweeps learning rates over schemes, so {', '.join(several)} cannot be swept too: give one "
+            f"posbench tune sweeps learning rates over schemes, so {', '.join(refused)} cannot be swept too: give one "
             "value"
         )
     return {tuning.folder: _search(tuning, job, say, console) for tuning in tunings}
 
 
 def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]]:
-    """Rate -> the schemes to train at it next: beyond the lowest or highest rate, where that is the best of a scheme.
+    """Return the rates to try next, and the schemes to train at each.
 
-    All schemes but those that are HOPELESS there. Empty where every best rate lies inside, or at the limit.
+    A rate beyond the lowest or highest is tried if that one is the best of any scheme, with all schemes except those
+    that are HOPELESS there. Empty if every scheme's best rate is inside the range, or at the limit.
     """
     tried = sorted({rate for rates in losses.values() for rate in rates})
     limit = FACTOR ** (1 + MOST_WIDER) * 1.001
-    wanted = {}
+    schemes_by_rate = {}
     for edge, rate in ((tried[0], tried[0] / FACTOR), (tried[-1], tried[-1] * FACTOR)):
         is_best = any(best_rate(rates) == edge for rates in losses.values())
         if is_best and lr / limit < rate < lr * limit:
-            near = [(scheme, rates) for scheme, rates in losses.items() if edge in rates]
-            wanted[rate] = [s for s, rates in near if _is_promising(rates, edge, rate)]
-    return wanted
+            candidates = [(scheme, rates) for scheme, rates in losses.items() if edge in rates]
+            schemes_by_rate[rate] = [s for s, rates in candidates if _is_promising(rates, edge, rate)]
+    return schemes_by_rate
 
 
-def _is_promising(rates: Rates, edge: float, beyond: float) -> bool:
-    """Whether a scheme is trained beyond its lowest or highest rate; lower ones are tried where all pilots died."""
-    lowest = min(rates.values())
-    return rates[edge] < lowest + HOPELESS if lowest < math.inf else beyond < edge
+def _is_promising(rates: Rates, edge: float, next_rate: float) -> bool:
+    """Return True if a scheme should be trained at `next_rate`, beyond its lowest or highest rate `edge`.
+
+    If all its pilots died, only lower rates are promising.
+    """
+    lowest_loss = min(rates.values())
+    return rates[edge] < lowest_loss + HOPELESS if lowest_loss < math.inf else next_rate < edge
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:
-    """What the words name, for one of the swept tasks."""
-    of_data = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
-    named = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
-    choices = swept.get("scheme", named[-1:] or ["qk_rope"])
-    given = [word for word in of_data if word.partition("=")[0] not in ("scheme", "seed")]
-    config = compose([*given, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
+    """Return the search that the overrides `words` describe, for the data `data` if they sweep over data."""
+    own_words = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
+    single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
+    choices = swept.get("scheme", single[-1:] or ["qk_rope"])
+    common = [word for word in own_words if word.partition("=")[0] not in ("scheme", "seed")]
+    config = compose([*common, "train.branch_tokens=[]", f"scheme={choices[0]}"])  # pilots may be shorter than branches
     folder = Path(config.runs_dir) / config.experiment_name
     pilot = (
-        *given,
+        *common,
         f"runs_dir={quoted(f'{folder}-tune')}",
         "experiment_name='lr=${train.lr}'",
         *config.data.tuning_words(fraction),
@@ -126,33 +132,33 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
         "train.lr_of=null",
     )
     schemes = {choice: compose([*pilot, f"scheme={choice}"]).scheme.name for choice in choices}
-    return Tuning(tuple(of_data), pilot, schemes, folder, config, seeds)
+    return Tuning(tuple(own_words), pilot, schemes, folder, config, seeds)
 
 
 def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console) -> pd.DataFrame:
-    """Train pilots until every scheme's best rate lies inside of those tried, or at the limit."""
+    """Train pilots until every scheme's best rate is inside the range of tried rates, or at the limit."""
     lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
-    wanted = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
+    schemes_by_rate = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
     losses: dict[str, Rates] = {name: {} for name in choices}
     seeds = f"seed={','.join(str(SEED + n) for n in range(tuning.seeds))}"
-    while wanted:
-        together: dict[tuple[str, ...], list[float]] = {}  # rates for the same schemes: one sweep trains them
-        for rate, names in wanted.items():
-            together.setdefault(tuple(names), []).append(rate)
-        for of_sweep, rates in together.items():
-            sweep = [f"scheme={','.join(choices[name] for name in of_sweep)}", f"train.lr={','.join(map(repr, rates))}"]
-            with suppress(Died):  # the only pilot, or all of them in the same words
+    while schemes_by_rate:
+        rates_by_schemes: dict[tuple[str, ...], list[float]] = {}  # one sweep trains all rates for the same schemes
+        for rate, names in schemes_by_rate.items():
+            rates_by_schemes.setdefault(tuple(names), []).append(rate)
+        for schemes, rates in rates_by_schemes.items():
+            sweep = [f"scheme={','.join(choices[name] for name in schemes)}", f"train.lr={','.join(map(repr, rates))}"]
+            with suppress(Died):  # raised if the only pilot died, or all of them with the same message
                 run_application("posbench tune", ["-m", *tuning.pilot, seeds, *sweep], job, say)
-            for name in of_sweep:
+            for name in schemes:
                 losses[name] |= {rate: _loss(tuning.runs(name, rate)) for rate in rates}
-        found = _stored(tuning, losses)  # what a kill leaves
-        wanted = wider_rates(losses, lr)
-    _show(tuning, losses, found, console)
-    return found
+        table = _store(tuning, losses)  # in every pass, in case the process is killed
+        schemes_by_rate = wider_rates(losses, lr)
+    _show(tuning, losses, table, console)
+    return table
 
 
 def _loss(pilots: Sequence[Run]) -> float:
-    """Their mean. Raises: ConfigError where one was cut off, or its words were refused."""
+    """Return the mean loss of pilots, infinite if one died. Raises: ConfigError if one did not end."""
     losses = []
     for pilot in pilots:
         state, loss = state_of(pilot), None
@@ -166,8 +172,8 @@ def _loss(pilots: Sequence[Run]) -> float:
     return math.fsum(losses) / len(losses)
 
 
-def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
-    """Write the schemes' rows of `rates.csv`, one for each rate, and return them. Those of other schemes stay."""
+def _store(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
+    """Write the schemes' rows of `rates.csv`, one per rate, and return them. Rows of other schemes stay."""
     rows = []
     for rate in sorted({rate for rates in losses.values() for rate in rates}):
         for scheme, rates in losses.items():
@@ -177,25 +183,25 @@ def _stored(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
     frame = pd.DataFrame(rows).replace(math.inf, math.nan)
     frame = frame.sort_values("scheme", key=lambda names: names.map(list(losses).index), kind="stable")
     path = tuning.folder / RATES
-    before = pd.read_csv(path) if path.exists() else frame
-    others = before[~before["scheme"].isin(list(losses))]
-    write_text(path, pd.concat([others, frame] if len(others) else [frame]).to_csv(index=False))
+    previous = pd.read_csv(path) if path.exists() else frame
+    unchanged = previous[~previous["scheme"].isin(list(losses))]
+    write_text(path, pd.concat([unchanged, frame] if len(unchanged) else [frame]).to_csv(index=False))
     return frame
 
 
-def _show(tuning: Tuning, losses: Mapping[str, Rates], found: pd.DataFrame, console: Console) -> None:
-    """The table, what it does not say, and the command for runs at each scheme's best rate."""
-    table = rate_table(found.assign(experiment="", trained_at=math.nan)).drop(columns="trained at")
-    shown = plain_table(*table.columns)
-    for row in table.to_numpy().tolist():
-        shown.add_row(*row)
-    console.print(shown)
-    own = ",".join(f"{s}:{best_rate(rates)!r}" for s, rates in losses.items() if min(rates.values()) < math.inf)
+def _show(tuning: Tuning, losses: Mapping[str, Rates], rates: pd.DataFrame, console: Console) -> None:
+    """Print the table, notes on it, and the command that trains each scheme at its best rate."""
+    frame = rate_table(rates.assign(experiment="", trained_at=math.nan)).drop(columns="trained at")
+    table = plain_table(*frame.columns)
+    for row in frame.to_numpy().tolist():
+        table.add_row(*row)
+    console.print(table)
+    best = ",".join(f"{s}:{best_rate(tried)!r}" for s, tried in losses.items() if min(tried.values()) < math.inf)
     for line in (
         f"Validation loss of pilots of {count_of(tuning.seeds, 'seed')}, nats/{tuning.config.data.tuned_on}. "
-        "A difference as small as those between seeds means nothing.",
+        "Differences no larger than the differences between seeds mean nothing.",
         f"wrote {tuning.folder / RATES}",
         "To train each scheme at its best rate:",
-        f"  posbench train -m {shlex.join([*tuning.words, f'train.lr_of={{{own}}}'])}",
+        f"  posbench train -m {shlex.join([*tuning.words, f'train.lr_of={{{best}}}'])}",
     ):
         console.out(line)

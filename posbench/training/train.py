@@ -46,7 +46,7 @@ from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
 from posbench.runs.start import Start, start_at, start_of, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
-from posbench.schemes.building import seed_of, unreached
+from posbench.schemes.building import seed_of, unused_schemes
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
 from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
@@ -122,7 +122,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                         f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
                         f"train.lr={config.train.lr:g}"
                     )
-                if missing := unreached(config.scheme, config.model.num_layers):
+                if missing := unused_schemes(config.scheme, config.model.num_layers):
                     console.out(
                         f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
                         f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
@@ -215,10 +215,12 @@ class Training:
         if exact:
             previous, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
             prints = self.manifest.fingerprints
-            code = fingerprints.mixed(previous.fingerprints.code, prints.code)
+            code = fingerprints.versions_used(previous.fingerprints.code, prints.code)
             self.manifest = replace(
                 self.manifest,
-                versions={key: fingerprints.mixed(previous.versions.get(key), version) for key, version in versions},
+                versions={
+                    key: fingerprints.versions_used(previous.versions.get(key), version) for key, version in versions
+                },
                 fingerprints=replace(previous.fingerprints, code=code) if resumed else prints,
                 branched_at=previous.branched_at if resumed else self.state.steps_done,
             )

@@ -23,7 +23,7 @@ def random_heads(B, H, Hkv, T, D, dtype, seed=0):
 
 
 def defined(q, k, v, slopes=None):
-    """The definition, query by query, in float64: [B, H, T, D]."""
+    """Compute attention by its definition, query by query, in float64: [B, H, T, D]."""
     B, H, T, D = q.shape
     groups = H // k.shape[1]
     q, k, v = (x.double().numpy() for x in (q, k, v))
@@ -38,7 +38,7 @@ def defined(q, k, v, slopes=None):
 
 
 def alibi_of(q, k, dtype=torch.float64, first=0):
-    """ALiBi's bias for the queries `q`, which are the last of the keys `k`; the first key is at position `first`."""
+    """Return ALiBi's bias; the queries `q` are at the last of the keys `k`, whose first position is `first`."""
     H, D = q.shape[1], q.shape[3]
     scheme = Alibi(Shape(H * D, H, k.shape[1], D)).to(dtype)
     return scheme.bias(q, k, None, Placement(None, first + k.shape[2] - q.shape[2], first, k.shape[2]))
@@ -60,7 +60,7 @@ KERNELS = {
 
 @cache
 def case(T, dtype, biased):
-    """Heads, and what the definition makes of them: for every kernel the same."""
+    """Return the same heads for every kernel, and the definition's output for them."""
     q, k, v = heads = random_heads(*((2, 6, 2, T, 16) if T < 200 else (1, 3, 1, T, 8)), dtype)
     return heads, defined(q, k, v, alibi_slopes(q.shape[1]) if biased else None)
 
@@ -125,8 +125,8 @@ def test_the_gradients_are_those_of_dense_attention(T, biased, kernel):
         scores = scores - torch.tensor(alibi_slopes(H))[:, None, None] * (i - j)
     dense = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v.repeat_interleave(H // Hkv, 1)
     theirs = torch.autograd.grad((dense * weight).sum(), leaves)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    for gradient, expected in zip(ours, theirs, strict=True):
+        assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
 
 
 def test_the_gradient_of_a_learned_bias_is_that_of_dense_attention():
@@ -136,8 +136,8 @@ def test_the_gradient_of_a_learned_bias_is_that_of_dense_attention():
     i, j = torch.arange(70)[:, None], torch.arange(70)[None, :]
     scores = q @ k.transpose(-2, -1) / 8**0.5 + table[:, (i - j).clamp(min=0)]
     dense = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v
-    (one,), (other,) = (torch.autograd.grad((o * v).sum(), [table]) for o in (ours, dense))
-    assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    (gradient,), (expected,) = (torch.autograd.grad((o * v).sum(), [table]) for o in (ours, dense))
+    assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
@@ -145,14 +145,14 @@ def test_the_gradient_of_a_learned_bias_is_that_of_dense_attention():
 def test_no_token_sees_its_successor(T, biased):
     q, k, v = random_heads(1, 2, 2, T, 8, torch.float64)
     bias = alibi_of(q, k) if biased else None
-    before = scaled(attend)(q, k, v, bias)
+    outputs = scaled(attend)(q, k, v, bias)
     for t in (1, 127, 128, 129, T - 1):
         k2, v2 = k.clone(), v.clone()
         k2[:, :, t:] += 3.0
         v2[:, :, t:] -= 3.0
-        after = scaled(attend)(q, k2, v2, bias)
-        assert torch.allclose(after[:, :, :t], before[:, :, :t], rtol=0, atol=1e-13)
-        assert not torch.allclose(after[:, :, t], before[:, :, t], rtol=0, atol=1e-3)
+        changed_outputs = scaled(attend)(q, k2, v2, bias)
+        assert torch.allclose(changed_outputs[:, :, :t], outputs[:, :, :t], rtol=0, atol=1e-13)
+        assert not torch.allclose(changed_outputs[:, :, t], outputs[:, :, t], rtol=0, atol=1e-3)
 
 
 def test_scores_of_any_size_make_no_nan():
@@ -171,13 +171,13 @@ def test_a_bias_that_reads_rows_gets_kernels_that_fit_into_a_gpu(head_dim, expec
 
 @pytest.mark.parametrize("T", [1, 127, 128, 129, 384, 500, 1024])
 def test_the_tiles_of_a_causal_window_are_those_that_pytorch_finds_pair_by_pair(T):
-    found = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu")
-    made = causal_tiles(T, torch.device("cpu"))
-    assert made.seq_lengths == found.seq_lengths and made.BLOCK_SIZE == found.BLOCK_SIZE
+    expected = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device="cpu")
+    tiles = causal_tiles(T, torch.device("cpu"))
+    assert tiles.seq_lengths == expected.seq_lengths and tiles.BLOCK_SIZE == expected.BLOCK_SIZE
     for side in ("kv", "q", "full_kv", "full_q"):
-        counts, indices = (getattr(made, f"{side}_{what}") for what in ("num_blocks", "indices"))
-        assert torch.equal(counts, getattr(found, f"{side}_num_blocks")) and indices.dtype == torch.int32
+        counts, indices = (getattr(tiles, f"{side}_{part}") for part in ("num_blocks", "indices"))
+        assert torch.equal(counts, getattr(expected, f"{side}_num_blocks")) and indices.dtype == torch.int32
         for row, (n, mine, theirs) in enumerate(
-            zip(counts[0, 0], indices[0, 0], getattr(found, f"{side}_indices")[0, 0], strict=True)
+            zip(counts[0, 0], indices[0, 0], getattr(expected, f"{side}_indices")[0, 0], strict=True)
         ):
             assert torch.equal(mine[:n], theirs[:n]), (side, row)

@@ -27,7 +27,7 @@ def built(name, *words):
 
 
 def mixed(name, q, k, v, offset=0, **options):
-    """What the row's kind makes of heads, in the first layer."""
+    """Return the output of the first layer's kind of attention for these heads."""
     model = built(name).double()
     kind, at = model.blocks[0].attention.kind, model._embed(random_tokens(T), offset, 0, T, None)[1][0]
     for option, value in options.items():
@@ -42,7 +42,7 @@ def heads(seed=0):
 
 
 def complex_pairs(x):
-    """Channels (t, t + D/2) as complex numbers, [..., D/2]."""
+    """Return channels (t, t + D/2) as complex numbers, [..., D/2]."""
     return torch.complex(*x.chunk(2, dim=-1))
 
 
@@ -62,8 +62,8 @@ def test_linear_attention_equals_a_recurrence_step_by_step(name):
         v_t = v.repeat_interleave(H // HKV, 1)[:, :, t]
         state = gamma[..., None] * state + turned_k[..., :, None] * v_t[..., None, :]
         total = gamma * total + k_t
-        above = (turned_q.conj()[..., :, None] * state).sum(-2).real
-        rows.append(above / (q_t * total).sum(-1, keepdim=True))
+        numerator = (turned_q.conj()[..., :, None] * state).sum(-2).real
+        rows.append(numerator / (q_t * total).sum(-1, keepdim=True))
     assert (mixed(name, q, k, v, offset=5) - torch.stack(rows, dim=2)).abs().max() < 1e-12
 
 
@@ -86,14 +86,14 @@ def test_decay_equals_a_complex_recurrence_step_by_step(name, normalise):
 
 
 def test_decay_by_hand():
-    """One head of two channels, slope 1/256, rotated by 1 radian a token: three values."""
+    """The expected values are for one head of two channels, slope 1/256, rotated by 1 radian a token."""
     model = compose(["scheme=decay_vo_rope", "model=tiny", "model.num_heads=1", "model.head_dim=2"])
     decoder = build_model(model, VOCAB).double()
     kind, at = decoder.blocks[0].attention.kind, decoder._embed(random_tokens(3), 0, 0, 3, None)[1][0]
     v = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)[None, None]
     o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.scheme[0], at, None)[0, 0]
-    g, one = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
-    turned = [[1.0, 0.0], [g * one.cos(), -g * one.sin()], [g**2 * (2 * one).cos(), 2 - g**2 * (2 * one).sin()]]
+    g, angle = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
+    turned = [[1.0, 0.0], [g * angle.cos(), -g * angle.sin()], [g**2 * (2 * angle).cos(), 2 - g**2 * (2 * angle).sin()]]
     assert torch.allclose(o, torch.tensor(turned, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
@@ -142,9 +142,9 @@ def test_a_block_in_one_graph_gives_the_numbers_and_gradients_of_an_eager_one(na
         (o.float() ** 2).sum().backward()
         gradients.append([o.detach(), y.grad, *(p.grad for p in block.parameters())])
     assert o.dtype == dtype
-    for eager, other in zip(*gradients, strict=True):
+    for eager, graphed in zip(*gradients, strict=True):
         assert eager.isfinite().all() and eager.abs().max() > 0
-        error = (eager.double() - other.double()).norm() / eager.double().norm()
+        error = (eager.double() - graphed.double()).norm() / eager.double().norm()
         assert error < {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
 
 
@@ -159,13 +159,13 @@ def test_features_are_positive_and_their_gradient_finite_where_a_sum_with_elu_is
     assert torch.allclose(features(exact), torch.nn.functional.elu(exact) + 1, rtol=0, atol=1e-15)
 
 
-def of(kind, scheme, **options):
+def config_of(kind, scheme, **options):
     return replace(certificate_config("nope"), scheme=trial(scheme, attention={"kind": kind, **options}))
 
 
 @pytest.mark.parametrize("kind, options", [("linear", {}), ("decay", {}), ("decay", {"normalise": True})])
 def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified(kind, options, monkeypatch):
-    config = of(kind, "Gentle", **options)
+    config = config_of(kind, "Gentle", **options)
     monkeypatch.setattr("posbench.verify.specimen.LENGTH", 80)
     monkeypatch.setitem(reference.definitions(), config.scheme.kind, DefinedGentle)
     certificate = certify(config)
@@ -182,7 +182,7 @@ class DefinedGentle(reference.Definition):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "config", [of("linear", "Rising"), of("decay", "Rising", normalise=True)], ids=["linear", "decay"]
+    "config", [config_of("linear", "Rising"), config_of("decay", "Rising", normalise=True)], ids=["linear", "decay"]
 )
 def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
     model = build_model(config, VOCAB)

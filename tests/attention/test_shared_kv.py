@@ -1,4 +1,4 @@
-"""Values that are keys: held to transformers' Gemma 4, and one cache where both stay equal behind their hooks."""
+"""Shared keys and values agree with transformers' Gemma 4, and share a cache if hooks leave them equal."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def built(name, *words):
 
 
 def gemma(attention):
-    """Gemma 4's global attention, whose values are its keys before norm and rotation, with our weights and no norms."""
+    """Return Gemma 4's global attention with our weights and no norms; values are keys before rotation."""
     theirs = Gemma4TextAttention(
         Gemma4TextConfig(
             hidden_size=C,
@@ -39,7 +39,7 @@ def gemma(attention):
         layer_idx=0,
     ).double()
     theirs.q_norm = theirs.k_norm = theirs.v_norm = nn.Identity()
-    theirs.scaling = D**-0.5  # without norms, that of everybody else
+    theirs.scaling = D**-0.5  # without norms, the usual scaling
     q, k = attention.qkv.weight.split([H * D, HKV * D])
     weights = {"q_proj.weight": q, "k_proj.weight": k, "o_proj.weight": attention.out.weight}
     theirs.load_state_dict(weights, strict=True)
@@ -61,7 +61,7 @@ def test_a_value_that_is_the_unrotated_key_equals_gemma_4(offset):
 
 @torch.no_grad()
 def test_with_qkvo_the_output_is_a_sum_of_keys_turned_by_distance():
-    """`o_i = sum_j a_ij R_(j-i) k_j`, pairs as complex numbers, where Gemma 4 has no such row."""
+    """`o_i = sum_j a_ij R_(j-i) k_j`, pairs as complex numbers; Gemma 4 has no such scheme."""
     model, T = built("shared_kv_qkvo_rope", "model.num_kv_heads=6"), 60
     x = torch.randn(1, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 11, 0, T, None)
@@ -88,7 +88,7 @@ def test_what_is_equal_behind_its_hooks_is_kept_once(name, count):
 
 
 class Louder(Rotary):
-    """Keys of its own: values, which are rotated alone, are no longer equal to them."""
+    """Double the keys, so that they differ from the values, which are only rotated."""
 
     def k(self, x, pos):
         return 2 * super().k(x, pos)

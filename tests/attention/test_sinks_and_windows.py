@@ -29,7 +29,7 @@ def built(name):
 
 
 def gpt_oss(attention):
-    """Their attention with our weights."""
+    """Return gpt-oss's attention with our weights."""
     sizes = {"hidden_size": C, "num_attention_heads": H, "num_key_value_heads": HKV, "head_dim": D}
     config = GptOssConfig(**sizes, num_hidden_layers=1, attention_bias=False, attn_implementation="eager")
     theirs = GptOssAttention(config, layer_idx=0).double()
@@ -51,16 +51,20 @@ def test_sinks_and_windows_are_those_of_gpt_oss(window, kernel):
     x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     leaves = [[x.clone().requires_grad_(), sink] for sink in (attention.kind.sink, theirs.sinks)]
     i, j = torch.arange(T)[:, None], torch.arange(T)
-    seen = sliding_window_causal_mask_function(window or T)(0, 0, i, j)
-    mask = torch.zeros(T, T, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    visible = sliding_window_causal_mask_function(window or T)(0, 0, i, j)
+    mask = torch.zeros(T, T, dtype=torch.float64).masked_fill(~visible, -torch.inf)
     with torch.set_grad_enabled(kernel != "without a gradient"):
         ours = attention(leaves[0][0], at, scheme)
         expected = theirs(leaves[1][0], tuple(half[None] for half in at.pos), mask)[0]
         assert expected.abs().max() > 0.5 and (ours - expected).abs().max() < 1e-12
         if ours.requires_grad:
             pairs = zip((ours, expected), leaves, strict=True)
-            for one, other in zip(*(torch.autograd.grad((o * weight).sum(), of) for o, of in pairs), strict=True):
-                assert other.abs().max() > 0.1 and (one - other).abs().max() < 1e-11
+            for gradient, transformers_gradient in zip(
+                *(torch.autograd.grad((o * weight).sum(), inputs) for o, inputs in pairs), strict=True
+            ):
+                assert (
+                    transformers_gradient.abs().max() > 0.1 and (gradient - transformers_gradient).abs().max() < 1e-11
+                )
 
 
 @pytest.mark.parametrize("kernel", [kernels.blocks, kernels.short])
@@ -77,9 +81,9 @@ def test_operations_grow_with_the_window_and_not_with_the_length(kernel):
 
 @pytest.mark.parametrize("T, window", [(1, 1), (128, 5), (300, 1), (384, 128), (500, 129), (1024, 300)])
 def test_the_tiles_of_windows_are_those_that_pytorch_finds_pair_by_pair(T, window):
-    made = kernels.windowed_tiles(T, window, None, torch.device("cpu"))
-    theirs = create_block_mask(made.mask_mod, None, None, T, T, device="cpu")
-    assert made.seq_lengths == theirs.seq_lengths and torch.equal(made.to_dense(), theirs.to_dense())
+    tiles = kernels.windowed_tiles(T, window, None, torch.device("cpu"))
+    theirs = create_block_mask(tiles.mask_mod, None, None, T, T, device="cpu")
+    assert tiles.seq_lengths == theirs.seq_lengths and torch.equal(tiles.to_dense(), theirs.to_dense())
 
 
 @torch.no_grad()
@@ -93,8 +97,8 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
     def is_seen(b, h, i, j):
         return (j <= i) & (j >= torch.maximum(first, torch.as_tensor(least))[b, i])
 
-    made = kernels.windowed_tiles(T, window, first, torch.device("cpu"))
-    assert torch.equal(made.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
+    tiles = kernels.windowed_tiles(T, window, first, torch.device("cpu"))
+    assert torch.equal(tiles.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
     q, k, v = torch.randn(3, 2, 2, T, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     bias = partial(_bias_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
     expected = kernels.blocks(q, k, v, bias, 0.25, None, window)
@@ -117,7 +121,7 @@ def test_where_a_window_may_not_be():
     for name, options, says in (
         ("linear_nope", {"window": 8}, "scheme.window needs scheme.attention={kind: softmax}, and this is linear"),
         ("nope", {"window": 0}, "scheme.window=0 must be a whole number, 1 or more"),
-        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "give the window beside scheme.of"),
+        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "set scheme.window next to scheme.of"),
     ):
         config = certificate_config(name)
         config.scheme.options |= options

@@ -19,7 +19,7 @@ def drawn(T, dtype=torch.float64):
 
 
 def weights(a, T):
-    """`exp(a_h (i - j))` for j <= i, [H, T, T]."""
+    """Return `exp(a_h (i - j))` for j <= i, [H, T, T]."""
     distance = torch.arange(T)[:, None] - torch.arange(T)
     return torch.where(distance >= 0, (a[:, None, None] * distance.clamp(min=0)).exp(), 0.0)
 
@@ -74,8 +74,10 @@ def test_the_gradients_are_those_of_the_definition(decay):
     weight = torch.randn(B, H, T, E, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     ours = torch.autograd.grad((sums.products(q, k, v, a)[0] * weight).sum(), leaves)
     theirs = torch.autograd.grad((dense(q, k, v, a) * weight).sum(), leaves)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.isfinite().all() and (one - other).abs().max() <= 1e-11 * other.abs().max().clamp(min=1)
+    for gradient, expected in zip(ours, theirs, strict=True):
+        assert gradient.isfinite().all() and (gradient - expected).abs().max() <= 1e-11 * expected.abs().max().clamp(
+            min=1
+        )
 
 
 def test_float32_is_right_to_its_rounding_over_thousands_of_tokens():

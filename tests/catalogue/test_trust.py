@@ -1,6 +1,6 @@
-"""What comes from others is read as data: run folders, checkpoints, tokenizers and text run no code.
+"""Files from other people are read as data: run folders, checkpoints, tokenizers and text run no code.
 
-Each payload would make the file `canary`: by unpickling, or by `evil.py`, which lies where Python imports from.
+Each payload would make the file `canary`: by unpickling, or by `evil.py` in a folder that Python imports from.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PYTHON = {"py/object": "evil.run", "_target_": "evil.run", "auto_map": {"AutoTok
 
 
 class Pickled:
-    """What unpickles by making the canary."""
+    """Unpickling this object creates the canary."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("canary").absolute(),)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The working folder, with `evil.py` in it; a test in which the canary was made fails."""
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Enter a working folder with `evil.py` in it, and fail a test that creates the canary."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -49,10 +49,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def theirs(trained: Path, here: Path) -> Path:  # noqa: F811
-    """The folder of a finished run that somebody else made."""
-    shutil.copytree(trained, here / "runs")
-    return here / "runs/demo/vo_rope/seed=0"
+def theirs(trained: Path, work_dir: Path) -> Path:  # noqa: F811
+    """Return the folder of a finished run that somebody else made."""
+    shutil.copytree(trained, work_dir / "runs")
+    return work_dir / "runs/demo/vo_rope/seed=0"
 
 
 def change(run: Path, group: str, **settings: Any) -> None:
@@ -62,13 +62,13 @@ def change(run: Path, group: str, **settings: Any) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(content))
 
 
-@pytest.mark.parametrize("how", ["a yaml tag", "a target", "a kind in the run folder", "pickled weights"])
-def test_a_run_folder_that_names_code_is_refused(theirs: Path, how: str) -> None:
-    if how == "a yaml tag":
+@pytest.mark.parametrize("attack", ["a yaml tag", "a target", "a kind in the run folder", "pickled weights"])
+def test_a_run_folder_that_names_code_is_refused(theirs: Path, attack: str) -> None:
+    if attack == "a yaml tag":
         (theirs / "config.yaml").write_text('scheme: !!python/object/apply:evil.run ["x"]\n')
-    elif how == "a target":
+    elif attack == "a target":
         change(theirs, "model", **PYTHON)
-    elif how == "a kind in the run folder":
+    elif attack == "a kind in the run folder":
         change(theirs, "scheme", kind=f"{shutil.copy('evil.py', theirs / 'scheme.py')}:Evil")
     else:
         for file in theirs.glob("checkpoints/*/model.safetensors"):  # with checksums that fit
@@ -99,10 +99,10 @@ def test_names_of_others_stay_inside_the_runs_folder(theirs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "text.py"])  # the last: a loading script of `datasets` once
-def test_text_runs_nothing(here: Path, name: str) -> None:
+def test_text_runs_nothing(work_dir: Path, name: str) -> None:
     Path("text").mkdir()
     Path("text", name).write_text(EVIL if name == "text.py" else json.dumps({"text": PYTHON}) + "\n")
-    words = ["data=files", "data.path=text", f"data.cache_dir={here}/cache", "tokenizer=bytes"]
+    words = ["data=files", "data.path=text", f"data.cache_dir={work_dir}/cache", "tokenizer=bytes"]
     with pytest.raises(ConfigError):
         prepare(compose(words))
 

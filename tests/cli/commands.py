@@ -15,8 +15,8 @@ from posbench import cli
 
 
 @dataclass(frozen=True)
-class Said:
-    """What came of a command."""
+class CommandResult:
+    """The exit status and output of a command."""
 
     status: int
     out: str
@@ -24,40 +24,40 @@ class Said:
 
     @property
     def refusal(self) -> str:
-        """The one message of a command that was refused, held to what every refusal must be."""
+        """Return the message of a refused command, and check that it has the form of every refusal."""
         assert self.status == 2, (self.status, self.out, self.error)
         assert self.error.count("posbench: ") == 1 and "Traceback" not in self.error + self.out
         assert "executing job" not in self.error and len(self.error.strip().splitlines()) == 1, self.error
         return self.error.strip()
 
 
-Give = Callable[..., Said]
+Give = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
-    """Give a command in `tmp_path/here`."""
-    here = tmp_path / "here"
-    here.mkdir()
+    """Return a function that gives a command in `tmp_path/here`."""
+    work_dir = tmp_path / "here"
+    work_dir.mkdir()
     monkeypatch.setattr(logging, "raiseExceptions", False)  # `--info` leaves a handler to this test's closed stdout
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(work_dir)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("COLUMNS", "200")
 
-    def give(*words: str) -> Said:
+    def give(*words: str) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["posbench", *words])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()
         out, error = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, error)
+        return CommandResult(int(ended.value.code or 0), out, error)
 
     return give
 
 
 @pytest.fixture
 def short(words: list[str]) -> list[str]:
-    """The words of a run of two steps, without its runs folder: that is `runs`, here."""
+    """Return the overrides of a run of two steps, without its runs folder, which is `runs`."""
     return [word for word in words if not word.startswith(("runs_dir=", "train.steps="))] + [
         "train.steps=2",
         "hydra/launcher=basic",  # sweeps in this process, whose output is read
@@ -66,7 +66,7 @@ def short(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with `demo/{nope,vo_rope}/seed={0,1}`, to be copied by whoever changes it."""
+    """Return a runs folder with `demo/{nope,vo_rope}/seed={0,1}`, which tests copy before they change it."""
     from posbench import compose
     from posbench.training import train
     from tests.conftest import small_run
@@ -80,12 +80,12 @@ def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def runs(trained: Path, posbench: Give) -> Path:
-    """A copy of them, as `runs` in the folder where commands are given."""
+    """Copy the trained runs to `runs` in the working directory of the commands."""
     return Path(shutil.copytree(trained, Path.cwd() / "runs"))
 
 
-def left(folder: Path) -> dict[str, bytes]:
-    """Every path below `folder` with its bytes."""
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Return every path below `folder` with its bytes."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""`posbench report mine --beside REFERENCE`: what may stand in its tables, and how to train what may."""
+"""`posbench report mine --beside REFERENCE`: which runs its tables accept, and how to train such runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from posbench import __version__
 from posbench.composition.compose import compose
-from posbench.reporting.beside import baseline_of
+from posbench.reporting.reference_table import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give
@@ -41,10 +41,10 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
     assert "seed=0,1 experiment_name=mine" in command
     printed = [word for word in shlex.split(command)[2:] if not word.startswith("scheme=")]
     assert posbench("train", "-m", *printed, *short, "scheme=steep.py:Steep,nope").status == 0
-    said = posbench("report", "mine", "--beside", "demo")
-    table = said.out.partition("\n\n")[0]
-    assert said.status == 0 and all(scheme in table for scheme in ("steep", "nope", "vo_rope")), said
-    assert "left out: runs/mine/nope/seed=0" in said.out and (runs / "mine/report/report.html").is_file()
+    result = posbench("report", "mine", "--beside", "demo")
+    table = result.out.partition("\n\n")[0]
+    assert result.status == 0 and all(scheme in table for scheme in ("steep", "nope", "vo_rope")), result
+    assert "left out: runs/mine/nope/seed=0" in result.out and (runs / "mine/report/report.html").is_file()
 
     assert posbench("train", *words, "scheme=vo_rope", "seed=2", "train.lr=0.1").status == 0
     refusal = posbench("report", "mine", "--beside", "demo").error
@@ -59,8 +59,8 @@ def test_runs_that_the_reference_has_too_are_no_report(posbench: Give, runs: Pat
     for run in find_runs(runs / "mine") if tokens != 256 else ():
         prints = replace(run.manifest.fingerprints, config="another")
         run.update_manifest(identity=run.manifest.identity | {"train.tokens": tokens}, fingerprints=prints)
-    said = posbench("report", "mine", "--beside", "demo")
-    assert said.status == 2 and says in said.error, said
+    result = posbench("report", "mine", "--beside", "demo")
+    assert result.status == 2 and says in result.error, result
     assert not (runs / "mine/report").exists()
 
 

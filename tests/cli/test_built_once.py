@@ -51,8 +51,8 @@ def test_train_eval_and_plan_call_each_constructor_once(
     Path("counted.py").write_text(COUNTED)
     words = [f"scheme=./counted.py:{name}", "+scheme.attention={kind: counted}", "experiment_name=mine", *short]
     for command in (["train", *words], ["eval", "mine", "--length", "64,96"], ["eval", "mine"], ["plan", *words]):
-        said = posbench(*command)
-        assert said.status == 0, said.error
+        result = posbench(*command)
+        assert result.status == 0, result.error
         built = [len(Path(file).read_text().splitlines()) for file in ("schemes.txt", "kinds.txt")]
         assert built == [schemes, LAYERS], command
         for file in ("schemes.txt", "kinds.txt"):

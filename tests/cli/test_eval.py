@@ -14,7 +14,7 @@ ASKED = ["--length", "64", "--device", "cpu", "--dtype", "float32"]
 
 @pytest.fixture
 def reference(runs: Path) -> Path:
-    """Finished runs without weights, as this repository keeps some."""
+    """Return finished runs without weights, as this repository keeps some."""
     copied = Path(shutil.copytree(runs / "demo", runs / "reference" / "demo_cpu"))
     for checkpoints in copied.glob("*/*/checkpoints"):
         shutil.rmtree(checkpoints)
@@ -23,10 +23,10 @@ def reference(runs: Path) -> Path:
 
 @pytest.mark.slow
 def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbench: Give, reference: Path) -> None:
-    said = posbench("eval", *ASKED)
-    assert said.status == 0, said.error
-    assert "skipped, since they have no checkpoint: 4 of 8 runs\n" in said.out
-    assert "demo: perplexity by length" in said.out and "demo_cpu" not in said.out
+    result = posbench("eval", *ASKED)
+    assert result.status == 0, result.error
+    assert "skipped, since they have no checkpoint: 4 of 8 runs\n" in result.out
+    assert "demo: perplexity by length" in result.out and "demo_cpu" not in result.out
     refusal = posbench("eval", "reference/demo_cpu/nope/seed=0", *ASKED).refusal
     assert "weights of step 2" in refusal and "is missing" in refusal
     assert "--jobs 0 is not a number of runs: give 1 or more, or -1" in posbench("eval", "--jobs", "0", *ASKED).refusal
@@ -37,11 +37,11 @@ def test_runs_without_weights_are_left_out_and_counted_but_refused_by_name(posbe
 def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, runs: Path) -> None:
     shutil.rmtree(runs / "demo/nope/seed=0/checkpoints")
     (runs / "demo/nope/seed=1/run.json").write_text("{")
-    said = posbench("eval", "demo", *ASKED)
-    assert said.status == 2 and "Traceback" not in said.error
-    assert "demo/nope/seed=0: failed\n" in said.out and "demo/vo_rope/seed=1: scored fixed 64\n" in said.out
-    assert "demo: perplexity by length" in said.out and "\nvo_rope" in said.out
-    lines = said.error.splitlines()
+    result = posbench("eval", "demo", *ASKED)
+    assert result.status == 2 and "Traceback" not in result.error
+    assert "demo/nope/seed=0: failed\n" in result.out and "demo/vo_rope/seed=1: scored fixed 64\n" in result.out
+    assert "demo: perplexity by length" in result.out and "\nvo_rope" in result.out
+    lines = result.error.splitlines()
     assert lines[0] == "posbench: not all runs could be scored" and len(lines) == 3
     assert lines[1].startswith("  demo/nope/seed=0: ") and "model.safetensors is missing" in lines[1]
     assert lines[2].startswith("  demo/nope/seed=1: ") and "run.json" in lines[2]
@@ -49,21 +49,21 @@ def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, 
 
 @pytest.mark.slow
 def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posbench: Give, runs: Path) -> None:
-    one = ["eval", "demo/nope", "--device", "cpu", "--dtype", "float32"]
-    said = posbench(*one, "--length", "64,128")
-    assert "demo/nope/seed=0: scored fixed 64, 128\n" in said.out and "again" not in said.out
-    assert "demo/nope/seed=0: already there\n" in posbench(*one, "--length", "64").out
-    said = posbench(*one, "--length", "256")
-    assert said.out.count("so 64, 128 are scored again") == 1
-    assert "demo/nope/seed=1: scored fixed 64, 128, 256\n" in said.out
-    said = posbench(*one, "--length", "64", "--protocol", "fixed,position")
-    assert "demo/nope/seed=0: scored position 64\n" in said.out
+    command = ["eval", "demo/nope", "--device", "cpu", "--dtype", "float32"]
+    result = posbench(*command, "--length", "64,128")
+    assert "demo/nope/seed=0: scored fixed 64, 128\n" in result.out and "again" not in result.out
+    assert "demo/nope/seed=0: already there\n" in posbench(*command, "--length", "64").out
+    result = posbench(*command, "--length", "256")
+    assert result.out.count("so 64, 128 are scored again") == 1
+    assert "demo/nope/seed=1: scored fixed 64, 128, 256\n" in result.out
+    result = posbench(*command, "--length", "64", "--protocol", "fixed,position")
+    assert "demo/nope/seed=0: scored position 64\n" in result.out
 
 
 @pytest.mark.slow
 def test_words_of_the_scheme_and_older_weights_are_said_in_the_table(posbench: Give, runs: Path) -> None:
-    said = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "base=1e2")
-    assert said.status == 0 and "(fixed, 3,264 targets)" in said.out and "\nvo_rope · base=1e2 " in said.out
+    result = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "base=1e2")
+    assert result.status == 0 and "(fixed, 3,264 targets)" in result.out and "\nvo_rope · base=1e2 " in result.out
     assert (runs / "demo/vo_rope/seed=0/eval/fixed/64@base=1e2.json").is_file()
     dropped = posbench("eval", "demo/vo_rope/seed=0", *ASKED, "--under", "scheme=nope")
     assert dropped.status == 0 and "\nvo_rope · scheme=nope " in dropped.out

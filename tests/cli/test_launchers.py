@@ -16,7 +16,7 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from posbench.composition.compose import explained
+from posbench.composition.compose import plain_errors
 from posbench.composition.sweep import run_application
 from posbench.config import Config, ConfigError
 from posbench.system import device
@@ -44,26 +44,26 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/wrong.yaml").write_text("name: wrong\nkind: rotary\nsites: [z]\n")
     schemes = ["nope", "vo_rope"] if launcher == "joblib" else ["nope"]
-    said = posbench("train", *words, "--config-dir=own", f"scheme=wrong,{','.join(schemes)}", "seed=0")
-    assert said.status == 1 and "Traceback" not in said.error, said
-    assert "posbench: demo/wrong/seed=0: scheme.sites=['z'] must name each of" in said.error
+    result = posbench("train", *words, "--config-dir=own", f"scheme=wrong,{','.join(schemes)}", "seed=0")
+    assert result.status == 1 and "Traceback" not in result.error, result
+    assert "posbench: demo/wrong/seed=0: scheme.sites=['z'] must name each of" in result.error
     runs = {file.parent.parent.name: file for file in Path("runs").rglob("run.json")}
     assert sorted(runs) == schemes
     assert {json.loads(file.read_text())["status"] for file in runs.values()} == {"finished"}
     if launcher != "joblib":
         return
-    assert said.error.count("wandb sync") == 1, "how to upload is said once a sweep"
-    before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
+    assert result.error.count("wandb sync") == 1, "how to upload is said once a sweep"
+    times_before = {name: file.stat().st_mtime_ns for name, file in runs.items()}
     assert posbench("train", *words, "seed=0", "scheme=nope,vo_rope,alibi").status == 0
-    assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == before
+    assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == times_before
     assert json.loads(Path("runs/demo/alibi/seed=0/run.json").read_text())["status"] == "finished"
 
 
 class Unreadable(Exception):
-    """An error that pickles and cannot be read again, as those of some libraries."""
+    """An error that can be pickled but not unpickled, like errors of some libraries."""
 
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(one)
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
 
 
 def _job(config: Config) -> None:
@@ -97,13 +97,15 @@ def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it
+    previous_handler = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background commands ignore it
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     try:
         with pytest.raises(Stopped, match="interrupted: run the same command"):
             run_application("posbench train", [*words, "seed=4"], _job, lambda text: None)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,17 +127,17 @@ def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_jobs_is_one_word_for_runs_side_by_side(posbench: Give, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    given: list[list[str]] = []
+    commands: list[list[str]] = []
     monkeypatch.setattr(
-        "posbench.composition.sweep.run_application", lambda name, words, *rest: given.append(words) or []
+        "posbench.composition.sweep.run_application", lambda name, words, *rest: commands.append(words) or []
     )
-    monkeypatch.setattr("posbench.tools.tune.tune", lambda words, *rest: given.append(words) or {})
+    monkeypatch.setattr("posbench.tools.tune.tune", lambda words, *rest: commands.append(words) or {})
     assert posbench(command, "-m", "--jobs", "3", "seed=0,1").status == 0
-    assert sorted(given[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
+    assert sorted(commands[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
 
 
 def test_a_launcher_that_is_not_installed_names_its_extra() -> None:
     missing = MissingConfigException("", "hydra/launcher/submitit_local", ["basic", "joblib"])
-    said = r"needs the extra 'cluster': pip install -e '\.\[cluster\]' \(there are basic, joblib\)"
-    with pytest.raises(ConfigError, match=said), explained():
+    message = r"needs the extra 'cluster': pip install -e '\.\[cluster\]' \(there are basic, joblib\)"
+    with pytest.raises(ConfigError, match=message), plain_errors():
         raise missing

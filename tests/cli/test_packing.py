@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.cli.commands import Give, left
+from tests.cli.commands import Give, snapshot
 
 
 @pytest.mark.slow
 def test_a_pack_is_read_in_place_by_every_command(posbench: Give, runs: Path, short: list[str]) -> None:
-    said = posbench("pack", "demo", "runs/reference/demo_cpu.zip")
+    result = posbench("pack", "demo", "runs/reference/demo_cpu.zip")
     file = runs / "reference" / "demo_cpu.zip"
-    assert said.status == 0 and said.out == f"runs/reference/demo_cpu.zip: {file.stat().st_size:,} bytes\n"
+    assert result.status == 0 and result.out == f"runs/reference/demo_cpu.zip: {file.stat().st_size:,} bytes\n"
     content = file.read_bytes()
     refusal = posbench("pack", "demo", "runs/reference/demo_cpu.zip").refusal
     assert "exists, and packs are never rewritten: name a new one, such as runs/reference/demo_cpu.2.zip" in refusal
@@ -34,13 +34,13 @@ def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: 
     assert posbench("pack", "demo", "--weights").out.startswith("runs/demo.zip: ")
     assert "has no finished run to pack" in posbench("pack", "demo").error
     shutil.rmtree(runs / "demo")
-    before = left(runs)
+    files_before = snapshot(runs)
     assert posbench("report", "--output", "out").status == 0 and Path("out/report.md").is_file()
     assert posbench("sample", "demo/nope/seed=0", "--tokens", "3").status == 0
     assert posbench("export", "demo/nope/seed=0", "hf").status == 0
-    assert left(runs) == before
-    said = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
-    assert said.status == 0 and "weights=bfloat16" in said.out
+    assert snapshot(runs) == files_before
+    result = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
+    assert result.status == 0 and "weights=bfloat16" in result.out
     assert (runs / "demo/nope/seed=0/eval/fixed/64@weights=bfloat16.parquet").is_file()
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.cli.commands import Give, left
+from tests.cli.commands import Give, snapshot
 
 ONE = "demo/vo_rope/seed=0"
 
 
 def change(name: str, **changes: object) -> Callable[[Path], object]:
-    """A run folder whose JSON file `name` has other entries; None takes one away."""
+    """Change entries of a run folder's JSON file `name`; None removes an entry."""
 
     def make(run: Path) -> None:
         content = {**json.loads((run / name).read_text()), **changes}
@@ -56,12 +56,12 @@ def no_folder(run: Path) -> None:
 
 
 def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
-    """A run folder with something else in one of its files."""
+    """Replace text in a file of a run folder."""
 
     def make(run: Path) -> None:
-        before = (run / name).read_text()
-        assert old in before
-        (run / name).write_text(before.replace(old, new, 1))
+        content = (run / name).read_text()
+        assert old in content
+        (run / name).write_text(content.replace(old, new, 1))
 
     return make
 
@@ -102,10 +102,10 @@ SWEEP = ["train", "-m", "seed=0,1", "scheme=nope", "hydra/launcher=basic"]
 @pytest.mark.parametrize("name", BAD)
 def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench: Give, runs: Path, name: str) -> None:
     BAD[name](runs / ONE)
-    before = left(runs)
-    said = posbench("eval", ONE, "--length", "64", "--device", "cpu")
-    assert said.status == 2 and said.error and "Traceback" not in said.error
-    assert left(runs) == before
+    files_before = snapshot(runs)
+    result = posbench("eval", ONE, "--length", "64", "--device", "cpu")
+    assert result.status == 2 and result.error and "Traceback" not in result.error
+    assert snapshot(runs) == files_before
 
 
 @pytest.mark.parametrize(
@@ -121,29 +121,31 @@ def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench: Give,
     ],
 )
 def test_a_question_no_run_can_answer(posbench: Give, runs: Path, words: list[str], says: str) -> None:
-    before = left(runs)
+    files_before = snapshot(runs)
     refusal = posbench("eval", ONE, *words).refusal
     assert re.search(says, refusal), refusal
-    assert left(runs) == before
+    assert snapshot(runs) == files_before
 
 
 @pytest.mark.slow
 def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str]) -> None:
     change("run.json", loss=None)(runs / ONE)
-    said = posbench("train", *short, "scheme=vo_rope", "seed=0")
-    assert said.status == 0 and "nothing to do" in said.out + said.error
+    result = posbench("train", *short, "scheme=vo_rope", "seed=0")
+    assert result.status == 0 and "nothing to do" in result.out + result.error
 
 
 def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:
     """The run's own configuration names a file, and the file has changed since."""
-    own = Tokenizer.from_file(str(runs / ONE / "tokenizer.json"))
-    own.add_tokens(["water"])
-    own.save(str(Path("other.json")))
+    tokenizer = Tokenizer.from_file(str(runs / ONE / "tokenizer.json"))
+    tokenizer.add_tokens(["water"])
+    tokenizer.save(str(Path("other.json")))
     config = (runs / ONE / "config.yaml").read_text()
     config = config.replace("kind: bytes", "kind: file").replace("path: null\n  name", "path: other.json\n  name")
     (runs / ONE / "config.yaml").write_text(config)
-    said = posbench("eval", ONE, "--length", "64")
-    assert said.status == 2 and re.search(r"was trained with another tokenizer \(fingerprint", said.error), said.error
+    result = posbench("eval", ONE, "--length", "64")
+    assert result.status == 2 and re.search(r"was trained with another tokenizer \(fingerprint", result.error), (
+        result.error
+    )
     Path("other.json").write_text("{}")
     assert "is not a tokenizer.json" in posbench("eval", ONE, "--length", "64").error
 
@@ -175,13 +177,13 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
 ) -> None:
     for run in runs.glob("demo/*/seed=*"):
         (run / "run.json").write_text("{")
-    said = posbench(*words)
-    assert said.status == 2 and "Traceback" not in said.error and said.error.startswith("posbench: "), said
+    result = posbench(*words)
+    assert result.status == 2 and "Traceback" not in result.error and result.error.startswith("posbench: "), result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given, says",
+    "arguments, says",
     [
         (["train", "runs_dir={}"], r"Not a directory|not a directory|File exists"),
         (
@@ -199,15 +201,15 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
     ],
 )
 def test_a_place_that_cannot_be_written_is_named(
-    posbench: Give, runs: Path, short: list[str], given: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+    posbench: Give, runs: Path, short: list[str], arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Path.cwd() / "file"
     file.touch()
-    before = left(Path.cwd())
+    files_before = snapshot(Path.cwd())
     for work in ("posbench.tools.bench.bench_training", "posbench.reporting.figures.draw_all"):
         monkeypatch.setattr(work, None)  # it is refused before
-    command, *given = [word.format(file) for word in given]
-    said = posbench(command, *(short if command == "train" else []), *given)
-    assert said.status == 2 and "Traceback" not in said.error
-    assert re.search(says, said.error.replace("\n", " ")), said.error
-    assert left(Path.cwd()) == before
+    command, *arguments = [word.format(file) for word in arguments]
+    result = posbench(command, *(short if command == "train" else []), *arguments)
+    assert result.status == 2 and "Traceback" not in result.error
+    assert re.search(says, result.error.replace("\n", " ")), result.error
+    assert snapshot(Path.cwd()) == files_before

@@ -30,7 +30,7 @@ class Faded(Scheme):
 
 @pytest.fixture
 def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file, in the folder where commands are given; no other was named before."""
+    """Write the scheme file into the working directory, and forget any file that was trusted before."""
     monkeypatch.setattr(own_files, "_trusted", set())
     file = Path("ideas/faded.py")
     file.parent.mkdir()
@@ -38,7 +38,7 @@ def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def of(scheme: str = "faded", seed: int = 0) -> Run:
+def run_of(scheme: str = "faded", seed: int = 0) -> Run:
     return Run(Path("runs/mine") / scheme / f"seed={seed}")
 
 
@@ -48,7 +48,7 @@ def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
 ) -> None:
     words = ["scheme=./ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
     assert posbench("train", *words).status == 0
-    run = of()
+    run = run_of()
     assert (run.path / "faded.py").read_text() == FADED, "a copy to read"
     assert run.config.scheme.to_mapping() == {"name": "faded", "kind": "ideas/faded.py:Faded", "size": 3}
     assert list(run.manifest.scheme_files) == ["ideas/faded.py"]
@@ -58,9 +58,9 @@ def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
     assert "nothing to do" in posbench("train", *words).error
 
     faded.write_text(FADED + "# changed\n")
-    said = posbench("eval", "mine", "--length", "80")
-    assert said.status == 2 and "ideas/faded.py has changed since mine/faded/seed=0 was trained" in said.error
-    assert "has a copy, runs/mine/faded/seed=0/faded.py), or add --scheme-changed" in said.error
+    answer = posbench("eval", "mine", "--length", "80")
+    assert answer.status == 2 and "ideas/faded.py has changed since mine/faded/seed=0 was trained" in answer.error
+    assert "has a copy, runs/mine/faded/seed=0/faded.py), or add --scheme-changed" in answer.error
     assert posbench("eval", "mine", "--length", "80", "--scheme-changed").status == 0
     assert ("file=changed",) in [result.key.options for result in run.results()[0] if result.length == 80]
     assert re.search(
@@ -72,16 +72,16 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
     posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert posbench("train", "scheme=ideas/faded.py:Faded", "experiment_name=mine", *short).status == 0
-    run, file = Run(of().path.resolve()), faded.resolve()
-    for named, here, refused in (
+    run, file = Run(run_of().path.resolve()), faded.resolve()
+    for trusted, work_dir, refused in (
         (None, Path.cwd(), None),
         (None, run.path, "cannot be read"),  # ideas/faded.py is not below the run folder
         (file, run.path, None),
     ):
         monkeypatch.setattr(own_files, "_trusted", set())
-        monkeypatch.chdir(here)
-        if named:
-            own_files.trust_file(named)
+        monkeypatch.chdir(work_dir)
+        if trusted:
+            own_files.trust_file(trusted)
         if refused is None:
             run.load_model()
         else:
@@ -89,8 +89,8 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
                 run.load_model()
     monkeypatch.setattr(own_files, "_trusted", set())
     monkeypatch.chdir(run.path)
-    for path, why in (("faded.py", "is part of a run folder"), (file, "outside of the working directory")):
-        with pytest.raises(ConfigError, match=f"{why}: if you trust that file, name it with --scheme-file"):
+    for path, reason in (("faded.py", "is part of a run folder"), (file, "outside of the working directory")):
+        with pytest.raises(ConfigError, match=f"{reason}: if you trust that file, name it with --scheme-file"):
             own_files.load(f"{Path(path).resolve()}:Faded", object)
 
 

@@ -17,7 +17,7 @@ from posbench.catalogue.choices import choices
 from posbench.composition.sweep import Outcome, run_application, show_outcomes, sweep_of
 from posbench.config import Config, ConfigError
 from posbench.system.console import SweepClock
-from tests.cli.commands import Give, left
+from tests.cli.commands import Give, snapshot
 
 EVENTS: list[str] = []
 
@@ -33,7 +33,7 @@ class Noted(Callback):  # type: ignore[misc]
 
 
 def configs_of(*words: str) -> list[Config]:
-    """What the jobs of `posbench train WORDS` receive."""
+    """Return the configurations that the jobs of `posbench train WORDS` receive."""
     configs: list[Config] = []
     outcomes = run_application("posbench train", list(words), configs.append, lambda text: None)
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
@@ -58,8 +58,8 @@ def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: s
     Path("own/scheme/mine.yaml").write_text("name: mine\nkind: nope\n")
     Path("own/data").mkdir()
     Path("own/data/mine.yaml").write_text(choices("data")["copy"].read_text().replace("name: copy", "name: mine"))
-    said = posbench("train", *words)
-    assert said.status == 0 and shown in said.out, said
+    result = posbench("train", *words)
+    assert result.status == 0 and shown in result.out, result
     assert [path.name for path in Path.cwd().iterdir()] == ["own"]
 
 
@@ -74,7 +74,7 @@ def test_callbacks_variables_and_folders_of_hydra_work(
     words += ["hydra/job_logging=default", "hydra.run.dir=out", "hydra.sweep.dir=out", "hydra.output_subdir=kept"]
     configs = configs_of(*words, "experiment_name=${oc.env:TRIED,no}", "experiment.description=${hydra:job.name}")
     seeds = [config.seed for config in configs]
-    assert [f"{what} {seed}" for seed in seeds for what in ("start", "end")] == EVENTS
+    assert [f"{event} {seed}" for seed in seeds for event in ("start", "end")] == EVENTS
     assert {config.experiment_name for config in configs} == {"yes"}
     assert Path("out/kept/config.yaml").is_file() and Path("out/posbench.log").is_file()
 
@@ -117,7 +117,7 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given, says",
+    "arguments, says",
     [
         (["scheme=nope,vo_rpe"], r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\?"),
         (["scheme=glob(xyz*)"], r"scheme=glob\(xyz\*\) matches nothing"),
@@ -131,12 +131,12 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
 def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
     posbench: Give,
     short: list[str],
-    given: list[str],
+    arguments: list[str],
     says: str,
 ) -> None:
-    refusal = posbench("train", "-m", *(word for word in short if word != "model=tiny"), *given).refusal
+    refusal = posbench("train", "-m", *(word for word in short if word != "model=tiny"), *arguments).refusal
     assert re.search(says, refusal), refusal
-    assert left(Path.cwd()) == {}
+    assert snapshot(Path.cwd()) == {}
 
 
 @pytest.mark.slow
@@ -149,13 +149,13 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
         return SimpleNamespace(identity={}, loss=2.5, wandb=None)
 
     monkeypatch.setattr("posbench.cli._train_job", train)
-    said = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
+    result = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     failure = "demo/nope/seed=0: ZeroDivisionError: oh"
     begun = [f"run {n} of 3: demo/{scheme}/seed=0" for n, scheme in enumerate(("nope", "vo_rope", "alibi"), 1)]
-    lines = re.sub(r", sweep [\d.]+ m?s left", "", said.error).splitlines()
+    lines = re.sub(r", sweep [\d.]+ m?s left", "", result.error).splitlines()
     assert lines == ["3 runs", begun[0], failure, *begun[1:], f"posbench: {failure}"]
-    assert len(re.findall("of 3: .*, sweep .* left", said.error)) == 2
-    assert said.status == 1 and said.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
+    assert len(re.findall("of 3: .*, sweep .* left", result.error)) == 2
+    assert result.status == 1 and result.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
 
 
 def test_a_sweep_knows_its_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_a_sweep_knows_its_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench: Give, short: list[str]) -> None:
-    said = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0", "scheme.bse=1")
-    assert said.status == 2 and said.error.count("posbench: ") == 1 and "did you mean 'base'?" in said.error
+    result = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0", "scheme.bse=1")
+    assert result.status == 2 and result.error.count("posbench: ") == 1 and "did you mean 'base'?" in result.error
 
 
 @pytest.mark.slow
@@ -186,9 +186,9 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
         raise ZeroDivisionError("oh") if config.scheme.name == "alibi" else KeyboardInterrupt
 
     monkeypatch.setattr("posbench.cli._train_job", train)
-    said = posbench("train", *short, "-m", "scheme=alibi,nope,vo_rope", "seed=0")
-    assert (said.status, begun) == (130, ["alibi", "nope"]) and "Traceback" not in said.error
-    assert said.error.splitlines()[-1] == "interrupted: run the same command again to resume"
+    result = posbench("train", *short, "-m", "scheme=alibi,nope,vo_rope", "seed=0")
+    assert (result.status, begun) == (130, ["alibi", "nope"]) and "Traceback" not in result.error
+    assert result.error.splitlines()[-1] == "interrupted: run the same command again to resume"
 
 
 def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> None:
@@ -213,15 +213,15 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
     words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[640,1280]"]
     words += ["seed=0"]
-    said = posbench("train", "-m", *words, "scheme=nope,vo_rope")
-    assert said.status == 0 and said.error.startswith("6 runs\n"), said.error
-    lines = [line for line in said.error.splitlines() if "begins at step" in line]
+    result = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert result.status == 0 and result.error.startswith("6 runs\n"), result.error
+    lines = [line for line in result.error.splitlines() if "begins at step" in line]
     assert lines == [
         f"demo-{tokens}/{scheme}/seed=0: begins at step {step} of demo/{scheme}/seed=0"
         for scheme in ("nope", "vo_rope")
         for tokens, step in (("640", 4), ("1.28k", 8))
     ]
-    assert said.error.index("demo/vo_rope/seed=0: loss") < said.error.index("begins at step")
+    assert result.error.index("demo/vo_rope/seed=0: loss") < result.error.index("begins at step")
     again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
     assert again.error.startswith("6 runs, 6 of them already finished\n")
     assert again.out.splitlines()[-1] == "6 runs: 6 finished before (*)"

@@ -36,8 +36,8 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
     run = Run(Path("runs/sums/learned/seed=0"))
     assert (run.path / "my_task.py").read_text() == SUMS and list(run.manifest.scheme_files) == ["my_task.py"]
     assert run.config.data.to_mapping()["base"] == 8 and run.config.train.context_length == 8
-    said = posbench("eval", "sums")
-    assert "sums: accuracy by length in items (accuracy, 64 to 128 answers)" in said.out
+    result = posbench("eval", "sums")
+    assert "sums: accuracy by length in items (accuracy, 64 to 128 answers)" in result.out
     assert "already there" in posbench("eval", "sums").out
     Path("my_task.py").write_text(SUMS.replace("% self.base", "% 7"))
     assert re.search(
@@ -50,11 +50,11 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) -> None:
-    said = posbench("train", "-m", "data=copy,reverse", "scheme=nope,alibi", "data.letters=5", *SMALL)
-    assert said.status == 0 and "loss, nats/answer" in said.out
+    result = posbench("train", "-m", "data=copy,reverse", "scheme=nope,alibi", "data.letters=5", *SMALL)
+    assert result.status == 0 and "loss, nats/answer" in result.out
     assert posbench("eval", "copy", "reverse", "--length", "6").status == 0
-    before = results("runs/copy", "runs/reverse", tidy=True)
-    scored = before[before["protocol"] == "accuracy"]
+    rows_before = results("runs/copy", "runs/reverse", tidy=True)
+    scored = rows_before[rows_before["protocol"] == "accuracy"]
     assert set(scored["length"]) == {4, 6} and set(scored["scheme"]) == {"nope", "alibi"}
     assert set(scored["data.task"]) == {"copy", "reverse"}
     assert posbench("pack", "copy").status == 0
@@ -116,9 +116,9 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None
 def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "MOST_WIDER", 0)
     words = ["data=copy,reverse", "scheme=nope", "experiment_name=${data.name}", "runs_dir=runs/both", *SMALL]
-    said = posbench("tune", *words, "--seeds", "2")
-    assert said.status == 0 and said.out.count("nats/answer, on problems whose accuracy is not scored") == 2
-    assert "posbench train -m" in said.out and "data=reverse" in said.out
+    result = posbench("tune", *words, "--seeds", "2")
+    assert result.status == 0 and result.out.count("nats/answer, on problems whose accuracy is not scored") == 2
+    assert "posbench train -m" in result.out and "data=reverse" in result.out
     rates = pd.read_csv("runs/both/copy/rates.csv").set_index("train.lr")
     rate = rates.index[1]
     pilot = Run(Path(f"runs/both/copy-tune/lr={rate}/nope/seed=1000"))

@@ -18,10 +18,11 @@ from tests.cli.commands import Give
 
 
 def table(file: str = "runs/demo/rates.csv") -> dict[str, dict[float, float]]:
-    """Scheme -> rate -> loss."""
+    """Return the loss of each learning rate, by scheme."""
     pilots = pd.read_csv(file)
     return {
-        str(s): dict(zip(of["train.lr"], of["loss"], strict=True)) for s, of in pilots.groupby("scheme", sort=False)
+        str(s): dict(zip(rates["train.lr"], rates["loss"], strict=True))
+        for s, rates in pilots.groupby("scheme", sort=False)
     }
 
 
@@ -32,35 +33,35 @@ def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
     monkeypatch.setattr("posbench.tools.tune.MOST_WIDER", 1)
     short = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2"]
     words = [*short, "train.steps=12", "train.lr=1.6e-3", "scheme=nope,vo_rope"]
-    said = posbench("tune", *words, "--fraction", "0.3")
-    assert said.status == 0 and "Traceback" not in said.error, said
-    found = table()
-    assert list(found) == ["nope", "vo_rope"]
-    for scheme, rates in found.items():  # so low a rate that each doubling is better: up to the limit
+    result = posbench("tune", *words, "--fraction", "0.3")
+    assert result.status == 0 and "Traceback" not in result.error, result
+    losses = table()
+    assert list(losses) == ["nope", "vo_rope"]
+    for scheme, rates in losses.items():  # so low a rate that each doubling is better: up to the limit
         assert sorted(rates) == pytest.approx([8e-4, 1.6e-3, 3.2e-3, 6.4e-3])
         assert load_run(f"runs/demo-tune/lr=0.0064/{scheme}/seed=1000").manifest.loss == rates[6.4e-3]
-    assert "0.0064 (edge)" in said.out and "wrote runs/demo/rates.csv" in said.out
-    command = next(line for line in said.out.splitlines() if line.startswith("  posbench train -m"))
+    assert "0.0064 (edge)" in result.out and "wrote runs/demo/rates.csv" in result.out
+    command = next(line for line in result.out.splitlines() if line.startswith("  posbench train -m"))
     assert command.endswith("scheme=nope,vo_rope 'train.lr_of={nope:0.0064,vo_rope:0.0064}'")
     assert "contains no runs" in posbench("report").refusal and "contains no runs" in posbench("eval").refusal
-    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path.suffix != ".csv"}
+    times_before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path.suffix != ".csv"}
     again = posbench("tune", *words, "--fraction", "0.3")
-    assert again.out == said.out and again.error.count("is finished") == 8
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert again.out == result.out and again.error.count("is finished") == 8
+    assert {path: path.stat().st_mtime_ns for path in times_before} == times_before
     assert posbench("pack", "demo-tune/lr=0.0064", "runs/demo-tune/lr=0.0064.zip").status == 0
     shutil.rmtree("runs/demo-tune/lr=0.0064")
     packed = posbench("tune", *words, "--fraction", "0.3")
     assert packed.error.count("is finished") == 8 and not Path("runs/demo-tune/lr=0.0064").exists()
-    assert packed.out == said.out
+    assert packed.out == result.out
 
     assert posbench("train", "-m", *words, "train.lr_of={nope:0.0064,vo_rope:0.0032}", "seed=0,1").status == 0
     assert posbench("pack", "demo", "elsewhere/demo.zip").status == 0
     assert posbench("report", "elsewhere/demo.zip", "--output", "out").status == 0
-    loss, half = (f"{found['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
+    loss, half = (f"{losses['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
     report = Path("out/report.md").read_text()
     assert f"vo_rope | 0.0064 (edge) | {loss} | {half} | – | 0.0032" in report and "(rates.svg)" in report
     assert "Pilots found better rates for some schemes" in report
-    assert table("out/rates.csv") == found
+    assert table("out/rates.csv") == losses
 
 
 def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
@@ -68,8 +69,8 @@ def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
     pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]))
 
     def documents(split: str, corpus: Corpus) -> set[bytes]:
-        of = corpus.splits[split]
-        return {of.document(n).tobytes() for n in range(of.num_documents)}
+        held_out = corpus.splits[split]
+        return {held_out.document(n).tobytes() for n in range(held_out.num_documents)}
 
     assert documents("train", pilot) | documents("validation", pilot) == documents("train", scored)
     assert documents("train", pilot) and documents("validation", pilot) and not documents("test", pilot)
@@ -80,12 +81,15 @@ def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
 def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: Give, short: list[str]) -> None:
     words = [*short, "hydra/launcher=basic", "scheme=nope,vo_rope", "seed=0"]
     assert posbench("train", "-m", *words, "train.lr_of={nope:2e-3}").status == 0
-    own, shared = (load_run(f"runs/demo/{scheme}/seed=0") for scheme in ("nope", "vo_rope"))
-    rates = [{row["lr"] for row in run.logged if row["kind"] == "train"} for run in (own, shared)]
+    nope_run, rope_run = (load_run(f"runs/demo/{scheme}/seed=0") for scheme in ("nope", "vo_rope"))
+    rates = [{row["lr"] for row in run.logged if row["kind"] == "train"} for run in (nope_run, rope_run)]
     alone = compose([*short, "scheme=nope", "train.lr=2e-3"])
-    assert own.config.row_train.lr == 2e-3 == alone.train.lr and shared.config.row_train.lr == shared.config.train.lr
+    assert (
+        nope_run.config.row_train.lr == 2e-3 == alone.train.lr
+        and rope_run.config.row_train.lr == rope_run.config.train.lr
+    )
     assert rates[0] != rates[1]
-    assert own.manifest.identity["scheme.lr"] == 2e-3 and "scheme.lr" not in shared.manifest.identity
+    assert nope_run.manifest.identity["scheme.lr"] == 2e-3 and "scheme.lr" not in rope_run.manifest.identity
     assert results("runs/demo")["fingerprint.config"].nunique() == 1
     assert posbench("train", *short, "scheme=alibi", "seed=0", "train.lr=3e-3").status == 0  # in words, beside these
     assert posbench("report", "runs/demo").status == 0
@@ -119,8 +123,8 @@ def test_where_the_best_rate_of_one_scheme_is_at_an_edge_all_are_tried_beyond_it
     down = {2.0**-n: -0.1 * n for n in range(-1, 4)}
     assert list(wider_rates({"a": down}, 1.0)) == [1 / 16] and wider_rates({"a": down | {1 / 16: -9.0}}, 1.0) == {}
     assert wider_rates({"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf)}, 1.0) == {0.25: ["a"]}, "all died: lower"
-    beside = {"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf), "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}
-    assert wider_rates(beside, 1.0) == {0.25: ["a"], 4.0: ["b"]}
+    losses = {"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf), "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}
+    assert wider_rates(losses, 1.0) == {0.25: ["a"], 4.0: ["b"]}
 
 
 def test_what_is_known_when_a_search_is_cut_off_is_in_the_file_beside_other_schemes(
@@ -138,9 +142,9 @@ def test_what_is_known_when_a_search_is_cut_off_is_in_the_file_beside_other_sche
     monkeypatch.setattr(
         "posbench.tools.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr="))
     )
-    before = "alibi,0.004,2.1234567890123457,finished,2\nnope,0.004,2.0,finished,2\n"
+    existing_rows = "alibi,0.004,2.1234567890123457,finished,2\nnope,0.004,2.0,finished,2\n"
     Path("runs/demo").mkdir(parents=True)
-    Path("runs/demo/rates.csv").write_text(f"scheme,train.lr,loss,status,seeds\n{before}")
+    Path("runs/demo/rates.csv").write_text(f"scheme,train.lr,loss,status,seeds\n{existing_rows}")
     with pytest.raises(KeyboardInterrupt):
         tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
     assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]

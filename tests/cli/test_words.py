@@ -1,4 +1,4 @@
-"""Words that cannot be meant are refused at once with cause, value and remedy; nothing is left behind."""
+"""Words that cannot be meant are refused at once with cause, value and remedy; nothing is left on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from posbench.verify import Certificate
-from tests.cli.commands import Give, left
+from tests.cli.commands import Give, snapshot
 
 # What is given after `posbench train` and the words of a small run -> what the message must say: what only building a
 # model, a text or a device refuses. What composing refuses is in tests/test_composition.py.
@@ -26,16 +26,18 @@ REFUSED = {
 def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     posbench: Give, short: list[str], cache: Path, word: str
 ) -> None:
-    before = left(cache)
+    files_before = snapshot(cache)
     refusal = posbench("train", *short, *word.split()).refusal
     assert re.search(REFUSED[word], refusal), refusal
-    assert left(Path.cwd()) == {}
-    assert {name for name in left(cache) if ".tmp" in name} == set() and (before == {} or left(cache) == before)
+    assert snapshot(Path.cwd()) == {}
+    assert {name for name in snapshot(cache) if ".tmp" in name} == set() and (
+        files_before == {} or snapshot(cache) == files_before
+    )
 
 
 def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
-    said = posbench("ls")
-    assert said.status == 0 and "runs has no runs yet: posbench train scheme=vo_rope trains one" in said.error
+    result = posbench("ls")
+    assert result.status == 0 and "runs has no runs yet: posbench train scheme=vo_rope trains one" in result.error
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,8 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
         (["train", "--quiet"], r"there is no option '--quiet' \(--help"),
         (["train", "--multrun"], r"there is no option '--multrun'; did you mean '--multirun'\?"),
         (["train", "-m", "--jobs", "2", "--cfg", "job"], r"--cfg shows the settings of one run: leave out -m"),
-        (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out moves files of Hydra.*runs_dir=FOLDER moves the runs"),
-        (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out moves files of Hydra"),
+        (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out has no effect.*runs_dir=FOLDER moves the runs"),
+        (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out has no effect"),
         (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
@@ -62,7 +64,7 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
 def test_every_command_says_what_is_missing(posbench: Give, words: list[str], says: str) -> None:
     refusal = posbench(*words).refusal
     assert re.search(says, refusal), refusal
-    assert left(Path.cwd()) == {}
+    assert snapshot(Path.cwd()) == {}
 
 
 @pytest.mark.slow
@@ -72,14 +74,14 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     folder = "it's ours, too"
     (Path(folder) / "scheme").mkdir(parents=True)
     (Path(folder) / "scheme" / "mine.yaml").write_text("# Of my own.\nname: mine\nkind: rotary\nsites: [q]\n")
-    own = ["--config-dir", folder]
+    config_dir = ["--config-dir", folder]
     small = ["scheme=mine", *words]
-    assert "1 scheme (mine)" in posbench("plan", *small, *own).out
-    assert posbench("prepare", *small, *own).status == 0
-    said = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *own)
-    assert said.status == 0 and "\nmine " in said.out
-    assert re.search(r"\nmine +absolute", posbench("schemes", *own).out)
-    assert "\nmine " in posbench("verify", "mine", *own).out
+    assert "1 scheme (mine)" in posbench("plan", *small, *config_dir).out
+    assert posbench("prepare", *small, *config_dir).status == 0
+    result = posbench("bench", "--schemes", "mine", *words, "--rounds", "1", "--steps", "1", *config_dir)
+    assert result.status == 0 and "\nmine " in result.out
+    assert re.search(r"\nmine +absolute", posbench("schemes", *config_dir).out)
+    assert "\nmine " in posbench("verify", "mine", *config_dir).out
     assert "scheme=mine does not exist" in posbench("plan", *small).refusal
     for command in ("plan", "prepare", "bench", "schemes", "verify"):
         assert posbench(command, "--config-dir", "nosuch").status == 2
@@ -88,27 +90,27 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
 def test_verify_names_each_scheme_as_it_begins(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posbench.verify.show.certify", lambda config, _: Certificate(config.scheme.name, True, ()))
     monkeypatch.setattr("posbench.verify.show.tabulate", len)
-    said = posbench("verify", "nope", "qk_rope")
-    assert (said.status, said.error.splitlines()) == (0, ["scheme 1 of 2: nope", "scheme 2 of 2: qk_rope"])
+    result = posbench("verify", "nope", "qk_rope")
+    assert (result.status, result.error.splitlines()) == (0, ["scheme 1 of 2: nope", "scheme 2 of 2: qk_rope"])
     assert posbench("verify", "nope").error == ""
 
 
 def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> None:
     text = json.dumps({"text": " ".join(f"word{n * n % 997}" for n in range(400))}) + "\n"
-    own = []
+    paths = []
     for split in ("train", "validation", "test"):
         Path(f"{split}.jsonl").write_text(text + json.dumps({"text": f"{split} alone"}) + "\n")
-        own.append(f"data.{split}_path={split}.jsonl")
-    given = ["prepare", "data=files", *own, "tokenizer.vocab_size=300", f"data.cache_dir={cache}"]
-    said = posbench(*given)
-    assert (said.out + said.error).count("also occur in train") == 1, "of validation and of test"
+        paths.append(f"data.{split}_path={split}.jsonl")
+    command = ["prepare", "data=files", *paths, "tokenizer.vocab_size=300", f"data.cache_dir={cache}"]
+    result = posbench(*command)
+    assert (result.out + result.error).count("also occur in train") == 1, "of validation and of test"
 
 
 @pytest.mark.parametrize("words", [["trian"], ["eval", "--lenght", "8"]])
 def test_what_is_no_command_or_flag_shows_the_usage(posbench: Give, words: list[str]) -> None:
-    said = posbench(*words)
-    assert said.status == 2 and "sage" in said.error and "Traceback" not in said.error
-    assert left(Path.cwd()) == {}
+    result = posbench(*words)
+    assert result.status == 2 and "sage" in result.error and "Traceback" not in result.error
+    assert snapshot(Path.cwd()) == {}
 
 
 def test_a_traceback_comes_when_it_is_asked_for(
@@ -128,9 +130,9 @@ def test_a_fault_of_our_own_is_one_line_too(posbench: Give, monkeypatch: pytest.
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(verify, "list_schemes", broken)
-    said = posbench("schemes")
-    assert said.status == 1
-    assert said.error == "posbench: ZeroDivisionError: oh\n(POSBENCH_TRACEBACK=1 shows where it arose)\n"
+    result = posbench("schemes")
+    assert result.status == 1
+    assert result.error == "posbench: ZeroDivisionError: oh\n(set POSBENCH_TRACEBACK=1 to see the traceback)\n"
 
 
 @pytest.mark.parametrize("command", ["train", "report"])
@@ -140,11 +142,11 @@ def test_ctrl_c_prints_no_traceback(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for where in (
+    for target in (
         "posbench.training.train",
         "posbench.reporting.report.report",
     ):
-        monkeypatch.setattr(where, interrupted)
-    said = posbench(command, *(short if command == "train" else []))
-    told = "interrupted: run the same command again to resume\n" if command == "train" else ""
-    assert (said.status, said.error) == (130, told)
+        monkeypatch.setattr(target, interrupted)
+    result = posbench(command, *(short if command == "train" else []))
+    message = "interrupted: run the same command again to resume\n" if command == "train" else ""
+    assert (result.status, result.error) == (130, message)

@@ -24,8 +24,8 @@ FADED = {"name": "faded", "kind": "my_scheme.py:Faded"}
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with choices and a scheme of one's own."""
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder, with choices and a scheme of one's own."""
     for name, text in {
         "my_scheme.py": "raise RuntimeError('imported')\nclass Faded: ...\nclass WindowedNope: ...\n",
         "other/x.py": "class Bent: ...\n",
@@ -52,7 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(*words: str) -> list[Config]:
-    """The configurations that `posbench train` would train."""
+    """Return the configurations that `posbench train` would train."""
     configs: list[Config] = []
     outcomes = run_application("posbench train", list(words), configs.append, print)
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
@@ -86,16 +86,16 @@ def test_what_is_not_a_number_of_tokens_is_named(word: str) -> None:
 
 
 def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, other in (("größe", "año"), ("模型", "lr=0.1"), ("base=1e6", "v1.2+x-y")):
-        config = compose([f"experiment_name={name}", f"scheme.name={other}", f"tracking.tags=[{name},{other}]"])
-        assert (config.experiment_name, config.scheme.name, config.tracking.tags) == (name, other, [name, other])
-    monkeypatch.setenv("HOME", str(here))
+    for name, value in (("größe", "año"), ("模型", "lr=0.1"), ("base=1e6", "v1.2+x-y")):
+        config = compose([f"experiment_name={name}", f"scheme.name={value}", f"tracking.tags=[{name},{value}]"])
+        assert (config.experiment_name, config.scheme.name, config.tracking.tags) == (name, value, [name, value])
+    monkeypatch.setenv("HOME", str(work_dir))
     words = ["data=files", "data.train_path=[~/a b.txt,ö.txt]", "data.validation_path=~/v", "data.cache_dir=~/cache"]
     config = compose([*words, "runs_dir=~/runs", "scheme=~/other/x.py:Bent"])
-    assert config.data.train_path == [f"{here}/a b.txt", "ö.txt"] and config.data.validation_path == f"{here}/v"
-    assert config.data.cache_dir == f"{here}/cache" and config.runs_dir == f"{here}/runs"
+    assert config.data.train_path == [f"{work_dir}/a b.txt", "ö.txt"] and config.data.validation_path == f"{work_dir}/v"
+    assert config.data.cache_dir == f"{work_dir}/cache" and config.runs_dir == f"{work_dir}/runs"
     assert config.scheme.kind == "other/x.py:Bent"  # seen from here
     for word in ("scheme.base=1,2", "scheme=choice(e,b)", "scheme.attention={kind: linear}", "~train.lr", "seed=1e3"):
         assert hydra_word(word) == word
@@ -168,7 +168,7 @@ REFUSED = {
     "--config-dir=own experiment=modle": r"no setting 'modle'; did you mean 'model'\?",
     "--config-dir=own model=thin": r"^model\.num_layers is not given: it needs a value$",
     "scheme=my_schem.py:Faded": r"no file my_schem\.py .*: give the path of a",
-    "scheme=my_scheme.py:Faded scheme.name=nope": r"row 'nope', which is the name of a scheme.*scheme\.name=my_nope",
+    "scheme=my_scheme.py:Faded scheme.name=nope": r"name .nope., .*already the name of a sch.*=my_nope",
 }
 
 
@@ -207,15 +207,15 @@ def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it() -> None:
 @pytest.mark.slow
 def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
     """And none of these files is imported."""
-    own = "--config-dir=own"
+    config_dir = "--config-dir=own"
     assert compose(["scheme=my_scheme.py:Faded"]).scheme.to_mapping() == FADED
     assert compose(["scheme=my_scheme.py:Faded", "scheme.name=mine"]).scheme.to_mapping() == {**FADED, "name": "mine"}
-    assert compose(["experiment=mine", own]).scheme.to_mapping() == FADED
-    assert compose(["scheme=sized", own]).scheme.to_mapping() == {**FADED, "size": 3}
-    assert compose(["scheme=pair", own]).scheme.options == {"of": [FADED, QK]}
+    assert compose(["experiment=mine", config_dir]).scheme.to_mapping() == FADED
+    assert compose(["scheme=sized", config_dir]).scheme.to_mapping() == {**FADED, "size": 3}
+    assert compose(["scheme=pair", config_dir]).scheme.options == {"of": [FADED, QK]}
     swept = f"scheme=qk_rope,my_scheme.py:Faded,../{Path.cwd().name}/other/x.py:Bent"
     assert sweep_of([swept])["scheme"] == swept.partition("=")[2].split(",")
-    assert sweep_of(["experiment=mine", own])["scheme"] == ["nope", "my_scheme.py:Faded"]
+    assert sweep_of(["experiment=mine", config_dir])["scheme"] == ["nope", "my_scheme.py:Faded"]
     configs = trained("-m", swept, "seed=0", "hydra/launcher=basic")
     assert [config.scheme.name for config in configs] == ["qk_rope", "faded", "bent"]
 
@@ -231,12 +231,14 @@ def test_workers_of_joblib_compose_files_too() -> None:
     assert [outcome.result for outcome in outcomes] == [{"name": "pair", "kind": "combined", "of": [FADED, QK]}, FADED]
 
 
-def test_a_package_brings_the_yaml_of_its_schemes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "faded_package/conf/scheme").mkdir(parents=True)
-    (here / "faded_package/__init__.py").write_text("raise RuntimeError('imported')")
-    (here / "faded_package/conf/scheme/packaged.yaml").write_text("# Of a package.\nname: packaged\nkind: packaged\n")
+def test_a_package_brings_the_yaml_of_its_schemes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work_dir / "faded_package/conf/scheme").mkdir(parents=True)
+    (work_dir / "faded_package/__init__.py").write_text("raise RuntimeError('imported')")
+    (work_dir / "faded_package/conf/scheme/packaged.yaml").write_text(
+        "# Of a package.\nname: packaged\nkind: packaged\n"
+    )
     point = EntryPoint("packaged", "faded_package.schemes:Packaged", "posbench.schemes")
-    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.syspath_prepend(str(work_dir))
     monkeypatch.setattr(files_of_choices, "entry_points", lambda group: [point])
     files_of_choices.conf_dirs.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""What follows from other settings is computed where it is used: `replace` leaves nothing stale behind."""
+"""Settings that follow from others are computed on each use, so `replace` leaves no stale value."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ def test_sizes_follow_the_width_of_the_stream() -> None:
     wider = replace(model, d_model=64)
     assert (wider.head_width, wider.ffn_width, wider.kv_heads) == (16, 176, 4)
     assert replace(model, num_heads=2).kv_heads == 2
-    given = replace(wider, head_dim=10, ffn_dim=7, num_kv_heads=1)
-    assert (given.head_width, given.ffn_width, given.kv_heads) == (10, 7, 1)
+    explicit = replace(wider, head_dim=10, ffn_dim=7, num_kv_heads=1)
+    assert (explicit.head_width, explicit.ffn_width, explicit.kv_heads) == (10, 7, 1)
 
 
 def test_the_learning_rate_of_a_scheme_is_looked_up() -> None:

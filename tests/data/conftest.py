@@ -19,7 +19,7 @@ settings.load_profile("posbench")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of the test; it does not exist yet."""
+    """Return the cache folder of the test; it does not exist yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("POSBENCH_CACHE", str(folder))
     return folder
@@ -32,7 +32,7 @@ def _composed(*words: str) -> Config:
 
 @pytest.fixture
 def files() -> Callable[..., Config]:
-    """`files(path=...)`: a configuration for files, with bytes as tokens unless another tokenizer is named."""
+    """Return a function that configures text files, with bytes as tokens unless another tokenizer is named."""
 
     def configure(*words: str, **paths: object) -> Config:
         config = copy.deepcopy(_composed(*words))
@@ -46,6 +46,6 @@ def files() -> Callable[..., Config]:
 
 
 @pytest.fixture
-def left(cache: Path) -> Callable[[], list[str]]:
-    """`left()`: what stands in the cache besides lock files and empty folders."""
+def files_left(cache: Path) -> Callable[[], list[str]]:
+    """Return a function that lists the files in the cache, without lock files and empty folders."""
     return lambda: [str(path) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]

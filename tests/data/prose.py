@@ -6,5 +6,5 @@ WORDS = ["the", "of", "and", "to", "in", "that", "was", "his", "he", "it", "with
 
 
 def prose(number: int, words: int = 200) -> str:
-    """A document of its own for each number."""
+    """Return a different document for each number."""
     return f"Chapter {number}. " + " ".join(WORDS[(number * 7 + i * i) % len(WORDS)] for i in range(words))

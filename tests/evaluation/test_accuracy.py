@@ -18,7 +18,7 @@ from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.tools.sampling import Drawing, continued
+from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
 
 SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]
@@ -34,7 +34,7 @@ SMALL += ["tracking=none", "train.device=cpu"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run that has learnt some of it."""
+    """Return a run that has learnt a part of its task."""
     return train(compose([*SMALL, f"runs_dir={tmp_path_factory.mktemp('tasks')}", "scheme=alibi", "train.lr=1e-2"]))
 
 
@@ -44,21 +44,21 @@ def problems(run: Run) -> Problems:
 
 
 class Says:
-    """In place of a model: says what a function makes of the true answers."""
+    """A fake model that answers with a function of the true answers."""
 
-    def __init__(self, what: Callable[[Tensor], Tensor]) -> None:
-        self.what, self.embedding = what, SimpleNamespace(weight=torch.zeros(1))
+    def __init__(self, answers_for: Callable[[Tensor], Tensor]) -> None:
+        self.answers_for, self.embedding = answers_for, SimpleNamespace(weight=torch.zeros(1))
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         true = targets[targets >= 0]
-        return torch.ones(len(true)), self.what(true)
+        return torch.ones(len(true)), self.answers_for(true)
 
 
 def test_who_is_right_has_1_and_who_guesses_has_chance(problems: Problems) -> None:
     settings, split = EvaluationConfig(problems=500, batch_tokens=100), problems.splits["test"]
 
-    def scored(what: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        return ACCURACY.score(Says(what), problems, split, 8, settings, 8, lambda tokens: None)[1]
+    def scored(answers_for: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        return ACCURACY.score(Says(answers_for), problems, split, 8, settings, 8, lambda tokens: None)[1]
 
     right, wrong = scored(lambda true: true), scored(lambda true: (true + 1) % 8)
     assert (right["accuracy"], right["exact"], wrong["accuracy"], wrong["exact"]) == (1, 1, 0, 0)
@@ -73,8 +73,8 @@ def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -
     model, batch = run.load_model(), problems.splits["test"].at_length(3, 64)
     generated = []
     for tokens in torch.from_numpy(batch.tokens):
-        said = list(continued(model, tokens[None, :4], 7, Drawing(temperature=0)))
-        generated.append(said == tokens[4:].tolist())
+        completion = list(generate(model, tokens[None, :4], 7, SamplingConfig(temperature=0)))
+        generated.append(completion == tokens[4:].tolist())
     rows = result.windows
     assert generated == (rows["right"] == rows["answers"]).tolist()
     assert 0.1 < result.header["exact"] == np.mean(generated) < 0.98, "some are right and some are not"
@@ -82,22 +82,22 @@ def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -
 
 def test_every_figure_follows_from_the_counts(run: Run, problems: Problems) -> None:
     stored = evaluate_run(run, problems, Request())
-    assert [each.length for each in stored] == [4, 5, 8]
+    assert [result.length for result in stored] == [4, 5, 8]
     tidy = results(run.path.parents[1], tidy=True)
-    for each in stored:
-        rows = each.windows
-        assert len(rows) == 64 and (rows["answers"] == each.length).all() and list(rows["problem"]) == list(range(64))
+    for result in stored:
+        rows = result.windows
+        assert len(rows) == 64 and (rows["answers"] == result.length).all() and list(rows["problem"]) == list(range(64))
         figures = {
             "accuracy": rows["right"].sum() / rows["answers"].sum(),
-            "exact": (rows["right"] == each.length).mean(),
+            "exact": (rows["right"] == result.length).mean(),
         }
-        own = tidy[(tidy["protocol"] == "accuracy") & (tidy["length"] == each.length)]
+        metrics = tidy[(tidy["protocol"] == "accuracy") & (tidy["length"] == result.length)]
         for name, figure in figures.items():
-            of_metric = own[own["metric"] == name]
-            assert each.header[name] == pytest.approx(figure, abs=1e-15)
+            of_metric = metrics[metrics["metric"] == name]
+            assert result.header[name] == pytest.approx(figure, abs=1e-15)
             assert of_metric["value"].sum() / of_metric["count"].sum() == pytest.approx(figure, abs=1e-15)
-        loss = own[own["metric"] == "loss"]
-        assert loss["value"].sum() / loss["count"].sum() == pytest.approx(each.header["nll_mean"])
+        loss = metrics[metrics["metric"] == "loss"]
+        assert loss["value"].sum() / loss["count"].sum() == pytest.approx(result.header["nll_mean"])
     assert set(tidy["data.task"]) == {"copy"} and set(tidy["data.lengths"]) == {"[2, 4]"}
 
 
@@ -131,11 +131,11 @@ def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
     words = [*SMALL, f"runs_dir={tmp_path}", "scheme=learned", "train.steps=2", "data.positions=subset"]
     run = train(compose(words))
     assert run.load_model().scheme.longest == 16
-    assert [each.length for each in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
+    assert [result.length for result in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
 
 
 def test_one_item_is_a_length_and_one_token_is_none(problems: Problems) -> None:
-    one, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
-    assert one.lengths_of(ACCURACY, compose(SMALL), split) == [1, 4]
+    request, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
+    assert request.lengths_of(ACCURACY, compose(SMALL), split) == [1, 4]
     with pytest.raises(ConfigError, match="length 1 is too short for text"):
-        one.lengths_of(PROTOCOLS["fixed"], compose([]), split)
+        request.lengths_of(PROTOCOLS["fixed"], compose([]), split)

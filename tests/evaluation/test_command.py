@@ -33,9 +33,9 @@ def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("learned is defined up to 32 tokens: longer lengths are skipped") == 1
     assert re.search(r"learned +\d+\.\d+ +\d+\.\d+ +–\nnope( +\d+\.\d+){3}\n", text)
-    stored = {run: [each for each in run.results()[0] if each.protocol == "fixed"] for run in (learned, nope)}
+    stored = {run: [saved for saved in run.results()[0] if saved.protocol == "fixed"] for run in (learned, nope)}
     assert [result.length for result in stored[learned]] == [16, 32]
-    # The targets are those of the schemes that are scored at 64, also where only shorter lengths are asked for later.
+    # Targets are the same as for schemes scored at 64, even if only shorter lengths are requested later.
     evaluate_runs([learned], Request(lengths=(16,), protocols=("fixed",), device="cpu", dtype="float32"), console)
     assert stored[learned][0].windows[["document", "start"]].equals(stored[nope][0].windows[["document", "start"]])
     assert learned.results()[0][0].windows.equals(stored[learned][0].windows)
@@ -69,32 +69,32 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
     runs = {name: train(config(f"scheme={name}", "evaluation.targets=8", "train.steps=1")) for name in ROWS}
     console = Console(file=io.StringIO(), width=100)
 
-    def said(*names: str, under: tuple[str, ...]) -> str:
-        request = Request(lengths=(16, 64), protocols=("fixed",), under=under, device="cpu", dtype="float32")
+    def printed(*names: str, eval_options: tuple[str, ...]) -> str:
+        request = Request(lengths=(16, 64), protocols=("fixed",), under=eval_options, device="cpu", dtype="float32")
         start = console.file.tell()
         evaluate_runs([runs[name] for name in names], request, console)
         return console.file.getvalue()[start:]  # type: ignore[attr-defined]
 
-    text = said(*ROWS, under=("rescale=pi,yarn",))
+    text = printed(*ROWS, eval_options=("rescale=pi,yarn",))
     assert text.count("nope is scored only as trained: scheme.rescale is not an option of") == 1
     assert all(re.search(rf"\n{name}( +\d+\.\d+){{2}}\n", text) for name in ROWS), "as trained, beside the options"
     for name in ("qk_rope", "rope_nope_interleaved"):
         for rescaling in ("pi", "yarn"):
             assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d+ +\d+\.\d+\n", text)
-    stored = {each.key.under: each for each in runs["qk_rope"].results()[0] if each.length == 64}
+    stored = {result.key.under: result for result in runs["qk_rope"].results()[0] if result.length == 64}
     assert stored.keys() == {(), ("rescale=pi",), ("rescale=yarn",)}
-    plain, *_ = [each for each in runs["qk_rope"].results()[0] if each.key == ResultKey("fixed", 64)]
-    again = said("qk_rope", under=("rescale=yarn", "factor=1"))
-    same = {each.key: each for each in runs["qk_rope"].results()[0]}
+    plain, *_ = [result for result in runs["qk_rope"].results()[0] if result.key == ResultKey("fixed", 64)]
+    again = printed("qk_rope", eval_options=("rescale=yarn", "factor=1"))
+    same = {result.key: result for result in runs["qk_rope"].results()[0]}
     assert (
         same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss
         and "qk_rope · factor=1 rescale=yarn" in again
     )
-    assert len({plain.loss, *(each.loss for each in stored.values())}) == 3
+    assert len({plain.loss, *(result.loss for result in stored.values())}) == 3
     with pytest.raises(ConfigError, match=r"scheme\.rescale is not an option of .*Name runs of a scheme"):
-        said("nope", under=("rescale=yarn",))
+        printed("nope", eval_options=("rescale=yarn",))
     with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
-        said("qk_rope", under=("rescale=yarm",))
+        printed("qk_rope", eval_options=("rescale=yarm",))
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ FEW = ("qk_rope", "nope")
 
 
 def anchors(run: Run) -> dict[str, int]:
-    """The anchor of each stored result of `fixed`."""
-    return {each.key.stem: each.header["anchor"] for each in run.results()[0] if each.protocol == "fixed"}
+    """Return the anchor of each stored result of `fixed`."""
+    return {result.key.stem: result.header["anchor"] for result in run.results()[0] if result.protocol == "fixed"}
 
 
 def test_all_runs_of_an_experiment_have_one_anchor(score: Any) -> None:
@@ -146,7 +146,7 @@ def test_results_are_read_once_and_not_for_each_option(score: Any, monkeypatch: 
 def test_the_table_marks_a_row_of_other_windows(score: Any) -> None:
     assert "*" not in score(FEW, 64)
     run = score.trained["nope"]
-    result = next(each for each in run.results()[0] if each.protocol == "fixed")
+    result = next(candidate for candidate in run.results()[0] if candidate.protocol == "fixed")
     run.store(result.key, result.windows.assign(start=result.windows["start"] + 1), result.header)
     text = score(FEW, 64)
     assert re.search(r"\nqk_rope +\d+\.\d+ *\nnope +\d+\.\d+\*\n\*: other windows", text)

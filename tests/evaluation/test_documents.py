@@ -20,7 +20,7 @@ def test_documents_of_equal_length_give_students_interval() -> None:
 
 
 def test_95_of_100_intervals_over_unequal_documents_hold_the_truth() -> None:
-    """Draws that share nothing with those behind the quantile. Student's t of n - 1 would hold 88 %."""
+    """The draws are independent of the quantile's own. Student's t of n - 1 would hold 88 %."""
     values = np.random.default_rng(5).normal(0.02, 0.03, (20_000, len(LENGTHS)))
     half = document_error(values * LENGTHS, LENGTHS)
     off = np.abs((values * LENGTHS).sum(1) / LENGTHS.sum() - 0.02)

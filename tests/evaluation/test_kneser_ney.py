@@ -28,7 +28,7 @@ Gram = tuple[int, ...]
 
 
 def probability(target: int, context: Gram, read: set[tuple[int, Gram]], order: int, is_whole: bool = True) -> float:
-    """The definition, from a set of (place, n-gram) of every length: each stands once in it."""
+    """Compute the definition from a set of (place, n-gram) of every length, each of which it holds once."""
     if order == 0:
         return 1 / V
     history = context[len(context) - order + 1 :]
@@ -37,14 +37,14 @@ def probability(target: int, context: Gram, read: set[tuple[int, Gram]], order: 
         counts = Counter(gram for _, gram in places)
     else:
         counts = Counter(gram[1:] for gram in {gram for _, gram in places})
-    taken = discounts(np.array(list(counts.values()), np.int64))
-    behind = {w: counts[(*history, w)] for w in range(V)}
-    total = sum(behind.values())
+    subtracted = discounts(np.array(list(counts.values()), np.int64))
+    follower_counts = {w: counts[(*history, w)] for w in range(V)}
+    total = sum(follower_counts.values())
     lower = probability(target, context, read, order - 1, is_whole=False)
     if not total:
         return lower
-    left = sum(taken[min(count, 3)] for count in behind.values()) / total
-    return float((behind[target] - taken[min(behind[target], 3)]) / total + left * lower)
+    freed = sum(subtracted[min(count, 3)] for count in follower_counts.values()) / total
+    return float((follower_counts[target] - subtracted[min(follower_counts[target], 3)]) / total + freed * lower)
 
 
 @given(
@@ -56,7 +56,7 @@ def probability(target: int, context: Gram, read: set[tuple[int, Gram]], order: 
 def test_probabilities_are_those_of_the_definition(
     text: list[int], starts: set[int], context_length: int, scored: list[int]
 ) -> None:
-    """Windows overlap here, and leave gaps; an n-gram counts where it stands within one of them, once a place."""
+    """Windows overlap and leave gaps; an n-gram within any window counts once for each place."""
     begins = sorted(s for s in starts if s + context_length < len(text)) or [0]
     tokens, depths = text_read(np.array(text, np.uint16), np.array(begins), context_length, LONGEST)
     model = KneserNey(tokens, depths, V, LONGEST)
@@ -83,8 +83,8 @@ def test_discounts_are_those_of_chen_and_goodman() -> None:
 
 
 @pytest.fixture
-def made(config: Callable[..., Config]) -> list[Run]:
-    """Two schemes, two seeds."""
+def trained_runs(config: Callable[..., Config]) -> list[Run]:
+    """Return finished runs of two schemes and two seeds."""
     names = [(name, seed) for name in ("nope", "qk_rope") for seed in (0, 1)]
     return [train(config(f"scheme={name}", f"seed={seed}", "train.steps=1")) for name, seed in names]
 
@@ -105,17 +105,22 @@ def ngrams(runs: list[Run]) -> list[Result]:
 
 
 @pytest.mark.slow
-def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(made: list[Run]) -> None:
-    assert evaluated(made).count("Kneser-Ney 2, 3, 5 on the same batches: ") == 2
-    held = ngrams(find_runs(made[0].path.parents[1]))
-    assert [result.header["batches"] for result in held] == [run.manifest.fingerprints.batches for run in made[:2]]
-    assert "Kneser-Ney" not in evaluated(made[::-1]) and evaluated(made, again=True).count("Kneser-Ney") == 2
-    assert len(ngrams(made)) == 2
-    result, run = held[0], made[0]
+def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(trained_runs: list[Run]) -> None:
+    assert evaluated(trained_runs).count("Kneser-Ney 2, 3, 5 on the same batches: ") == 2
+    held = ngrams(find_runs(trained_runs[0].path.parents[1]))
+    assert [result.header["batches"] for result in held] == [
+        run.manifest.fingerprints.batches for run in trained_runs[:2]
+    ]
+    assert (
+        "Kneser-Ney" not in evaluated(trained_runs[::-1])
+        and evaluated(trained_runs, again=True).count("Kneser-Ney") == 2
+    )
+    assert len(ngrams(trained_runs)) == 2
+    result, run = held[0], trained_runs[0]
     corpus = prepare(run.config)
     starts, batches = windows_read(run.config, corpus)
     assert batches == run.manifest.fingerprints.batches and result.header["tokens"] == 4 * 32 == len(starts) * 32
-    [validation] = [each for each in run.results()[0] if each.protocol == "validation"]
+    [validation] = [stored for stored in run.results()[0] if stored.protocol == "validation"]
     scored = ["document", "start", "targets", "bytes"]
     for order in ORDERS:
         of_order = result.windows[result.windows["order"] == order].reset_index(drop=True)

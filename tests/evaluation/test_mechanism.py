@@ -1,4 +1,4 @@
-"""What heads do, on models built to do it, and recomputed from what passes a layer."""
+"""Scores of heads on models built to have them, and recomputed from the projections of a layer."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_a_head_that_attends_so_far_back_shows_it(tmp_path: Path, split: Split) 
     attention = figures(rows, "attention")[1]
     assert {head: attention[head].idxmax() for head in range(4)} == {0: 0, 1: 1, 2: 5, 3: 17}
     assert attention.groupby("head").max().to_numpy() == pytest.approx(1, abs=1e-9)
-    found = scores(rows)
-    assert found["previous_token"][0].round(9).to_list() == [0, 1, 0, 0]
-    assert found["induction"][0].round(9).to_list() == [0, 0, 0, 1]
+    measures = scores(rows)
+    assert measures["previous_token"][0].round(9).to_list() == [0, 1, 0, 0]
+    assert measures["induction"][0].round(9).to_list() == [0, 0, 0, 1]
     assert figures(rows, "bias")[0, 2][5] == pytest.approx(100 / 4)  # one of the distances 5 to 8
 
 
@@ -94,14 +94,14 @@ def test_norms_show_which_frequencies_are_used(split: Split) -> None:
     ],
 )
 def test_attention_is_the_softmax_of_what_passes_a_layer(words: tuple[str, ...], split: Split) -> None:
-    model, kept = decoder(*words), []
-    model.blocks[0].attention.qkv.register_forward_hook(lambda module, given, out: kept.append(out))  # type: ignore[union-attr]
+    model, projections = decoder(*words), []
+    model.blocks[0].attention.qkv.register_forward_hook(lambda module, inputs, out: projections.append(out))  # type: ignore[union-attr]
     rows = rows_of(model, split)
-    own = (
+    measured = (
         rows[(rows["layer"] == 0) & (rows["measure"] == "attention")].groupby(["start", "head", "first"])["value"].sum()
     )
     H, D, kv = 4, model.config.head_width, model.config.num_kv_heads or 4
-    q, k, _ = kept[0].double().split([H * D, kv * D, kv * D], dim=-1)
+    q, k, _ = projections[0].double().split([H * D, kv * D, kv * D], dim=-1)
     start = rows["start"].iloc[0]
     for head in range(H):
         keys = k[0].view(LENGTH, kv, D)[:, head // (H // kv)]
@@ -111,8 +111,8 @@ def test_attention_is_the_softmax_of_what_passes_a_layer(words: tuple[str, ...],
         unnormed = np.exp(shifted) * (j <= i) * (i - j < (8 if "window" in words[1] else LENGTH))
         shares = unnormed / (unnormed.sum(1, keepdims=True) + ("sink" in words[1]))  # the sink's logit is 0
         for first, last in ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 63)):
-            there = (i - j >= first) & (i - j <= last) & (i >= LENGTH // 2)
-            assert own[start, head, first] == pytest.approx(shares[there].sum(), abs=2e-5)
+            in_range = (i - j >= first) & (i - j <= last) & (i >= LENGTH // 2)
+            assert measured[start, head, first] == pytest.approx(shares[in_range].sum(), abs=2e-5)
 
 
 def test_it_is_read_without_a_trace_and_refuses_attention_without_weights(split: Split) -> None:
@@ -120,9 +120,9 @@ def test_it_is_read_without_a_trace_and_refuses_attention_without_weights(split:
     model.piece = 16
     tokens = torch.randint(VOCABULARY, (2, LENGTH))
     with torch.no_grad():
-        before = model(tokens)
+        logits = model(tokens)
         rows = rows_of(model, split)
-        assert torch.equal(model(tokens), before) and model.piece == 16
+        assert torch.equal(model(tokens), logits) and model.piece == 16
     shares = rows[rows["measure"] == "attention"].groupby(["start", "layer", "head"])["value"].sum() / (LENGTH / 2)
     assert shares.to_numpy() == pytest.approx(1)
     with pytest.raises(ConfigError, match="has none"):
@@ -146,6 +146,6 @@ def test_problems_of_a_task_are_windows_of_their_own_positions(tmp_path: Path, p
     at_own_distance = [attention[0, head, head] for head in range(4)]
     if positions == "window":
         assert at_own_distance == pytest.approx([1] * 4, abs=1e-6)
-    else:  # tokens stand farther apart than rows: few are exactly so far back
+    else:  # tokens are farther apart than rows: few are exactly this far back
         assert at_own_distance[0] == pytest.approx(1, abs=1e-6)
         assert max(at_own_distance[1:]) < 0.9

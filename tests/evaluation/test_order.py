@@ -1,4 +1,4 @@
-"""How far back order matters, on models whose answer is known by construction."""
+"""The protocol `order` finds how far back order matters, on models built so that this is known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def split_of(documents: list[np.ndarray]) -> Split:
 
 @pytest.fixture(scope="module")
 def split() -> Split:
-    """Mostly the last token but one comes again; else one of the four that a document uses: order 2, and a topic."""
+    """Return documents that mostly repeat the last token but one, else one of their four tokens."""
     random = np.random.default_rng(0)
     documents = []
     for _ in range(40):
@@ -48,7 +48,7 @@ def decoder(*words: str) -> Decoder:
 
 
 def trained(model: Decoder, split: Split, steps: int = 120) -> Decoder:
-    """Enough that it uses what its scheme lets it see."""
+    """Train the model until it uses everything that its scheme lets it see."""
     random, optimizer = np.random.default_rng(1), torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
         places = random.integers(0, split.num_tokens - LENGTH - 1, 16)[:, None] + np.arange(LENGTH + 1)
@@ -60,8 +60,8 @@ def trained(model: Decoder, split: Split, steps: int = 120) -> Decoder:
 
 
 def scored(model: Decoder, split: Split, settings: EvaluationConfig = SETTINGS) -> pd.DataFrame:
-    """The scores by bucket, indexed by its first distance."""
-    corpus: Any = None  # order needs the split alone
+    """Return the scores by bucket, indexed by its first distance."""
+    corpus: Any = None  # order needs only the split
     rows, whole = ORDER.score(model.eval(), corpus, split, LENGTH, settings, LENGTH, lambda tokens: None)
     for score, reading in zip(("lost_order", "lost_identity"), LOSSES[1:], strict=True):
         assert whole[score] == pytest.approx((rows[reading] - rows["nll"]).sum() / rows["targets"].sum())
@@ -89,7 +89,7 @@ def test_random_weights_feel_about_nothing(split: Split) -> None:
 
 
 class Reader(Decoder):
-    """Its loss is a number made of the last `reads` tokens."""
+    """A decoder whose loss is a function of the last `reads` tokens."""
 
     reads = 1
 
@@ -117,23 +117,23 @@ def test_a_model_of_so_many_tokens_feels_nothing_from_that_distance_on(split: Sp
 def test_the_three_readings_differ_in_their_first_half_alone() -> None:
     numbered = split_of([np.arange(300 * n, 300 * n + 300) for n in range(40)])  # a token is its place in the stream
     starts, middle = window_starts(numbered, LENGTH, 64), LENGTH // 2
-    whole, shuffled, other = sequences(numbered, starts, LENGTH)
+    whole, shuffled, swapped = sequences(numbered, starts, LENGTH)
     assert np.array_equal(whole, np.array(starts)[:, None] + np.arange(LENGTH + 1))
     assert np.array_equal(np.sort(shuffled[:, :middle]), whole[:, :middle])
     assert (shuffled[:, :middle] != whole[:, :middle]).any(axis=1).all()
-    document, first = other[:, :middle] // 300, other[:, :1]
+    document, first = swapped[:, :middle] // 300, swapped[:, :1]
     assert (document == document[:, :1]).all() and (document[:, 0] != whole[:, 0] // 300).all()
-    assert np.array_equal(other[:, :middle], first + np.arange(middle)) and (first % 300 > 0).all()
-    for reading in (shuffled, other):
+    assert np.array_equal(swapped[:, :middle], first + np.arange(middle)) and (first % 300 > 0).all()
+    for reading in (shuffled, swapped):
         assert np.array_equal(reading[:, middle:], whole[:, middle:])
-    assert np.array_equal(sequences(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, other))[:, 7])
+    assert np.array_equal(sequences(numbered, starts[7:8], LENGTH)[:, 0], np.stack((whole, shuffled, swapped))[:, 7])
 
 
 def test_the_other_document_may_be_just_long_enough_and_is_not_left() -> None:
-    """33 tokens are one place for half a window: all behind the first."""
+    """A document of 33 tokens has one place for half a window: all tokens after the first."""
     documents = split_of([np.arange(300), np.arange(300, 333), np.arange(333, 343)])
-    _, _, other = sequences(documents, [1, 100], LENGTH)
-    assert np.array_equal(other[:, : LENGTH // 2], np.tile(np.arange(301, 333), (2, 1)))
+    _, _, swapped = sequences(documents, [1, 100], LENGTH)
+    assert np.array_equal(swapped[:, : LENGTH // 2], np.tile(np.arange(301, 333), (2, 1)))
 
 
 @given(st.lists(st.integers(2, 90), min_size=1, max_size=12), st.integers(2, 20), st.integers(1, 40))
@@ -146,7 +146,7 @@ def test_windows_are_spread_inside_documents(sizes: list[int], length: int, coun
         return
     starts = window_starts(split, length, count)
     documents = np.searchsorted(split.starts, starts, side="right") - 1
-    assert (np.array(starts) > split.starts[documents]).all()  # behind the first token
+    assert (np.array(starts) > split.starts[documents]).all()  # after the first token
     assert (np.array(starts) + length + 1 <= split.starts[documents + 1]).all()
     assert (np.diff(starts) > length).all()
     windows = np.bincount(documents, minlength=len(sizes))

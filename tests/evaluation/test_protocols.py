@@ -1,4 +1,4 @@
-"""What is stored is what plain torch gives: token by token, protocol by protocol."""
+"""Stored losses equal plain torch, token by token, for every protocol."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model(config: Make, corpus: Corpus) -> Decoder:
 
 
 def _nll(model: Decoder, tokens: np.ndarray) -> np.ndarray:
-    """Of each token after the first, by plain torch in float64."""
+    """Return the loss of each token after the first, by plain torch in float64."""
     row = torch.from_numpy(tokens.astype(np.int64))[None]
     with torch.no_grad():
         logits = model.double()(row[:, :-1])
@@ -85,12 +85,12 @@ def test_a_plan_counts_about_what_is_read(protocol: str, model: Decoder, corpus:
 def test_the_batch_size_changes_nothing_beyond_a_millionth(protocol: str, model: Decoder, corpus: Corpus) -> None:
     from dataclasses import replace
 
-    one, _ = score_split(model, corpus, "test", protocol, 48, replace(SETTINGS, batch_tokens=48))
+    single, _ = score_split(model, corpus, "test", protocol, 48, replace(SETTINGS, batch_tokens=48))
     many, _ = score_split(model, corpus, "test", protocol, 48, replace(SETTINGS, batch_tokens=48 * 32))
-    nll = [column for column in one if column.endswith("nll")]
-    per_target = (one[nll].sub(many[nll]).abs()).div(one["targets"], axis=0)
+    nll = [column for column in single if column.endswith("nll")]
+    per_target = (single[nll].sub(many[nll]).abs()).div(single["targets"], axis=0)
     assert float(per_target.to_numpy().max()) < 1e-6
-    pd.testing.assert_frame_equal(one.drop(columns=nll), many.drop(columns=nll))
+    pd.testing.assert_frame_equal(single.drop(columns=nll), many.drop(columns=nll))
 
 
 def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus) -> None:
@@ -112,7 +112,7 @@ def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus)
 
 @given(st.integers(2, 20_000))
 def test_buckets_of_positions_never_become_narrower(length: int) -> None:
-    """So none at the end holds a few left-over positions, whose loss would be noise."""
+    """A last bucket of a few left-over positions would have a noisy loss."""
     edges = bucket_edges(length)
     widths = np.diff(edges)
     assert (edges[0], edges[-1]) == (0, length) and widths[0] == 1
@@ -129,8 +129,14 @@ def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, c
     rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
     tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
     assert (rows["gap"] == gap).all() and (rows["targets"] == 7).all()
-    for row, (start, text, other) in zip(rows.itertuples(), trial_starts(corpus.test, length, SETTINGS), strict=True):
-        passage, between, another = tokens[start : start + 8], tokens[text : text + gap], tokens[other : other + 8]
+    for row, (start, text, other_start) in zip(
+        rows.itertuples(), trial_starts(corpus.test, length, SETTINGS), strict=True
+    ):
+        passage, between, another = (
+            tokens[start : start + 8],
+            tokens[text : text + gap],
+            tokens[other_start : other_start + 8],
+        )
         assert corpus.bos_id not in passage and corpus.bos_id not in another
         begin = corpus.test.starts[np.searchsorted(corpus.test.starts, start, side="right") - 1]
         assert (start - begin - 1) % 8 == 0  # passages tile a document from its first token on
@@ -144,13 +150,13 @@ def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, c
         assert sorted(order) == list(range(8)) and list(order) != list(range(8))
         shuffled = _nll(model, np.concatenate((passage[order], between, passage)))
         assert row.shuffled_nll == pytest.approx(shuffled[-7:].sum(), abs=1e-3)
-    for score, against in (("drop", "control_nll"), ("by_order", "shuffled_nll")):
-        expected = (rows[against] - rows["second_nll"]).sum() / rows["targets"].sum()
+    for score, column in (("drop", "control_nll"), ("by_order", "shuffled_nll")):
+        expected = (rows[column] - rows["second_nll"]).sum() / rows["targets"].sum()
         assert summary[score] == pytest.approx(expected)
 
 
 def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder, corpus: Corpus) -> None:
-    """A stand-in that expects what it has read before gains, and by order; the untrained decoder does not."""
+    """A model that repeats what it has read gains from the passage and its order; an untrained decoder does not."""
 
     class Copier(Decoder):
         def nll(
@@ -158,14 +164,14 @@ def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder
         ) -> torch.Tensor:
             losses = torch.full(targets.shape, math.log(257.0))
             for b, t in np.ndindex(*targets.shape):
-                seen = tokens[b, :t]
+                context = tokens[b, :t]
                 bigrams = (
-                    (seen[:-1] == tokens[b, t - 1]) & (seen[1:] == tokens[b, t])
+                    (context[:-1] == tokens[b, t - 1]) & (context[1:] == tokens[b, t])
                     if t >= 2
                     else torch.zeros(0, dtype=torch.bool)
                 )
-                after = [int(tokens[b, n + 2]) for n in torch.nonzero(bigrams).flatten().tolist() if n + 2 <= t]
-                if int(targets[b, t]) in after:
+                followers = [int(tokens[b, n + 2]) for n in torch.nonzero(bigrams).flatten().tolist() if n + 2 <= t]
+                if int(targets[b, t]) in followers:
                     losses[b, t] = 0.1
             return losses if last is None else losses[:, -last:]
 
@@ -194,8 +200,8 @@ def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_ord
     assert figures["drop"] > 0.1 and figures["by_order"] == pytest.approx(0, abs=1e-6)
 
 
-def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **others: Any) -> list[Result]:
-    request = Request(lengths, (protocol,), device="cpu", dtype="float32", **others)
+def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **options: Any) -> list[Result]:
+    request = Request(lengths, (protocol,), device="cpu", dtype="float32", **options)
     return [result for _, result in evaluate_runs([run], request, Console(quiet=True))]
 
 
@@ -232,8 +238,8 @@ def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str
 def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) -> None:
     run = train(config("train.steps=1"))
     text = (run.path / "config.yaml").read_text()
-    other = write_documents(tmp_path / "other", words=290)
-    (run.path / "config.yaml").write_text(text.replace(run.config.data.path, f"{other}/*.txt"))
+    other_text = write_documents(tmp_path / "other", words=290)
+    (run.path / "config.yaml").write_text(text.replace(run.config.data.path, f"{other_text}/*.txt"))
     with pytest.raises(ConfigError, match="another text"):
         _evaluate(Run(run.path), 64)
     run.update_manifest(status="stopped")
@@ -275,8 +281,8 @@ class Halves(EvalProtocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * length
 
-    def sections(self, found: ComparedRuns, every_length: bool) -> list[Section]:
-        points = found.at("halves").assign(x=[1, 2], y=[2.5, 1.0])
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        points = compared.at("halves").assign(x=[1, 2], y=[2.5, 1.0])
         return [Section("By half", plots=[Plot("halves", "distances", "Loss by half.", points)], note="Two halves.")]
 
 

@@ -1,4 +1,4 @@
-"""Text that a run was not trained on: its losses are readings of their own, beside those of the run's own text."""
+"""Text that a run was not trained on: its losses are stored separately from the losses on the run's own text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LETTERS = 80  # of each document of the notes, bytes
 
 @pytest.fixture(scope="module")
 def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of one step."""
+    """Return a finished run of one step."""
     words = small_run(documents, cache, tmp_path_factory.mktemp("trained"))
     run = train(compose([*words, "scheme=nope", "train.steps=1", "evaluation.targets=8", "evaluation.windows=4"]))
     return run.path.parents[2]
@@ -40,14 +40,14 @@ def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Run:
-    """A copy of it."""
+    """Return a copy of the finished run."""
     shutil.copytree(trained, tmp_path / "runs")
     return Run(tmp_path / "runs" / "demo" / "nope" / "seed=0")
 
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """Three documents of digits, which the run has never seen: too few for three splits."""
+    """Return three documents of digits, which the run has never seen: too few for three splits."""
     folder = tmp_path / "notes"
     folder.mkdir()
     write(folder, seed=1)
@@ -63,13 +63,13 @@ def write(folder: Path, seed: int) -> list[str]:
 
 
 def ask(run: Run, folder: Path, *words: str, name: str = "notes", lengths: tuple[int, ...] = ()) -> list[Result]:
-    return said(run, folder, *words, name=name, lengths=lengths)[0]
+    return results_and_output(run, folder, *words, name=name, lengths=lengths)[0]
 
 
-def said(
+def results_and_output(
     run: Run, folder: Path, *words: str, name: str = "notes", lengths: tuple[int, ...] = ()
 ) -> tuple[list[Result], str]:
-    """The results, and what was printed."""
+    """Evaluate the run on the text, and return the results and the printed output."""
     console = Console(file=io.StringIO(), width=200)
     data = text_named(["files", f"data.path={folder}", f"data.name={name}", *words])
     evaluations = evaluate_runs([run], Request(data=data, lengths=lengths, device="cpu", dtype="float32"), console)
@@ -78,7 +78,7 @@ def said(
 
 def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_alone(run: Run, notes: Path) -> None:
     texts = write(notes, seed=1)
-    own = run.results()[0]
+    results_before = run.results()[0]
     [result] = ask(run, notes)
     assert result.key == ResultKey("validation", T, ("data=notes",)) and result.key.data == "notes"
     tokens = torch.tensor([token for text in texts for token in (BOS, *text.encode())])
@@ -90,8 +90,10 @@ def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_a
     assert result.bits_per_byte == pytest.approx(result.loss / math.log(2)), "a token is a byte"
     assert (result.header["split"], result.header["documents"], result.header["overlap"]) == ("whole", 3, 0.0)
     assert (run.path / "eval/validation/32@data=notes.parquet").is_file()
-    after = run.results()[0]
-    assert [each.key for each in after] == [own[0].key, result.key] and after[0].loss == own[0].loss
+    results_after = run.results()[0]
+    assert [stored.key for stored in results_after] == [results_before[0].key, result.key] and results_after[
+        0
+    ].loss == results_before[0].loss
     [row] = posbench.results(run.path).to_dict("records")
     assert row["loss"] == run.manifest.loss and row["damaged"] is None
     rows = posbench.results(run.path, tidy=True)
@@ -100,10 +102,14 @@ def test_it_is_the_loss_of_the_model_on_the_whole_text_and_leaves_the_runs_own_a
 
 
 def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, notes: Path, tmp_path: Path) -> None:
-    results, text = said(run, notes, lengths=(16, 64))
-    under = ("data=notes",)
-    wanted = [ResultKey("validation", T, under), ResultKey("fixed", 16, under), ResultKey("fixed", 64, under)]
-    assert [result.key for result in results] == wanted
+    results, text = results_and_output(run, notes, lengths=(16, 64))
+    eval_options = ("data=notes",)
+    expected = [
+        ResultKey("validation", T, eval_options),
+        ResultKey("fixed", 16, eval_options),
+        ResultKey("fixed", 64, eval_options),
+    ]
+    assert [result.key for result in results] == expected
     assert "demo on notes: perplexity by length in tokens (fixed" in text and "\nnope " in text
     frame = posbench.evaluate(run, lengths=[16], data=["files", f"data.path={notes}", "data.name=notes"], quiet=True)
     assert frame[["protocol", "under", "data"]].to_numpy().tolist() == [
@@ -118,12 +124,12 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
 @pytest.mark.slow
 def test_it_is_scored_once_until_the_text_changes_and_another_name_keeps_both(run: Run, notes: Path) -> None:
     [first] = ask(run, notes)
-    assert "already there" in said(run, notes)[1]
+    assert "already there" in results_and_output(run, notes)[1]
     write(notes, seed=2)
-    [other] = ask(run, notes, name="diary")
+    [diary] = ask(run, notes, name="diary")
     [second] = ask(run, notes)
-    assert second.loss == other.loss != first.loss
-    assert "another text" not in said(run, notes)[1]
+    assert second.loss == diary.loss != first.loss
+    assert "another text" not in results_and_output(run, notes)[1]
     names = [result.key.data for result in run.results()[0]]
     assert names == [None, "diary", "notes"] and run.results()[1] == []
 
@@ -134,8 +140,8 @@ def test_what_was_scored_on_one_text_is_not_a_result_on_another(run: Run, notes:
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"32@data=notes.{suffix}", folder / f"32.{suffix}")
         shutil.move(folder / f"32@data=notes.{suffix}", folder / f"32@data=pg19.{suffix}")
-    assert {each.key.data for each in run.results()[1]} == {None, "pg19"}
-    assert all("its header says under=['data=notes']" in each.why for each in run.results()[1])
+    assert {result.key.data for result in run.results()[1]} == {None, "pg19"}
+    assert all("its header says under=['data=notes']" in result.reason for result in run.results()[1])
 
 
 def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
@@ -143,11 +149,11 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(
 ) -> None:
     for n in range(4):
         shutil.copy(documents / f"{n}.txt", notes)
-    [result], text = said(run, notes)
+    [result], text = results_and_output(run, notes)
     assert result.header["overlap"] == 0.25, "one of the four"
     assert "of its whole text also occurs in the text of data=files that the runs were trained on" in text
     monkeypatch.setattr(overlap, "measure_overlap", None)
-    assert "also occurs in the text" in said(run, notes)[1]
+    assert "also occurs in the text" in results_and_output(run, notes)[1]
 
 
 @pytest.mark.parametrize(
@@ -187,9 +193,9 @@ def test_of_a_source_with_splits_those_that_are_held_out_are_read(run: Run, tmp_
     for name, texts in {"train": ["never read"], "held": ["some text", "more of it"]}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     paths = [f"data.train_path={tmp_path}/train.jsonl", f"data.validation_path={tmp_path}/held.jsonl"]
-    told: list[str] = []
-    corpus = corpus_for(run, text_named(["files", *paths]), told.append)
+    notices: list[str] = []
+    corpus = corpus_for(run, text_named(["files", *paths]), notices.append)
     assert corpus.train.num_documents == 0 and corpus.test is corpus.validation
     assert corpus.validation.name == "validation" and corpus.validation.num_bytes == len("some textmore of it")
     assert corpus.tokenizer_fingerprint == run.manifest.fingerprints.tokenizer
-    assert [text for text in told if "train" in text] == [] and "validation 2 documents" in told[-1]
+    assert [text for text in notices if "train" in text] == [] and "validation 2 documents" in notices[-1]

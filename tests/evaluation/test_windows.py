@@ -1,4 +1,4 @@
-"""Which tokens are scored: the same ones at every length, spread evenly over all documents."""
+"""Every length scores the same tokens, spread evenly over all documents."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Moments:
         self.seen: list[str] = []
 
     def happen(self, name: str) -> None:
-        """One more moment."""
+        """Count one more moment, and kill the process if it is the chosen one."""
         if len(self.seen) == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen.append(name)
@@ -104,9 +104,9 @@ class Moments:
 
     def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any, **keywords: Any) -> Any:
             self.happen(f"before {name}")
-            result = original(*arguments, **named)
+            result = original(*arguments, **keywords)
             self.happen(f"after {name}")
             return result
 

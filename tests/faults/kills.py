@@ -30,9 +30,9 @@ class Whole:
 
 
 def digest(folder: Path) -> dict[str, Any]:
-    """What interruptions must not change: weights, moments, losses, stored windows, and which files there are."""
+    """Return all that interruptions must not change: weights, moments, losses, stored windows, file names."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    files = [name for name in files if name != ".lock"]  # a dead process's, where the run was finished when it died
+    files = [name for name in files if name != ".lock"]  # left by a process that died after the run was finished
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     manifest = json.loads((folder / "run.json").read_text())
     return {
@@ -45,7 +45,7 @@ def digest(folder: Path) -> dict[str, Any]:
 
 def _sum(file: Path) -> str:
     content = file.read_bytes()
-    if file.suffix == ".yaml":  # where the run is stands in it
+    if file.suffix == ".yaml":  # it contains the path of the run
         names = (b"experiment_name:", b"runs_dir:")
         content = b"\n".join(line for line in content.splitlines() if not line.startswith(names))
     return hashlib.sha256(content).hexdigest()
@@ -61,7 +61,7 @@ class Battery:
         self._whole: dict[str, Whole] = {}
 
     def cases(self, chosen: random.Random) -> list[str]:
-        """Every scheme in both number formats, one with accumulation and one without, in a random order."""
+        """Return every scheme in both number formats, one with accumulation and one without, in a random order."""
         cases = []
         for scheme in choices("scheme"):
             parts = [1, 2]
@@ -72,11 +72,11 @@ class Battery:
         return cases
 
     def config(self, case: str, name: str) -> Config:
-        """The configuration of a case under a name of its own."""
+        """Return the configuration of a case under a name of its own."""
         return compose([*self.words, *case.split(), f"experiment_name={name}"])
 
     def whole(self, case: str) -> Whole:
-        """The case, run to its end without interruption."""
+        """Return the case, run to its end without interruption."""
         if case not in self._whole:
             config = self.config(case, f"whole-{len(self._whole)}")
             listed = self.folder / "moments.json"
@@ -111,7 +111,7 @@ class Battery:
         return problems
 
     def compare(self, config: Config, whole: Whole) -> str:
-        """Finish the run and say what differs from the whole one, if anything does."""
+        """Finish the run, and return its difference from the uninterrupted one, or ""."""
         status = in_child(partial(train_here, config), self.folder)
         if status != 0:
             return f"could not be resumed (exit status {status}, see {self.folder / LOG})"

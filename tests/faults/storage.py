@@ -29,7 +29,7 @@ CASE = "scheme=qkvo_rope train.dtype=float32 train.accumulation=1 train.steps=16
 
 
 def damage(battery: Battery, count: int, seed: int) -> list[str]:
-    """Do `count` faults, of each kind about as many.
+    """Do `count` faults, about equally many of each kind.
 
     Returns: a line for each after which a bad checkpoint was loaded, more than one save interval was lost, or a real
     run did not end with the same bytes.
@@ -65,7 +65,7 @@ def _save(folder: Path, step: int) -> None:
 
 
 def _judge(folder: Path, place: Path, intact: int) -> str:
-    """What is wrong with the checkpoint that is found, if anything is. `intact`: the newest untouched step."""
+    """Return the error of the checkpoint that is loaded, or "". `intact` is the newest untouched step."""
     newest = checkpoint.newest(folder, lambda text: None)
     if newest is None:
         return "no checkpoint was found"
@@ -78,7 +78,7 @@ def _judge(folder: Path, place: Path, intact: int) -> str:
 
 
 def _struck_file(folder: Path, chosen: random.Random) -> tuple[Path, int]:
-    """A file of one of the two newest checkpoints, and the newest step that is whole without it."""
+    """Return a file of one of the two newest checkpoints, and the newest step that is whole without it."""
     step = chosen.choice(STEPS[1:])
     file = chosen.choice(sorted((folder / f"step={step:08d}").iterdir()))
     return file, STEPS[-2] if step == STEPS[-1] else STEPS[-1]
@@ -109,7 +109,7 @@ def _missing(folder: Path, chosen: random.Random) -> int:
 
 
 def _killed(folder: Path, chosen: random.Random) -> int:
-    """SIGKILL at a moment while the next checkpoint is written, or just after it."""
+    """Send SIGKILL at a moment while the next checkpoint is written, or just after it."""
     at = chosen.randrange(MOMENTS)
 
     def work() -> None:
@@ -120,7 +120,7 @@ def _killed(folder: Path, chosen: random.Random) -> int:
 
 
 def _full(folder: Path, chosen: random.Random) -> int:
-    """The next checkpoint where files may not grow as large as it is, as on a disk that fills up."""
+    """Save the next checkpoint under a limit on file sizes that is too small, as on a disk that fills up."""
     import resource
 
     most = chosen.randrange(0, 80_000)
@@ -145,16 +145,16 @@ def _resumed(battery: Battery, chosen: random.Random, n: int) -> str:
     shutil.copytree(_cut_off(battery), folder)
     victims = [*folder.glob("*.*"), *folder.glob(f"checkpoints/step={STEPS[-1]:08d}/*")]
     file = chosen.choice(sorted(victims))
-    how = chosen.choice((_shorten, _flip, Path.unlink))
-    if file.name == "run.json" and how is _flip:
-        how = _shorten  # a flipped digit of it can be another run's manifest, which is refused
-    how(file)
+    strike = chosen.choice((_shorten, _flip, Path.unlink))
+    if file.name == "run.json" and strike is _flip:
+        strike = _shorten  # a flipped digit of it can be another run's manifest, which is refused
+    strike(file)
     compared = battery.compare(config, whole)
-    return f"{how.__name__} of {file.relative_to(folder)}: {compared}" if compared else ""
+    return f"{strike.__name__} of {file.relative_to(folder)}: {compared}" if compared else ""
 
 
 def _cut_off(battery: Battery) -> Path:
-    """A run killed between its checkpoint of step 12 and its last one."""
+    """Return a run killed between its checkpoint of step 12 and its last one."""
     config = replace(battery.whole(CASE).config, experiment_name="cut-off")
     folder = run_folder(config)
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""What `posbench export` writes computes in transformers what the model computes here."""
+"""A model that `posbench export` writes computes the same in transformers as here."""
 
 from dataclasses import replace
 
@@ -49,8 +49,13 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
     expected = model(tokens)
     scale = expected.abs().max()
     torch.testing.assert_close(theirs(tokens).logits / scale, expected / scale, atol=2e-5, rtol=0)
-    given = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 2, "do_sample": False, "pad_token_id": 256}
-    generated = theirs.generate(tokens, eos_token_id=None, **given)
+    generation = {
+        "attention_mask": torch.ones_like(tokens),
+        "max_new_tokens": 2,
+        "do_sample": False,
+        "pad_token_id": 256,
+    }
+    generated = theirs.generate(tokens, eos_token_id=None, **generation)
     assert generated[:, 24].tolist() == expected[:, -1].argmax(-1).tolist()
 
 
@@ -140,7 +145,9 @@ def test_our_class_learns_and_reads_in_bfloat16(tmp_path):
 
 def test_a_model_from_its_configuration_alone_is_drawn_as_ours_with_seed_0(tmp_path):
     config = certificate_config("alibi")
-    drawn = AutoModelForCausalLM.from_config(posbench.huggingface.PosbenchConfig.of(config, 257)).decoder.state_dict()
+    drawn = AutoModelForCausalLM.from_config(
+        posbench.huggingface.PosbenchConfig.for_run(config, 257)
+    ).decoder.state_dict()
     ours = build_model(config, 257).state_dict()
     assert all(torch.equal(drawn[name], tensor) for name, tensor in ours.items())
 
@@ -168,12 +175,12 @@ def test_a_model_that_reads_each_document_alone_is_refused(tmp_path):
 
 
 def test_a_folder_with_other_logits_is_never_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(posbench.huggingface.export, "stock_of", wrong_stock)
-    with pytest.raises(ConfigError, match="other logits than posbench"):
+    monkeypatch.setattr(posbench.huggingface.export, "transformers_model", wrong_stock)
+    with pytest.raises(ConfigError, match=r"logits of .* differ from posbench"):
         written(tmp_path, "qk_rope")
     assert list(tmp_path.iterdir()) == []
 
 
 def wrong_stock(model):
-    stock = posbench.huggingface.stock.stock_of(model)
+    stock = posbench.huggingface.stock.transformers_model(model)
     return replace(stock, config={**stock.config, "rope_parameters": {"rope_type": "default", "rope_theta": 9000.0}})

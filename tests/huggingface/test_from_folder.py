@@ -61,7 +61,7 @@ OLDER = [  # keys of config.json before transformers 5
 
 
 def saved(folder, class_name, **config):
-    """A model of transformers with random weights, in a folder."""
+    """Return a model of transformers with random weights, in a folder."""
     torch.manual_seed(0)
     sizes = {**SIZES, "max_position_embeddings": 48, **config}
     model = AutoModelForCausalLM.from_config(getattr(transformers, f"{class_name}Config")(**sizes)).eval()
@@ -84,21 +84,21 @@ def composed(folder, *words):
 
 
 def begun(folder, *words):
-    """The decoder with the folder's weights."""
+    """Return the decoder with the folder's weights."""
     start = start_of(str(folder), 0, "runs")
     config = composed(folder, *words)
     assert config.model == ModelConfig(**start.model)
     model = build_model(config, start.model["vocab_size"], bos_id=256).eval()
-    left = start.load_into(model)
-    return model, left
+    unmatched = start.load_into(model)
+    return model, unmatched
 
 
 @torch.no_grad()
 def assert_same_logits(folder, theirs, *words, length=40):
     tokens = torch.randint(257, (2, length))
     expected = theirs(tokens).logits
-    model, left = begun(folder, "tokenizer=bytes", *words)
-    assert left == ([], [])
+    model, unmatched = begun(folder, "tokenizer=bytes", *words)
+    assert unmatched == ([], [])
     torch.testing.assert_close(model(tokens) / expected.abs().max(), expected / expected.abs().max(), atol=1e-5, rtol=0)
 
 
@@ -203,9 +203,9 @@ def test_the_weights_are_those_that_the_index_names(tmp_path):
 @torch.no_grad()
 def test_what_was_exported_comes_back(scheme, tmp_path):
     model, _ = written(tmp_path, scheme, "model.tied_embeddings=true")
-    again, left = begun(tmp_path / "exported")
+    again, unmatched = begun(tmp_path / "exported")
     tokens = torch.randint(257, (2, 40))
-    assert left == ([], [])
+    assert unmatched == ([], [])
     torch.testing.assert_close(again(tokens), model(tokens), atol=1e-6, rtol=1e-6)
     assert scheme != "qk_rope_500k" or composed(tmp_path / "exported").scheme.options["base"] == 500_000
 

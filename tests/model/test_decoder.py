@@ -25,36 +25,38 @@ def built(scheme, *words):
 
 
 def shared(model):
-    """The tensors that every scheme's decoder has."""
+    """Return the tensors that every scheme's decoder has."""
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("scheme.")}
 
 
 def test_initial_weights_are_byte_equal_across_schemes_under_one_seed():
-    """Those that a scheme has: a kind of attention may lack queries, keys or values."""
+    """Compare the weights that a scheme has: a kind of attention may lack queries, keys or values."""
 
     def parts(scheme):
         config = replace(certificate_config("nope"), scheme=certificate_config(scheme).scheme, seed=5)
         model = build_model(config, VOCAB)
-        found = {}
+        tensors = {}
         for name, tensor in model.shared_parts():
-            found.setdefault(name, []).append(tensor.detach().numpy().tobytes())
-        return found
+            tensors.setdefault(name, []).append(tensor.detach().numpy().tobytes())
+        return tensors
 
     first = parts("nope")
     for name in choices("scheme"):
         torch.manual_seed(hash(name))  # the global stream is no part of it
-        other = parts(name)
-        assert other == {part: first[part] for part in other} and len(other) >= len(first) - 2, name
+        scheme_parts = parts(name)
+        assert scheme_parts == {part: first[part] for part in scheme_parts} and len(scheme_parts) >= len(first) - 2, (
+            name
+        )
 
 
 def test_initial_weights_differ_under_another_seed_and_by_name():
-    one, other = (shared(build_model(compose(["model=tiny", f"seed={seed}"]), VOCAB)) for seed in (5, 6))
-    for key in one:
-        if one[key].ndim > 1:
-            assert (one[key] - other[key]).abs().max() > 1e-3
-    assert not torch.equal(one["blocks.0.ffn.down.weight"], one["blocks.1.ffn.down.weight"])
-    assert one["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
-    assert one["blocks.0.ffn.down.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.05)  # 2 layers: 1 / sqrt(4)
+    first, second = (shared(build_model(compose(["model=tiny", f"seed={seed}"]), VOCAB)) for seed in (5, 6))
+    for key in first:
+        if first[key].ndim > 1:
+            assert (first[key] - second[key]).abs().max() > 1e-3
+    assert not torch.equal(first["blocks.0.ffn.down.weight"], first["blocks.1.ffn.down.weight"])
+    assert first["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert first["blocks.0.ffn.down.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.05)  # 2 layers: 1 / sqrt(4)
 
 
 def test_a_schemes_own_parameters_change_no_shared_one():
@@ -110,7 +112,7 @@ def test_a_vocabulary_larger_than_the_table_is_refused():
 
 @pytest.mark.slow
 def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
-    """At the demo's width, with a length that is no multiple of attention's query block.
+    """The width is the demo's, and the length is no multiple of attention's query block.
 
     torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
     """
@@ -126,8 +128,11 @@ def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
     assert (losses[0] - losses[1]).abs().max() < 0.1 and (losses[0] - losses[1]).abs().mean() < 0.01
     for loss in losses:
         loss.mean().backward()
-    for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
-        assert one.grad.norm() > 0 and (one.grad - other.grad).norm() <= 0.05 * one.grad.norm()
+    for parameter, compiled_parameter in zip(eager.parameters(), compiled.parameters(), strict=True):
+        assert (
+            parameter.grad.norm() > 0
+            and (parameter.grad - compiled_parameter.grad).norm() <= 0.05 * parameter.grad.norm()
+        )
 
     with torch.no_grad():  # never compiled: what was read before would be in the code of the steps that follow
         assert torch.equal(eager(tokens), compiled(tokens))
@@ -143,8 +148,8 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
     positions = torch.from_numpy(np.random.RandomState(1).randint(1, 6, (2, 22)).cumsum(1))
     weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     logits = model(tokens, positions=positions)
-    for row, sequence, own in zip(logits.numpy(), tokens.tolist(), positions.tolist(), strict=True):
-        assert np.abs(row - reference.logits(weights, config, sequence, positions=own)).max() < 1e-12
+    for row, sequence, row_positions in zip(logits.numpy(), tokens.tolist(), positions.tolist(), strict=True):
+        assert np.abs(row - reference.logits(weights, config, sequence, positions=row_positions)).max() < 1e-12
     consecutive = torch.arange(9, 31).expand(2, 22)
     assert (model(tokens, positions=consecutive) - model(tokens, offset=9)).abs().max() < 1e-12
     for model.piece in (8, 5, 1):
@@ -164,13 +169,13 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     randomise(model)
     model, tokens = model.double(), random_tokens(80).view(2, 40) % bos
     starts = ([0, 11, 12, 33, 40], [0, 5, 30, 40])
-    for row, of in zip(tokens, starts, strict=True):
-        row[list(of[1:-1])] = bos
+    for row, bounds in zip(tokens, starts, strict=True):
+        row[list(bounds[1:-1])] = bos
     model.bos_id = None
     alone = torch.cat(
         [
-            torch.cat([model(row[None, begin:end]) for begin, end in pairwise(of)], 1)
-            for row, of in zip(tokens, starts, strict=True)
+            torch.cat([model(row[None, begin:end]) for begin, end in pairwise(bounds)], 1)
+            for row, bounds in zip(tokens, starts, strict=True)
         ]
     )
     model.bos_id = bos
@@ -198,7 +203,7 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
     logits = model(tokens, offset=5)[0]
     for switched_off in ("", "q_norm", "k_norm", "qkv.bias"):
         weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
-        weights |= {key: 0 * of for key, of in weights.items() if switched_off and switched_off in key}
+        weights |= {key: 0 * value for key, value in weights.items() if switched_off and switched_off in key}
         apart = np.abs(logits.numpy() - reference.logits(weights, both, tokens[0].tolist(), offset=5)).max()
         assert (apart > 1e-4) if switched_off else (apart < 1e-12)
     model.piece = 7

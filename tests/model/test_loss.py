@@ -1,4 +1,4 @@
-"""The chunked cross-entropy against PyTorch's own on logits that stand whole."""
+"""The chunked cross-entropy agrees with PyTorch's own on whole logits."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ def whole(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 @given(
-    rows=st.integers(1, 40), chunk=st.integers(1, 50), vocab=st.integers(2, 30), above=st.floats(-4, 4, allow_nan=False)
+    rows=st.integers(1, 40),
+    chunk=st.integers(1, 50),
+    vocab=st.integers(2, 30),
+    output_gradient=st.floats(-4, 4, allow_nan=False),
 )
 @settings(max_examples=60, deadline=None)
-def test_it_is_cross_entropy_and_its_gradient_for_any_chunk(rows: int, chunk: int, vocab: int, above: float) -> None:
+def test_it_is_cross_entropy_and_its_gradient_for_any_chunk(
+    rows: int, chunk: int, vocab: int, output_gradient: float
+) -> None:
     x, weight, targets = problem(rows, 6, vocab, torch.float64)
     expected = whole(x, weight, targets)
-    gradients = torch.autograd.grad(above * expected, (x, weight))
-    found = mean_cross_entropy(x, weight, targets, rows=chunk)
-    assert torch.allclose(found, expected, rtol=1e-13, atol=0)
-    for got, wanted in zip(torch.autograd.grad(above * found, (x, weight)), gradients, strict=True):
-        assert torch.allclose(got, wanted, rtol=0, atol=1e-13)
+    gradients = torch.autograd.grad(output_gradient * expected, (x, weight))
+    loss = mean_cross_entropy(x, weight, targets, rows=chunk)
+    assert torch.allclose(loss, expected, rtol=1e-13, atol=0)
+    for got, expected_gradient in zip(torch.autograd.grad(output_gradient * loss, (x, weight)), gradients, strict=True):
+        assert torch.allclose(got, expected_gradient, rtol=0, atol=1e-13)
 
 
 def test_numerical_differences_agree() -> None:
@@ -53,8 +58,10 @@ def test_bfloat16_is_as_close_to_float64_as_whole_logits_are() -> None:
     )
 
     def distances(loss: Tensor) -> list[float]:
-        found = torch.autograd.grad(loss, (x, weight))
-        return [float((got - wanted).norm() / wanted.norm()) for got, wanted in zip(found, exact, strict=True)]
+        gradients = torch.autograd.grad(loss, (x, weight))
+        return [
+            float((got - reference).norm() / reference.norm()) for got, reference in zip(gradients, exact, strict=True)
+        ]
 
     chunked, at_once = distances(mean_cross_entropy(x, weight, targets, rows=64)), distances(whole(x, weight, targets))
     assert all(ours < 1.25 * theirs < 0.02 for ours, theirs in zip(chunked, at_once, strict=True)), (chunked, at_once)

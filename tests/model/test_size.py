@@ -1,4 +1,4 @@
-"""What a decoder has by its definition, for every kind of attention: counted by hand, and beside the built model."""
+"""Sizes of a decoder equal a count by hand and the built model, for every kind of attention."""
 
 from dataclasses import replace
 from functools import cache
@@ -67,8 +67,8 @@ def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
 
 @pytest.mark.parametrize("sites, products", [([], 2), (["q", "k"], 3)])
 def test_sums_under_a_bias_that_cannot_be_split_take_as_many_products_as_tokens(sites, products):
-    of = [{"name": "r", "kind": "rotary", "sites": sites}, {"name": "t5", "kind": "t5"}]
-    scheme = SchemeConfig("t", "combined", {"of": of}, {"kind": "linear"})
+    parts = [{"name": "r", "kind": "rotary", "sites": sites}, {"name": "t5", "kind": "t5"}]
+    scheme = SchemeConfig("t", "combined", {"of": parts}, {"kind": "linear"})
     under_bias = build_architecture(replace(config("nope"), scheme=scheme))
     more, less = (forward_flops_per_token(under_bias, V, T) for T in (2048, 1024))
     assert more - less == LAYERS * products * H * D * 1024
@@ -76,8 +76,8 @@ def test_sums_under_a_bias_that_cannot_be_split_take_as_many_products_as_tokens(
 
 def test_counting_draws_nothing_from_the_callers_random_numbers():
     torch.manual_seed(0)
-    before = torch.get_rng_state()
+    random_state = torch.get_rng_state()
     for scheme in ("fox", "linear_qk_rope"):
         cache_size(build_architecture(config(scheme)))
         forward_flops_per_token(build_architecture(config(scheme)), V, 64)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), random_state)

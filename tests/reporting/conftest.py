@@ -15,13 +15,13 @@ EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
 
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """4 schemes x 4 seeds with lengths and probes; qk_rope and qkvo_rope differ by less than can be seen."""
+    """Write runs of 4 schemes x 4 seeds with lengths and probes; qk_rope and qkvo_rope hardly differ."""
     return fabricate(tmp_path_factory.mktemp("fabricated"), World(EFFECTS, seeds=(0, 1, 2, 3)))
 
 
 @pytest.fixture(scope="session")
-def found(experiment: Path) -> Comparison:
-    """What it says."""
+def analysis(experiment: Path) -> Comparison:
+    """Return the comparison of the whole experiment."""
     return comparison(experiment)
 
 
@@ -32,6 +32,6 @@ def _losses_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(_losses_only: Path, tmp_path: Path) -> Path:
-    """The same schemes and seeds with two lengths, for a test to change."""
+def experiment_copy(_losses_only: Path, tmp_path: Path) -> Path:
+    """Return a copy of the experiment with two lengths, which a test may change."""
     return Path(shutil.copytree(_losses_only, tmp_path / "runs" / "demo"))

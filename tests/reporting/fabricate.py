@@ -45,7 +45,7 @@ PUBLISHED_ORDER = [
 
 @dataclass
 class World:
-    """What is planted: the true loss of each scheme, what a seed adds to all schemes, and noise of a (scheme, seed)."""
+    """The planted effects: true loss of each scheme, effect of a seed on all schemes, noise of a (scheme, seed)."""
 
     effects: dict[str, float]  # scheme -> nats/token above 3.0
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -71,7 +71,7 @@ def fabricate(root: Path, world: World) -> Path:
 
 
 def _windows(world: World, split: str) -> pd.DataFrame:
-    """Windows of up to 64 targets over documents; `ease` is how hard every model finds them, none of it on average."""
+    """Return windows of up to 64 targets over documents; `ease` shifts the loss of every model, 0 on average."""
     document = np.repeat(np.arange(world.documents), world.random.integers(2, 9, world.documents))
     targets = world.random.choice([64, 41, 9], len(document), p=[0.7, 0.2, 0.1]).astype(np.int32)
     ease = world.random.normal(0, 0.3, world.documents)[document] + world.random.normal(0, 0.1, len(document))
@@ -84,7 +84,7 @@ def _windows(world: World, split: str) -> pd.DataFrame:
 def write_run(
     root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any
 ) -> Run:
-    """One run folder whose mean validation loss is `level` nats/token. `manifest`: keys that shall be otherwise."""
+    """Write a run folder with mean validation loss `level`, nats/token. `manifest` overrides keys of run.json."""
     run = Run(root / world.experiment / scheme / f"seed={seed}")
     run.path.mkdir(parents=True, exist_ok=True)
     mapping = {**_configuration(scheme, world.experiment, world.overrides), "seed": seed}
@@ -110,7 +110,7 @@ def write_run(
 
 @cache
 def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The resolved configuration; a scheme that is not in conf/ is `nope` under a name of its own."""
+    """Return the resolved configuration; a scheme that is not in conf/ is `nope` under a name of its own."""
     known = scheme in choices("scheme")
     row = read_row(scheme if known else "nope").to_mapping()
     return {**_composed(experiment, overrides), "scheme": row if known else {**row, "name": "stranger"}}
@@ -161,7 +161,7 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
 
 
 def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) -> pd.DataFrame:
-    """Windows with losses whose token-weighted mean is `level`, with a little noise in each."""
+    """Return windows with slightly noisy losses whose token-weighted mean is `level`."""
     noise = random.normal(0, 0.01, len(windows))
     noise -= np.average(noise, weights=windows["targets"])
     return windows.drop(columns="ease").assign(nll=(level + windows["ease"] + noise) * windows["targets"])
@@ -185,10 +185,10 @@ def _position(world: World, scheme: str, level: float) -> pd.DataFrame:
 
 
 def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
-    """Trials of 32-token passages whose drop falls with the gap."""
-    found, gap, targets = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5), length + 1 - 64, 31
+    """Return trials of 32-token passages whose drop falls with the gap."""
+    gain, gap, targets = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5), length + 1 - 64, 31
     level = 4.0 + world.random.normal(0, 0.2, world.documents)
-    second = level - found * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
+    second = level - gain * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
     trials = {"document": np.arange(world.documents), "start": np.arange(world.documents) * 64, "gap": gap}
     losses = {"second_nll": targets * second, "control_nll": targets * level}
     losses["shuffled_nll"] = targets * (second + (level - second) / 3)  # a third of it is by order
@@ -196,7 +196,7 @@ def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
 
 
 def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
-    """Order lost falls with distance and ends beyond 16 tokens, for nope nowhere; identity falls slower."""
+    """Return scores of order that fall with distance to 0 beyond 16 tokens, and 0 for nope; identity falls slower."""
     rows, random = [], np.random.default_rng([seed, len(scheme)])
     for document, n in itertools.product(range(world.documents), range(8)):
         low, high = (0 if n == 0 else 2 ** (n - 1)) + 1, 2**n + 1
@@ -209,9 +209,9 @@ def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
 
 
 def write_evaluation(
-    run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *under: str, **header: Any
+    run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *eval_options: str, **header: Any
 ) -> None:
-    """The windows and their header, as `posbench eval` leaves them. `header`: what else it says, or otherwise."""
+    """Store windows and their header like `posbench eval`; `header` adds or replaces entries."""
     header = {
         "split": split,
         "documents": int(rows["document"].nunique()),
@@ -220,25 +220,25 @@ def write_evaluation(
         "weights": run.manifest.weights,
         **header,
     }
-    run.store(ResultKey(protocol, length, under), rows, header)
+    run.store(ResultKey(protocol, length, eval_options), rows, header)
 
 
 def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
     for step in range(0, 196, 15):
         loss = level + 5.3 * math.exp(-6 * step / 195) - 5.3 * math.exp(-6)
-        where = {"step": step, "tokens": step * 2048}
+        progress = {"step": step, "tokens": step * 2048}
         rates = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 2e4}
-        append_metrics(path, {"kind": "train", **where, "loss": loss + random.normal(0, 0.05), **rates})
-        append_metrics(path, {"kind": "validation", **where, "loss": loss, "bits_per_byte": loss / 2})
+        append_metrics(path, {"kind": "train", **progress, "loss": loss + random.normal(0, 0.05), **rates})
+        append_metrics(path, {"kind": "validation", **progress, "loss": loss, "bits_per_byte": loss / 2})
 
 
 def comparison(folder: Path, **options: Any) -> Comparison:
-    """What the runs in a folder say."""
+    """Return the comparison of the runs in a folder."""
     return build(*read([folder]), **options)
 
 
 def change_fingerprints(run: Run, **fingerprints: Any) -> None:
-    """Give a run other fingerprints; its results, which name its text, stay those of the run."""
+    """Change a run's fingerprints, and store its results again, since they name its text."""
     results, _ = run.results()
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, **fingerprints))
     for result in results:
@@ -246,7 +246,7 @@ def change_fingerprints(run: Run, **fingerprints: Any) -> None:
 
 
 def run_of(folder: Path, scheme: str, seed: int) -> Run:
-    """The run in an experiment's folder."""
+    """Return the run in an experiment's folder."""
     return Run(folder / scheme / f"seed={seed}")
 
 

@@ -9,16 +9,16 @@ from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
 from posbench.config import ConfigError
-from posbench.reporting.against import agreements, link_verdict
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import all_published, load_published
+from posbench.reporting.published_comparison import agreements, link_verdict
 
 KEXUE = load_published("kexue-10862")
 
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """Nine of their schemes in their order, but nope and o_rope the other way round."""
+    """Return nine published schemes in their order, but with nope and o_rope swapped."""
     effects = {name: 0.03 * n for n, name in enumerate(PUBLISHED_ORDER[:9])}
     effects |= {"qkvo_rope": 0.0001, "nope": effects["o_rope"], "o_rope": effects["nope"]}
     world = World(effects, seeds=(0, 1, 2, 3, 4), lengths=(), probes=False, noise_sd=0.0008)
@@ -28,7 +28,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_every_publication_can_be_read_and_names_its_source() -> None:
     for published in all_published().values():
         assert published.source.startswith("https://") and published.measurements and published.title
-        assert all(each.losses.keys() == each.values.keys() for each in published.measurements)
+        assert all(measurement.losses.keys() == measurement.values.keys() for measurement in published.measurements)
     with pytest.raises(ConfigError, match="did you mean 'kexue-10862'"):
         load_published("kexue-1086")
 
@@ -42,7 +42,7 @@ def test_gaps_and_kendalls_tau(ours: Comparison) -> None:
     assert row["gap"] == pytest.approx((ours.losses["k_rope"] - ours.losses["qk_rope"]).mean())
     tau = stats.kendalltau([theirs[s] for s in agreement.table.index], ours.losses.mean()[agreement.table.index])
     assert (agreement.tau, agreement.p) == pytest.approx((tau.statistic, tau.pvalue)) and 0.5 < agreement.tau < 1
-    assert agreement.where == "validation at 256 tokens"
+    assert agreement.ours == "validation at 256 tokens"
 
 
 def test_links_of_the_chain_hold_fail_or_are_open(ours: Comparison) -> None:
@@ -55,14 +55,14 @@ def test_links_of_the_chain_hold_fail_or_are_open(ours: Comparison) -> None:
     assert KEXUE.links(["qk_rope", "nope"]) == [("qk_rope", ">", "nope")], "others stand between them"
 
 
-def test_lengths_are_compared_in_training_lengths(found: Comparison) -> None:
+def test_lengths_are_compared_in_training_lengths(analysis: Comparison) -> None:
     alibi = load_published("alibi-wikitext103")
-    wheres = {agreement.theirs.length: agreement.where for agreement in agreements(alibi, found)}
+    wheres = {agreement.theirs.length: agreement.ours for agreement in agreements(alibi, analysis)}
     assert wheres[512] == "validation at 256 tokens", "their training length, windows back to back"
     assert wheres[1012] == "nonoverlapping at 512 tokens" and wheres[3512] == "nonoverlapping at 2048 tokens"
 
 
-def test_of_a_metric_that_is_no_loss_only_the_order_is_compared(found: Comparison, experiment: Path) -> None:
-    [agreement] = agreements(load_published("kazemnejad-2023"), found)
+def test_of_a_metric_that_is_no_loss_only_the_order_is_compared(analysis: Comparison, experiment: Path) -> None:
+    [agreement] = agreements(load_published("kazemnejad-2023"), analysis)
     assert list(agreement.table.index) == ["nope", "alibi", "qk_rope"]
     assert agreement.table["published_gap"].isna().all() and agreement.tau == pytest.approx(-1)

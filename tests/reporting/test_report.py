@@ -21,7 +21,7 @@ import posbench
 from posbench.config import ConfigError
 from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
-from posbench.reporting.figures import encoded, looks, new_figure, stand_clear, style
+from posbench.reporting.figures import encoded, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
 from posbench.reporting.table import rates
 from posbench.runs import append_metrics, find_runs
@@ -30,7 +30,7 @@ REFERENCE = Path("runs/reference")
 
 
 def written(places: Any, target: Path, **options: Any) -> tuple[str, str]:
-    """The Markdown of a report, and what a terminal of 80 columns shows."""
+    """Return the Markdown of a report, and what a terminal of 80 columns shows."""
     console = Console(file=io.StringIO(), width=80)
     report(places, output=target, console=console, **options)
     return (target / "report.md").read_text(), console.file.getvalue()  # type: ignore[attr-defined]
@@ -38,13 +38,13 @@ def written(places: Any, target: Path, **options: Any) -> tuple[str, str]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without pictures, which take most of their time."""
+    """Leave out the figures of reports, which take most of their time."""
     monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c, sections: {})
 
 
 @pytest.fixture(scope="module")
 def full(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of the fabricated experiment, with everything that there is."""
+    """Return the report of the fabricated experiment, with all its parts."""
     target = tmp_path_factory.mktemp("report")
     written(experiment, target, against="kexue-10862", latex=True)
     return target
@@ -70,8 +70,8 @@ def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of
         World({"qk_rope": 0.0, "nope": 0.4}, (0, 1), lengths=(), probes=False, experiment=n) for n in ("demo", "demo2")
     ]
     target = tmp_path / "report"
-    demo, other = (written(fabricate(tmp_path, world), target, latex=True)[0] for world in worlds)
-    assert all(words in demo and words not in other for words in ("Eleven position schemes", "kexue.fm"))
+    demo, other_report = (written(fabricate(tmp_path, world), target, latex=True)[0] for world in worlds)
+    assert all(words in demo and words not in other_report for words in ("Eleven position schemes", "kexue.fm"))
     assert (target / "latex/loss.tex").is_file() and not (target / "latex/context.tex").exists()
 
 
@@ -92,17 +92,17 @@ def test_latex_tables_are_tabulars_with_captions(full: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(own: Path, tmp_path: Path) -> None:
-    text, shown = written(own, tmp_path, seeds=[0, 1])
+def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(experiment_copy: Path, tmp_path: Path) -> None:
+    text, shown = written(experiment_copy, tmp_path, seeds=[0, 1])
     assert text.count("Two seeds are too few to rank schemes.") == 1 == shown.count("Two seeds are too few")
     assert "±" not in text and "group" not in text and "pairs.svg" not in text and "detectable" not in text
-    losses = comparison(own).losses.loc[[0, 1]]
-    each = ", ".join(f"{gap:+.3f}" for gap in losses["nope"] - losses["qk_rope"])
-    assert f"| {each}\n" in text and "2 of 3 schemes" not in shown
+    losses = comparison(experiment_copy).losses.loc[[0, 1]]
+    gaps = ", ".join(f"{gap:+.3f}" for gap in losses["nope"] - losses["qk_rope"])
+    assert f"| {gaps}\n" in text and "2 of 3 schemes" not in shown
 
 
 @pytest.mark.slow
-def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path: Path) -> None:
+def test_seeds_that_use_distant_order_stand_beside_the_loss(experiment_copy: Path, tmp_path: Path) -> None:
     starts = {"qk_rope": [200, 250, 300, 350], "qkvo_rope": [200, 250, 500, 500], "nope": [500] * 4, "alibi": [100] * 4}
     for scheme, of_seeds in starts.items():
         for seed, start in enumerate(of_seeds):
@@ -110,20 +110,19 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
                 worth = max(0.0, (tokens - start * 1000) / 1e6 + 0.05)
                 worth = 0.06 if (scheme, seed, tokens) == ("nope", 0, 100_000) else worth  # for a moment: not caught on
                 row = {"kind": "order", "step": tokens // 2048, "tokens": tokens, "order_beyond_32": worth}
-                append_metrics(run_of(own, scheme, seed).path / "metrics.jsonl", row)
-    text, shown = written(own, tmp_path)
-    assert (
-        re.search(r"^qkvo_rope \| [\d.]+ \| 2/4 \|", text, re.MULTILINE) and "Seeds of qkvo_rope split in two" in shown
-    )
+                append_metrics(run_of(experiment_copy, scheme, seed).path / "metrics.jsonl", row)
+    text, shown = written(experiment_copy, tmp_path)
+    assert re.search(r"^qkvo_rope \| [\d.]+ \| 2/4 \|", text, re.MULTILINE)
+    assert "Seeds of qkvo_rope split in two" in " ".join(shown.split())
     assert "alibi | 4/4 | 100k | 100k, 100k, 100k, 100k | 0.12" in text  # all earlier, and 2 / 2^4
     assert "qkvo_rope | 2/4 | 250k | 200k, 250k, >399k, >399k | 0.5" in text  # two seeds of four differ, alike
     assert "nope | 0/4 | >399k" in text and (tmp_path / "onset.svg").is_file()
     assert "five are needed to rank schemes" in " ".join(shown.split()) and "±" not in text.split("## Perplexity")[0]
-    grouped, _ = written(own, tmp_path / "by", by="train.lr")
-    alone, said = written(own, tmp_path / "alone", schemes=["nope"], baseline="nope")
-    assert "## When" not in alone and "uses order more than 32 tokens back by the end" in " ".join(said.split())
+    grouped, _ = written(experiment_copy, tmp_path / "by", by="train.lr")
+    alone, shown_alone = written(experiment_copy, tmp_path / "alone", schemes=["nope"], baseline="nope")
+    assert "## When" not in alone and "uses order more than 32 tokens back by the end" in " ".join(shown_alone.split())
     assert re.search(r"100k \(4/4\) \| 399k \(0/4\) \| 275k \(4/4\) \| 312k \(2/4\) \| 272k$", grouped, re.MULTILINE)
-    table = posbench.results(own).set_index(["scheme", "seed"])
+    table = posbench.results(experiment_copy).set_index(["scheme", "seed"])
     assert table.loc[("qk_rope", 1), "onset_tokens"] == 250_000 and np.isinf(table.loc[("nope", 0), "onset_tokens"])
 
 
@@ -131,10 +130,10 @@ def test_seeds_that_use_distant_order_stand_beside_the_loss(own: Path, tmp_path:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("factor, slope, best, pilots", [(1, 1000, 1, 2), (2, 1000, 2, 0), (2, 0.01, 1, 2)])
 def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
-    factor: int, slope: float, best: int, pilots: int, own: Path, tmp_path: Path
+    factor: int, slope: float, best: int, pilots: int, experiment_copy: Path, tmp_path: Path
 ) -> None:
-    """Of rates that do nearly as well the middle one is chosen."""
-    rate = float(posbench.results(own)["train.lr"].iloc[0])
+    """If several rates do nearly as well, the middle one is chosen."""
+    rate = float(posbench.results(experiment_copy)["train.lr"].iloc[0])
     rows = [
         {
             "scheme": scheme,
@@ -146,22 +145,23 @@ def test_what_rates_that_pilots_chose_may_cost_is_not_called_a_difference(
         for scheme in ("qk_rope", "qkvo_rope", "nope", "alibi")
         for tried in (rate / 2, rate, rate * 2, rate * 4)
     ]
-    pd.DataFrame(rows).to_csv(own / "rates.csv", index=False)
-    text, shown = written(own, tmp_path)
-    said = comparison(own)
-    assert all(said.pairs["allowed"] > 0) == bool(pilots) and ("Gaps are tested beyond" in text) == bool(pilots)
-    assert ("its best learning rate by pilots" in " ".join(shown.split())) == bool(pilots)
+    pd.DataFrame(rows).to_csv(experiment_copy / "rates.csv", index=False)
+    text, shown = written(experiment_copy, tmp_path)
+    analysis = comparison(experiment_copy)
+    assert all(analysis.pairs["allowed"] > 0) == bool(pilots)
+    assert ("The tests ask whether a gap is larger" in text) == bool(pilots)
+    assert ("its best learning rate, chosen by pilots" in " ".join(shown.split())) == bool(pilots)
     loss, half = (slope * abs(tried * rate - factor * rate) for tried in (best, best / 2))
     assert f"nope | {best * rate:g} | {loss:.4f} | {half:.4f}" in text
 
 
 def test_the_pilots_of_a_scheme_are_those_of_the_newest_table_that_has_it(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+    experiment_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = ["scheme,train.lr,loss\nnope,1,0.5\n", "scheme,train.lr,loss\nnope,2,0.6\nalibi,2,0.7\n"]
     monkeypatch.setattr("posbench.reporting.table.rates_of", lambda run: tables)
-    found = rates(posbench.results(own))
-    assert found[["scheme", "train.lr", "loss"]].to_numpy().tolist() == [["nope", 1, 0.5], ["alibi", 2, 0.7]]
+    pilots = rates(posbench.results(experiment_copy))
+    assert pilots[["scheme", "train.lr", "loss"]].to_numpy().tolist() == [["nope", 1, 0.5], ["alibi", 2, 0.7]]
 
 
 def test_coordinates_are_cut_and_numbers_that_are_read_are_not() -> None:
@@ -173,43 +173,43 @@ def test_coordinates_are_cut_and_numbers_that_are_read_are_not() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_one_seed_is_called_a_hint(own: Path, tmp_path: Path) -> None:
-    text, _ = written(own, tmp_path, seeds=[2])
+def test_one_seed_is_called_a_hint(experiment_copy: Path, tmp_path: Path) -> None:
+    text, _ = written(experiment_copy, tmp_path, seeds=[2])
     assert "One seed only: treat these gaps as a hint." in text and "±" not in text.split("## Perplexity")[0]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_missing_baseline_is_said_first(own: Path, tmp_path: Path) -> None:
-    shutil.rmtree(own / "qk_rope")
-    text, shown = written(own, tmp_path)
-    said = "The baseline qk_rope has no finished run here, so gaps are measured against qkvo_rope, the best."
-    assert text.split("\n\n")[2].startswith(said) and said[:40] in shown
+def test_a_missing_baseline_is_said_first(experiment_copy: Path, tmp_path: Path) -> None:
+    shutil.rmtree(experiment_copy / "qk_rope")
+    text, shown = written(experiment_copy, tmp_path)
+    sentence = "The baseline qk_rope has no finished run here, so gaps are measured against qkvo_rope, the best scheme."
+    assert text.split("\n\n")[2].startswith(sentence) and sentence[:40] in shown
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_is_special_about_runs_is_said_in_the_table(own: Path, tmp_path: Path) -> None:
-    for run in find_runs(own):
+def test_what_is_special_about_runs_is_said_in_the_table(experiment_copy: Path, tmp_path: Path) -> None:
+    for run in find_runs(experiment_copy):
         layers = {"scheme.layers": [{"name": "a"}] * 9} if run.manifest.scheme == "nope" else {}
         run.update_manifest(identity=run.manifest.identity | layers | {"model.num_layers": 4})
-    run_of(own, "alibi", 0).update_manifest(status="died", reason="the loss is nan")
-    text, _ = written(own, tmp_path)
+    run_of(experiment_copy, "alibi", 0).update_manifest(status="died", reason="the loss is nan")
+    text, _ = written(experiment_copy, tmp_path)
     assert "nope (4 of 9 layers) |" in text and "- not compared: alibi seed 0: died: the loss is nan" in text
     assert "scheme | seeds | group" in text and "alibi | 3 |" in text, "schemes have unlike numbers of seeds"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path, tmp_path: Path) -> None:
+def test_other_text_and_options_at_evaluation_have_tables_of_their_own(experiment_copy: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):
         for seed in range(4):
-            run = run_of(own, scheme, seed)
+            run = run_of(experiment_copy, scheme, seed)
             for result in run.results()[0]:
                 if result.protocol == "fixed" and result.length <= 512:
                     write_evaluation(run, "fixed", result.length, "test", result.windows, "rescale=yarn")
                     write_evaluation(run, "fixed", result.length, "test", result.windows, "weights=bfloat16")
                 if result.protocol == "validation":
                     write_evaluation(run, "validation", result.length, "test", result.windows, "data=wiki")
-    text, _ = written(own, tmp_path)
+    text, _ = written(experiment_copy, tmp_path)
     assert "## On wiki" in text and "### Other options at evaluation" in text
     assert re.search(r"^scheme \| as trained \| yarn$", text, re.MULTILINE)
     assert "Perplexity at 512 tokens; the best of each row is bold." in text
@@ -217,18 +217,18 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(own: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Path) -> None:
+def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy: Path, tmp_path: Path) -> None:
     world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), lengths=(), probes=False, experiment="fast")
-    other = fabricate(own.parent, world)
-    for run in other.glob("*/seed=*"):
-        manifest = run_of(other, run.parent.name, int(run.name[-1])).manifest
-        run_of(other, run.parent.name, int(run.name[-1])).update_manifest(
+    other_experiment = fabricate(experiment_copy.parent, world)
+    for run in other_experiment.glob("*/seed=*"):
+        manifest = run_of(other_experiment, run.parent.name, int(run.name[-1])).manifest
+        run_of(other_experiment, run.parent.name, int(run.name[-1])).update_manifest(
             identity=manifest.identity | {"train.lr": 0.5}
         )
     with pytest.raises(ConfigError, match=r"--by train\.lr"):
-        written([own, other], tmp_path)
-    text, shown = written([own, other], tmp_path, by="train.lr")
-    slow, fast = (comparison(place).losses.mean() for place in (own, other))
+        written([experiment_copy, other_experiment], tmp_path)
+    text, shown = written([experiment_copy, other_experiment], tmp_path, by="train.lr")
+    slow, fast = (comparison(place).losses.mean() for place in (experiment_copy, other_experiment))
     row = next(line for line in text.splitlines() if line.startswith("nope | "))
     assert re.search(rf"\*\*{slow['nope']:.3f}", row) and f"{fast['nope']:.2f}"[:4] in row
     assert slow["nope"] < fast["nope"] and "posbench: demo, fast by train.lr" in shown
@@ -236,51 +236,55 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(own: Path, tmp_path: Pat
     with pytest.raises(
         ConfigError, match=r"'train\.lx' is not a column of these runs; they differ in experiment, train\.lr"
     ):
-        written([own, other], tmp_path, by="train.lx")
+        written([experiment_copy, other_experiment], tmp_path, by="train.lx")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_speeds_measured_while_training_are_no_costs(own: Path, tmp_path: Path) -> None:
-    costs = written(own, tmp_path, latex=True)[0].partition("## Costs")[2]
+def test_speeds_measured_while_training_are_no_costs(experiment_copy: Path, tmp_path: Path) -> None:
+    costs = written(experiment_copy, tmp_path, latex=True)[0].partition("## Costs")[2]
     assert "tokens/s" not in costs and "`posbench bench` compares speeds fairly" in costs
     assert "tokens_per_second" in pd.read_csv(tmp_path / "runs.csv") and not (tmp_path / "latex/costs.tex").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_lengths_just_past_training_are_behind_an_option(own: Path, tmp_path: Path) -> None:
+def test_lengths_just_past_training_are_behind_an_option(experiment_copy: Path, tmp_path: Path) -> None:
     for scheme in ("qk_rope", "nope"):
-        run = run_of(own, scheme, 0)
+        run = run_of(experiment_copy, scheme, 0)
         rows = next(r for r in run.results()[0] if (r.protocol, r.length) == ("fixed", 512)).windows
         write_evaluation(run, "fixed", 257, "test", rows)
     head = "scheme | 256 (trained) | 512 |"
-    assert head in written(own, tmp_path)[0]
-    assert "scheme | 256 (trained) | 257 | 512 |" in written(own, tmp_path, every_length=True)[0]
+    assert head in written(experiment_copy, tmp_path)[0]
+    assert "scheme | 256 (trained) | 257 | 512 |" in written(experiment_copy, tmp_path, every_length=True)[0]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_scheme_without_the_longest_length_has_no_gap_there(own: Path, tmp_path: Path) -> None:
-    for file in own.glob("alibi/seed=*/eval/fixed/512.*"):
+def test_a_scheme_without_the_longest_length_has_no_gap_there(experiment_copy: Path, tmp_path: Path) -> None:
+    for file in experiment_copy.glob("alibi/seed=*/eval/fixed/512.*"):
         file.unlink()
-    text, _ = written(own, tmp_path)
+    text, _ = written(experiment_copy, tmp_path)
     rows = text.split("## Perplexity by length: fixed")[1]
     assert re.search(r"^alibi \| [\d.]+ \| – \| – \| –$", rows, re.MULTILINE), rows[:800]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_other_windows_leave_out_is_said_once_and_in_its_place(own: Path, tmp_path: Path, undrawn: None) -> None:
-    rescore(run_of(own, "nope", 1), "fixed", None, lambda rows: rows.assign(start=rows["start"] + 1))
+def test_what_other_windows_leave_out_is_said_once_and_in_its_place(
+    experiment_copy: Path, tmp_path: Path, undrawn: None
+) -> None:
+    rescore(run_of(experiment_copy, "nope", 1), "fixed", None, lambda rows: rows.assign(start=rows["start"] + 1))
     for seed in range(4):
-        rows = run_of(own, "alibi", seed).results()[0][1].windows
-        write_evaluation(run_of(own, "alibi", seed), "nonoverlapping", 512, "test", rows[1:], "rescale=yarn")
-    text, printed = written(own, tmp_path / "report")
+        rows = run_of(experiment_copy, "alibi", seed).results()[0][1].windows
+        write_evaluation(
+            run_of(experiment_copy, "alibi", seed), "nonoverlapping", 512, "test", rows[1:], "rescale=yarn"
+        )
+    text, printed = written(experiment_copy, tmp_path / "report")
     assert "## Perplexity by length: fixed\n\nfixed at 256, 512 is left out: alibi seed 0 and nope seed 1" in text
     assert "512 under rescale=yarn scored other windows than as trained, so do not compare the two" in text
     assert text.count("--again` scores all alike") == 2 == printed.count("--again` scores all alike")
 
 
-def test_names_are_text_in_the_page(own: Path, tmp_path: Path) -> None:
-    written(own, tmp_path, title="<b>a & b</b>")
+def test_names_are_text_in_the_page(experiment_copy: Path, tmp_path: Path) -> None:
+    written(experiment_copy, tmp_path, title="<b>a & b</b>")
     page = (tmp_path / "report.html").read_text()
     assert "<b>a" not in page and "&lt;b&gt;a &amp; b" in page
 
@@ -311,15 +315,15 @@ print({{name for name in ("torch", "hydra", "omegaconf", "wandb", "datasets") if
     assert (tmp_path / "report.html").is_file()
 
 
-def test_what_cannot_be_reported_is_said(own: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_reported_is_said(experiment_copy: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="contains no runs"):
         report(tmp_path / "empty")
     with pytest.raises(ConfigError, match="--margin 0 must be above 0"):
-        report(own, margin=0)
+        report(experiment_copy, margin=0)
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
-        written(own, tmp_path / "file" / "there")
+        written(experiment_copy, tmp_path / "file" / "there")
 
 
 @pytest.mark.parametrize(
@@ -348,19 +352,19 @@ def test_a_scheme_looks_the_same_in_every_report_and_no_two_look_alike(experimen
     assert len(set(every.values())) == 4 and looks(runs[runs["scheme"] == "alibi"])["alibi"] == every["alibi"]
 
 
-def test_names_at_the_ends_of_lines_stand_clear() -> None:
-    placed = stand_clear(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
+def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
+    placed = spread_out(np.array([5.0, 5.1, 5.2, 40.0]), room=10, low=0, high=50)
     assert (np.diff(np.sort(placed)) >= 10 - 1e-9).all() and placed[3] == 40
 
 
 def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Path, undrawn: None) -> None:
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.003}
     words = ("model=tiny", "experiment.primary=[qk_rope alibi, nope qk_rope]", "train.context_length=256")
-    text, said = written(fabricate(tmp_path, World(effects, overrides=words)), tmp_path / "report")
+    text, shown = written(fabricate(tmp_path, World(effects, overrides=words)), tmp_path / "report")
     rows = re.findall(r"^(\w+) \| (\w+) \| ([\d.]+) ±[\d.]+ \| [\d.e-]+ \| (\w+)$", text, re.MULTILINE)
     assert [(left, right, verdict) for left, right, _, verdict in rows] == [
         ("alibi", "qk_rope", "differ"),
         ("qk_rope", "nope", "equal"),
     ]
     assert float(rows[0][2]) == pytest.approx(0.1, abs=0.01)
-    assert "Significantly different among the 2 pairs fixed before training: 1" in " ".join(said.split())
+    assert "Of the 2 pairs fixed before training, 1 differs significantly" in " ".join(shown.split())

@@ -24,14 +24,17 @@ COPY = {
 
 
 def frames(
-    of_schemes: Mapping[str, Sequence[Sequence[float]]], name: str = "copy", chance: float = 1 / 16, under: str = ""
+    of_schemes: Mapping[str, Sequence[Sequence[float]]],
+    name: str = "copy",
+    chance: float = 1 / 16,
+    eval_options: str = "",
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The summary and the tidy rows of runs with these accuracies by seed and length, of 50 problems with 4 answers."""
+    """Return the summary and tidy rows of runs with these accuracies by seed and length: 50 problems of 4 answers."""
     runs, rows = [], []
     for scheme, of_seeds in of_schemes.items():
         for seed, accuracies in enumerate(of_seeds):
             run = {"experiment": f"tasks-{name}", "scheme": scheme, "seed": seed, "status": "finished", "loss": 1.0}
-            prints = {f"fingerprint.{what}": f"{name} {what}" for what in ("data", "tokenizer", "config", "batches")}
+            prints = {f"fingerprint.{field}": f"{name} {field}" for field in ("data", "tokenizer", "config", "batches")}
             run |= prints | {"fingerprint.initial_weights": "{}", "diverged": None, "path": f"{name}/{scheme}/{seed}"}
             run |= {"data.source": "task", "data.name": name, "data.lengths": "[2, 16]", "chance": chance, "goal": 0.95}
             runs.append(run | {"parameters": 1e5, "tokens": 2000, "num_steps": 1000, "train.lr": 1e-3})
@@ -43,7 +46,7 @@ def frames(
                     "windows_digest": f"{length}",
                     "length": length,
                 }
-                key |= {"scheme": scheme, "seed": seed, "under": under}
+                key |= {"scheme": scheme, "seed": seed, "under": eval_options}
                 for document in range(50):
                     rows.append(key | {"document": document, "metric": "accuracy", "value": 4 * accuracy, "count": 4.0})
                     rows.append(key | {"document": document, "metric": "exact", "value": accuracy**4, "count": 1.0})
@@ -76,9 +79,9 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
         "alibi": pytest.approx(32 + 32 * (0.94 - goal) / (0.94 - 0.86)),
         "qk_rope": pytest.approx(16 + 4 * (0.965 - goal) / (0.965 - 0.45)),
     }
-    kept = measure(*frames({"alibi": [(1, 1, 1, 1, 0.95)]}, chance=0.5), notes=[])["copy"]
-    assert kept.limits == {"alibi": math.inf}, "0.95 is nine tenths of the way from a half to 1"
-    assert kept.limit_text("alibi") == "≥64"
+    copy_scores = measure(*frames({"alibi": [(1, 1, 1, 1, 0.95)]}, chance=0.5), notes=[])["copy"]
+    assert copy_scores.limits == {"alibi": math.inf}, "0.95 is nine tenths of the way from a half to 1"
+    assert copy_scores.limit_text("alibi") == "≥64"
 
 
 def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +102,13 @@ def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -
 
 def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying: TaskScores) -> None:
     assert copying.steps["scheme"].to_list() == ["alibi"] * 3 + ["qk_rope"] * 2
-    assert copying.steps["steps"].to_list() == pytest.approx([190] * 5)  # where validation accuracy is 0.95
+    assert copying.steps["steps"].to_list() == pytest.approx([190] * 5)  # the first with a validation accuracy of 0.95
 
 
 def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> None:
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)]})
-    other = rows.assign(under="depth=0.5", value=rows["value"] / 2)
-    scored = measure(runs, pd.concat([rows, other]), notes=[])["copy"]
+    rescored = rows.assign(under="depth=0.5", value=rows["value"] / 2)
+    scored = measure(runs, pd.concat([rows, rescored]), notes=[])["copy"]
     assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
     assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
     assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
@@ -147,16 +150,16 @@ def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
     rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "windows_digest"] = "others"
     notes: list[str] = []
     assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
-    assert notes == ["copy at 64: runs had other problems"]
+    assert notes == ["copy at 64: left out, runs had different problems"]
 
 
 def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
     template = environment().get_template("tasks_conclusions.j2")
     continued = {"nope": "1 of 2 tokens as copy/alibi"}
-    said = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
-    assert said == (
+    sentence = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
+    assert sentence == (
         "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
-        "nope was trained for 1 of 2 tokens as copy/alibi, and began the rest with those weights."
+        "nope was first trained for 1 of 2 tokens as copy/alibi, then continued from these weights."
     )
 
 
@@ -164,17 +167,20 @@ def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() ->
     runs, _ = frames(COPY)
     unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
     assert tasks.is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
-    with pytest.raises(ConfigError, match="report each kind alone"):
+    with pytest.raises(ConfigError, match="report each kind separately"):
         tasks.is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
 
 
 def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
     def scores(name: str, schemes: dict[str, float]) -> Any:
         learners = pd.DataFrame({"learnt": 2, "seeds": 2}, index=list(schemes))
-        kept = {"kept_to": schemes.get, "limit_text": lambda scheme: f"{schemes[scheme]:g}", "trained": 16}
-        return SimpleNamespace(name=name, schemes=list(schemes), learners=learners, limits=schemes, **kept)
+        fields = {"kept_to": schemes.get, "limit_text": lambda scheme: f"{schemes[scheme]:g}", "trained": 16}
+        return SimpleNamespace(name=name, schemes=list(schemes), learners=learners, limits=schemes, **fields)
 
-    of = {"copy": scores("copy", {"alibi": 20.0}), "index": scores("index", {"alibi": 17.0, "fox": 36.0, "path": 64.0})}
-    table = summary_table(of)
+    by_task = {
+        "copy": scores("copy", {"alibi": 20.0}),
+        "index": scores("index", {"alibi": 17.0, "fox": 36.0, "path": 64.0}),
+    }
+    table = summary_table(by_task)
     assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"], ["fox", "", "36"]]
     assert list(table) == ["scheme", "copy", "index"]

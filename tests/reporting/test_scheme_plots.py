@@ -1,4 +1,4 @@
-"""What `posbench schemes --plot` draws: the curves against formulas by hand, and the files."""
+"""Curves that `posbench schemes --plot` draws equal formulas by hand; its files are written."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_of_a_rotation_equal_content_scores_the_sum_of_cosines() -> None:
 def test_pictures_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = ["nope", "alibi", "qk_rope", "vo_rope", "kerple", "t5"]  # of 45
     monkeypatch.setattr("posbench.reporting.scheme_plots.choices", lambda *_: drawn)
-    said = StringIO()
-    files = plot_schemes(tmp_path, [], Console(file=said, width=200))
+    output = StringIO()
+    files = plot_schemes(tmp_path, [], Console(file=output, width=200))
     assert {file.name for file in files} == {"scores.svg", "values.svg"}
     scores = (tmp_path / "scores.svg").read_text(encoding="utf-8")
     assert all(f">{name}<" in scores for name in ("alibi", "qk_rope", "kerple")), "a panel each"
-    assert "nothing to draw for" in said.getvalue()
+    assert "nothing to draw for" in output.getvalue()

@@ -44,9 +44,9 @@ def test_pairs_are_the_paired_t_test_and_its_interval() -> None:
         ends = test.confidence_interval(0.95)
         assert pair["difference"] == pytest.approx((TABLE[right] - TABLE[left]).mean()) and pair["difference"] >= 0
         assert (pair["p"], pair["difference_low"], pair["difference_high"]) == pytest.approx((test.pvalue, *ends))
-        below = stats.ttest_1samp(TABLE[right] - TABLE[left], 0.01, alternative="less").pvalue
-        above = stats.ttest_1samp(TABLE[right] - TABLE[left], -0.01, alternative="greater").pvalue
-        assert pair["p_equal"] == pytest.approx(max(below, above))
+        p_below = stats.ttest_1samp(TABLE[right] - TABLE[left], 0.01, alternative="less").pvalue
+        p_above = stats.ttest_1samp(TABLE[right] - TABLE[left], -0.01, alternative="greater").pvalue
+        assert pair["p_equal"] == pytest.approx(max(p_below, p_above))
 
 
 def test_holms_correction_is_by_family() -> None:
@@ -112,23 +112,23 @@ def test_schemes_share_a_letter_exactly_where_their_pair_is_not_decided(apart: s
     order = list("abcdefg")
     pairs = {frozenset((order[i], order[j])) for i, j in apart}
     given_letters = letters(order, pairs)
-    for one, other in combinations(order, 2):
-        share = set(given_letters[one]) & set(given_letters[other])
-        assert bool(share) == (frozenset((one, other)) not in pairs)
+    for first, second in combinations(order, 2):
+        share = set(given_letters[first]) & set(given_letters[second])
+        assert bool(share) == (frozenset((first, second)) not in pairs)
     assert given_letters["a"].startswith("a")
 
 
 def test_conclusions_name_leaders_the_beaten_and_the_least_gap_between_them() -> None:
     table = losses(seeds=6, a=0.0, b=0.001, c=0.2, d=0.3)
-    said = conclusions(["a", "b", "c", "d"], compare(table, "c"))
-    assert (said["leaders"], said["beaten"], said["between"]) == (["a", "b"], ["c", "d"], [])
-    assert said["by"] == pytest.approx(min((table["c"] - table[leader]).mean() for leader in "ab"))
-    assert said["decided"] == 5 and said["pairs"] == 6
+    findings = conclusions(["a", "b", "c", "d"], compare(table, "c"))
+    assert (findings["leaders"], findings["beaten"], findings["between"]) == (["a", "b"], ["c", "d"], [])
+    assert findings["by"] == pytest.approx(min((table["c"] - table[leader]).mean() for leader in "ab"))
+    assert findings["decided"] == 5 and findings["pairs"] == 6
 
 
 def test_a_scheme_that_beats_the_second_leads_alone() -> None:
-    said = conclusions(["a", "b", "c"], compare(losses(seeds=6, a=0.0, b=0.1, c=0.1005), "c"))
-    assert (said["leaders"], said["beaten"], said["between"]) == (["a"], ["b", "c"], [])
+    findings = conclusions(["a", "b", "c"], compare(losses(seeds=6, a=0.0, b=0.1, c=0.1005), "c"))
+    assert (findings["leaders"], findings["beaten"], findings["between"]) == (["a"], ["b", "c"], [])
 
 
 @example([1.3, -1.4, -1.7, -0.1, 1.3, 0.6])  # 0 but for rounding
@@ -145,15 +145,15 @@ def test_tests_by_signs_are_those_of_scipy(values: list[float]) -> None:
 def test_where_pilots_chose_the_rates_a_difference_is_tested_against_what_they_may_cost() -> None:
     plain, chosen = compare(TABLE, "c"), compare(TABLE, "c", pilots=4)
     allowed = np.median(plain["sd"])  # ALLOWED / sqrt(4)
-    for before, after in zip(plain.to_dict("records"), chosen.to_dict("records"), strict=True):
-        apart = TABLE[after["right"]] - TABLE[after["left"]]
+    for plain_pair, allowed_pair in zip(plain.to_dict("records"), chosen.to_dict("records"), strict=True):
+        apart = TABLE[allowed_pair["right"]] - TABLE[allowed_pair["left"]]
         one_sided = stats.ttest_1samp(apart, allowed, alternative="greater").pvalue
-        assert after["p"] == pytest.approx(min(1, 2 * one_sided)) and after["p"] >= before["p"]
-        assert after["detectable"] == pytest.approx(before["detectable"] + allowed)
+        assert allowed_pair["p"] == pytest.approx(min(1, 2 * one_sided)) and allowed_pair["p"] >= plain_pair["p"]
+        assert allowed_pair["detectable"] == pytest.approx(plain_pair["detectable"] + allowed)
         at_most = stats.ttest_1samp(apart, 0.01 - allowed, alternative="less").pvalue
         assert (
-            after["p_equal"] == pytest.approx(at_most if allowed < 0.01 else 1)
-            and after["p_equal"] >= before["p_equal"]
+            allowed_pair["p_equal"] == pytest.approx(at_most if allowed < 0.01 else 1)
+            and allowed_pair["p_equal"] >= plain_pair["p_equal"]
         )
 
 
@@ -161,10 +161,10 @@ def test_tests_of_pairs_that_were_fixed_do_not_depend_on_other_rows() -> None:
     groups = ["a b c", "a elsewhere"]
     alone = compare(TABLE[["a", "b", "c"]], "c", pilots=1, primary=groups).set_index(["left", "right"])
     noisy = TABLE.assign(noisy=TABLE["a"] + [0.5, 0.1, 0.9, 0.0, 0.3])
-    beside = compare(noisy, "c", pilots=1, primary=groups).set_index(["left", "right"])
+    with_others = compare(noisy, "c", pilots=1, primary=groups).set_index(["left", "right"])
     for column in ("allowed", "p", "p_primary"):
-        assert beside.loc[alone.index, column].tolist() == alone[column].tolist()
-    assert beside["p_primary"].notna().sum() == 3
+        assert with_others.loc[alone.index, column].tolist() == alone[column].tolist()
+    assert with_others["p_primary"].notna().sum() == 3
     plain = compare(TABLE[["a", "b", "c"]], "c", primary=groups).set_index(["left", "right"])
     assert alone["p_primary_at_rates"].tolist() == plain["p_primary"].tolist() != alone["p_primary"].tolist()
 
@@ -177,7 +177,7 @@ def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested() -> None:
 
 
 def test_where_seeds_split_in_two_a_mean_decides_nothing() -> None:
-    """Of eight seeds five catch on under one scheme alone: the t-test says 0.01, the signs nothing."""
+    """Five of eight seeds catch on under only one scheme: p is 0.01 by the t-test and above 0.5 by signs."""
     caught_on = np.array([0.3, 0.3, 0.3, 0.3, 0.3, -0.001, -0.001, -0.001])
     table = pd.DataFrame({"early": np.full(8, 2.3), "late": 2.3 + caught_on})
     split = compare(table, "early", primary=["early late"])

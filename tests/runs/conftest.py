@@ -45,11 +45,11 @@ def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def runs(trained: Path, tmp_path: Path) -> Path:
-    """A copy of them."""
+    """Return a copy of the trained runs."""
     return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
 @pytest.fixture
 def run(runs: Path) -> Run:
-    """Seed 0 of the copy."""
+    """Return the run of seed 0 in the copy."""
     return Run(runs / "demo/vo_rope/seed=0")

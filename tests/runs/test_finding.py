@@ -1,4 +1,4 @@
-"""Runs are found below folders, packs and links; what is torn stands in nobody's way."""
+"""Runs are found below folders, packs and links; damaged runs do not hide the others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_a_run_with_a_torn_manifest_is_listed_and_costs_no_other(runs: Path, tor
 
 
 def test_fields_of_a_manifest_that_are_not_known_are_passed_over(run: Run) -> None:
-    before = run.manifest
+    manifest = run.manifest
     content = (run.path / "run.json").read_text()
     (run.path / "run.json").write_text('{"later": 1,' + content.lstrip("{ \n"))
-    assert load_run(run.path).manifest == before
+    assert load_run(run.path).manifest == manifest
 
 
 def test_what_one_reader_does_to_a_configuration_no_other_sees(run: Run) -> None:

@@ -16,14 +16,14 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment
-from posbench.tools.sampling import Drawing, sample
+from posbench.tools.sampling import SamplingConfig, sample
 from posbench.training import train
 from tests.conftest import small_run
 from tests.runs.conftest import WORDS, Evaluate
 
 
 def facts(run: Run) -> tuple[object, ...]:
-    """All that a run says, numbers by their bytes."""
+    """Return all facts that a run stores, with numbers as bytes."""
     results, damaged = run.results()
     assert not damaged
     windows = [(r.key, dict(r.header), r.windows.dtypes.to_dict(), r.windows.to_numpy().tobytes()) for r in results]
@@ -32,7 +32,7 @@ def facts(run: Run) -> tuple[object, ...]:
 
 @pytest.mark.slow
 def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs: Path) -> None:
-    before = {run.path: facts(run) for run in find_runs(runs)}
+    facts_before = {run.path: facts(run) for run in find_runs(runs)}
     assert any(key.protocol == "ngram" for key in find_runs(runs)[0].evaluated())
     frame = posbench.results(runs)
     file = pack_experiment(runs / "demo", None, pytest.fail)
@@ -40,9 +40,9 @@ def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same
     assert file == runs / "demo.zip" and file.read_bytes() == again.read_bytes()
     shutil.rmtree(runs / "demo")
     for place in (runs, runs / "demo", file):
-        assert {run.path: facts(run) for run in find_runs(place)} == before
+        assert {run.path: facts(run) for run in find_runs(place)} == facts_before
     assert [run.path.name for run in find_runs(runs / "demo/vo_rope/seed=1")] == ["seed=1"]
-    assert facts(load_run(runs / "demo/vo_rope/seed=0")) == before[runs / "demo/vo_rope/seed=0"]
+    assert facts(load_run(runs / "demo/vo_rope/seed=0")) == facts_before[runs / "demo/vo_rope/seed=0"]
     pd.testing.assert_frame_equal(posbench.results(runs), frame)
 
 
@@ -68,7 +68,7 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path
 
 def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run, evaluate: Evaluate) -> None:
     [loss] = [result.loss for result in evaluate(run, lengths=(64,), again=True)]
-    whole, text = run.load_model(), sample(run, "", 8, Drawing(0.0, None, 0))
+    whole, text = run.load_model(), sample(run, "", 8, SamplingConfig(0.0, None, 0))
     plain = pack_experiment(runs / "demo", runs.parent / "plain.zip", pytest.fail)
     pack_experiment(runs / "demo", None, pytest.fail, weights=True)
     shutil.rmtree(runs / "demo")
@@ -76,12 +76,12 @@ def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run
     assert packed.has_weights and not find_runs(plain)[0].has_weights
     for ours, theirs in zip(packed.load_model().parameters(), whole.parameters(), strict=True):
         assert (ours - theirs).abs().max() <= theirs.abs().max() / 256
-    assert len(sample(packed, "", 8, Drawing(0.0, None, 0))) == len(text)
+    assert len(sample(packed, "", 8, SamplingConfig(0.0, None, 0))) == len(text)
     [rounded] = [result.loss for result in evaluate(packed, lengths=(64,))]
     assert rounded != loss and rounded == pytest.approx(loss, abs=0.01)
     stored = {str(result.key): result for result in packed.results()[0]}
     assert {"fixed at 64", "fixed at 64 under weights=bfloat16"} <= set(stored)
-    assert [each.path for each in find_runs(runs)] == [run.path, run.path.with_name("seed=1")]
+    assert [found_run.path for found_run in find_runs(runs)] == [run.path, run.path.with_name("seed=1")]
     with pytest.raises(ConfigError, match="has results but no weights"):
         find_runs(plain)[0].load_model()
     with pytest.raises(ConfigError, match="no weights of step 2"):
@@ -89,8 +89,8 @@ def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run
 
 
 def test_a_result_of_another_run_is_left_out(runs: Path) -> None:
-    one, other = find_runs(runs)
-    shutil.copytree(one.path / "eval", other.path / "eval", dirs_exist_ok=True)
+    source, target = find_runs(runs)
+    shutil.copytree(source.path / "eval", target.path / "eval", dirs_exist_ok=True)
     notices: list[str] = []
     pack_experiment(runs / "demo", None, notices.append)
     assert notices and all(

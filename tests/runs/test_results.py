@@ -1,4 +1,4 @@
-"""A result is of the run it lies in, of its weights and its text; what is not is named, and made again when asked."""
+"""A result belongs to its run's folder, weights and text; any other is named, and scored again on request."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ def torn_header(file: Path) -> None:
 def test_a_damaged_result_is_named_and_made_again(
     run: Run, evaluate: Evaluate, protocol: str, length: int, harm: Callable[[Path], None]
 ) -> None:
-    before, _ = run.results()
+    results_before, _ = run.results()
     file = run.path / "eval" / protocol / f"{length}.parquet"
     whole = file.read_bytes()
     harm(file)
     results, [damage] = run.results()
-    assert damage.file == file and len(results) == len(before) - 1
+    assert damage.file == file and len(results) == len(results_before) - 1
     evaluate(run, protocols=(protocol,), lengths=(length,))
     assert run.results()[1] == [] and file.read_bytes() == whole
-    assert [r.loss for r in run.results()[0]] == [r.loss for r in before]
+    assert [r.loss for r in run.results()[0]] == [r.loss for r in results_before]
 
 
 def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) -> None:
-    other = Run(run.path.with_name("seed=1"))
-    [before] = [result.loss for result in other.results()[0] if result.protocol == "validation"]
-    shutil.rmtree(other.path / "eval")
-    shutil.copytree(run.path / "eval", other.path / "eval")
-    results, damaged = other.results()
+    other_run = Run(run.path.with_name("seed=1"))
+    [loss] = [result.loss for result in other_run.results()[0] if result.protocol == "validation"]
+    shutil.rmtree(other_run.path / "eval")
+    shutil.copytree(run.path / "eval", other_run.path / "eval")
+    results, damaged = other_run.results()
     assert not results
-    assert {damage.why for damage in damaged} == {"its header says run=demo/vo_rope/seed=0, not demo/vo_rope/seed=1"}
-    evaluate(other, protocols=("validation",))
-    assert [result.loss for result in other.results()[0]] == [before]
+    assert {damage.reason for damage in damaged} == {"its header says run=demo/vo_rope/seed=0, not demo/vo_rope/seed=1"}
+    evaluate(other_run, protocols=("validation",))
+    assert [result.loss for result in other_run.results()[0]] == [loss]
 
 
 def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> None:
     fingerprints = run.manifest.fingerprints
     run.update_manifest(weights="0" * 64)
-    assert not run.results()[0] and all("says weights=" in damage.why for damage in run.results()[1])
+    assert not run.results()[0] and all("says weights=" in damage.reason for damage in run.results()[1])
     run.update_manifest(fingerprints=type(fingerprints)(**{**vars(fingerprints), "data": "1" * 64}))
-    assert not run.results()[0] and all("says data=" in damage.why for damage in run.results()[1])
+    assert not run.results()[0] and all("says data=" in damage.reason for damage in run.results()[1])
 
 
 def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -> None:
@@ -81,7 +81,7 @@ def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"64.{suffix}", folder / f"128.{suffix}")
     [damage] = run.results()[1]
-    assert damage.key == ResultKey("fixed", 128) and damage.why == "its header says length=64, not 128"
+    assert damage.key == ResultKey("fixed", 128) and damage.reason == "its header says length=64, not 128"
 
 
 def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
@@ -91,7 +91,10 @@ def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Eva
     assert (run.path / "eval/fixed/64@base=1e2.parquet").is_file()
     assert changed.header["weights"] == trained.header["weights"] == run.manifest.weights
     same = run.load_model(under=["base=10000.0"])
-    assert all(one.equal(other) for one, other in zip(same.parameters(), run.load_model().parameters(), strict=True))
+    assert all(
+        parameter.equal(original)
+        for parameter, original in zip(same.parameters(), run.load_model().parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,33 +118,33 @@ def test_older_weights_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -
     assert same.key.under == (), "the last step is what is read anyway"
 
 
-@pytest.mark.parametrize("why", ["does not match its checksum", "is missing"])
+@pytest.mark.parametrize("reason", ["does not match its checksum", "is missing"])
 def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
-    run: Run, evaluate: Evaluate, why: str
+    run: Run, evaluate: Evaluate, reason: str
 ) -> None:
     checkpoints = run.path / "checkpoints"
     (checkpoints / "step=00000004" / "optimizer.safetensors").unlink()
     run.load_model()  # which needs no optimizer
-    if why == "is missing":
+    if reason == "is missing":
         shutil.rmtree(checkpoints / "step=00000004")
     else:
         file = checkpoints / "step=00000004" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ConfigError, match=rf"step 4 .*{why}.* with --at-step \(there are: 2\)"):
+    with pytest.raises(ConfigError, match=rf"step 4 .*{reason}.* with --at-step \(there are: 2\)"):
         run.load_model()
     with pytest.raises(ConfigError, match=r"step 4 .*--at-step"):
         evaluate(run, protocols=("fixed",), lengths=(128,))
     run.load_model(at_step=2)
     shutil.rmtree(checkpoints / "step=00000002")
-    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train it again"):
+    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train the run again"):
         run.load_model()
 
 
 def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, evaluate: Evaluate) -> None:
     header = run.path / "eval/fixed/64.json"
-    before = header.read_bytes()
+    header_bytes = header.read_bytes()
     assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype="auto")[0].header["dtype"] == "float32"
-    assert header.read_bytes() == before
+    assert header.read_bytes() == header_bytes
     (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
 
@@ -158,8 +161,10 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
     assert torch.equal(run.load_model(["scheme=nope"])(tokens), nope(tokens))
     file = tmp_path / "mine.py"
     file.write_text("from posbench.schemes import Scheme\n\n\nclass Mine(Scheme):\n    pass\n", encoding="utf-8")
-    [own] = evaluate(run, protocols=("fixed",), lengths=(64,), under=(f"scheme={file}:Mine",))
-    assert own.loss == read.loss and own.key in run.evaluated(), "found again, though its name has the folder's slashes"
+    [rescored] = evaluate(run, protocols=("fixed",), lengths=(64,), under=(f"scheme={file}:Mine",))
+    assert rescored.loss == read.loss and rescored.key in run.evaluated(), (
+        "found again, though its name has the folder's slashes"
+    )
     near = replace(run.config, scheme=replace(run.config.scheme, options={**run.config.scheme.options, "window": 8}))
     windowed = run.path.parent / "seed=9"
     shutil.copytree(run.path, windowed)
@@ -168,9 +173,11 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
     turned = run.load_model(["base=1e2", "scheme=qk_rope"])  # options are of the scheme that is named, in any order
     assert turned.scheme[0].sites == {"q", "k"} and turned.scheme[0].base == 100
     learned = train(compose([*small_run(documents, cache, tmp_path), *WORDS, "scheme=t5"]))
-    nope.load_state_dict({name: of for name, of in learned.load_weights().items() if not name.startswith("scheme.")})
+    nope.load_state_dict(
+        {name: tensor for name, tensor in learned.load_weights().items() if not name.startswith("scheme.")}
+    )
     assert torch.equal(learned.load_model(["scheme=nope"])(tokens), nope(tokens))
     with pytest.raises(ConfigError, match="--under changes the parameters"):
         run.load_model(["scheme=t5"])
-    with pytest.raises(ConfigError, match="scheme=sink_nope has another attention than demo/vo_rope/seed=0"):
+    with pytest.raises(ConfigError, match="scheme=sink_nope has another kind of attention than demo/vo_rope/seed=0"):
         run.load_model(["scheme=sink_nope"])

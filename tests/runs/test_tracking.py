@@ -1,4 +1,4 @@
-"""A run is shown in wandb, here offline: what is logged, under which id, and that it never stops the run."""
+"""wandb, here offline, shows a run's metrics under the right id, and never stops the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Config]
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine is seen, and wandb's own folders are the test's."""
+    """Hide the machine's settings of wandb, and put its folders into the test's."""
     for name in os.environ:
         if name.startswith("WANDB_"):
             monkeypatch.delenv(name)
@@ -43,30 +43,30 @@ def recordings(run: Run) -> list[Path]:
 
 @cache
 def records(recording: Path) -> list[dict[str, Any]]:
-    """What a recording holds, read by wandb's own reader."""
+    """Return the records of a recording, read by wandb's own reader."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
 def header(recording: Path) -> dict[str, Any]:
-    [found] = [record["run"] for record in records(recording) if record["type"] == "run"]
-    return dict(found)
+    [run_record] = [record["run"] for record in records(recording) if record["type"] == "run"]
+    return dict(run_record)
 
 
 def history(recording: Path) -> list[dict[str, Any]]:
-    """Logged rows without wandb's own keys."""
+    """Return the logged rows without wandb's own keys."""
     items = [record["history"]["item"] for record in records(recording) if record["type"] == "history"]
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
 def summary(recording: Path) -> dict[str, Any]:
-    found = [record["summary"]["update"] for record in records(recording) if record["type"] == "summary"]
-    return {key: value for update in found for key, value in update.items()}
+    updates = [record["summary"]["update"] for record in records(recording) if record["type"] == "summary"]
+    return {key: value for update in updates for key, value in update.items()}
 
 
 def as_logged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How rows of metrics.jsonl look in wandb."""
+    """Return rows of metrics.jsonl in the form that wandb shows."""
     at = ("kind", "step", "tokens")
     return [
         {"tokens": row["tokens"], **{f"{row['kind']}/{key}": value for key, value in row.items() if key not in at}}
@@ -104,13 +104,13 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
     assert not about.get("host") and not {"runs_dir", "tracking"} & set(sent) and "cache_dir" not in sent["data"]
 
     train(config(*words))
-    [second] = [each for each in recordings(run) if each != first]
+    [second] = [folder for folder in recordings(run) if folder != first]
     assert run.manifest.wandb == record and header(second)["run_id"] == record["id"]
     assert history(second) == as_logged(run.logged)[2:], "from the checkpoint of step 4 on"
     assert (summary(second)["loss"], summary(second)["tokens"]) == (run.manifest.loss, run.manifest.tokens)
 
     evaluate(run, lengths=[64], protocols=["fixed"], quiet=True)
-    [third] = [each for each in recordings(run) if each not in (first, second)]
+    [third] = [folder for folder in recordings(run) if folder not in (first, second)]
     assert run.manifest.wandb == record and header(third)["run_id"] == record["id"]
     [fixed] = [result for result in run.results()[0] if result.protocol == "fixed"]
     figures = summary(third)
@@ -149,7 +149,7 @@ def test_without_a_key_or_a_server_it_records_offline(
     config: Make, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens on this port
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
     for seed in (0, 1):
@@ -167,8 +167,8 @@ def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
     monkeypatch.setattr("wandb.init", broken)
     run = train(config("tracking=wandb", "train.steps=2"))
     assert run.is_finished and run.manifest.wandb is None
-    said = capsys.readouterr().err
-    assert "wandb cannot record here (disk full): not tracked" in said
+    messages = capsys.readouterr().err
+    assert "wandb cannot record here (disk full): not tracked" in messages
 
 
 @pytest.mark.slow
@@ -176,9 +176,9 @@ def test_the_folder_of_a_report_is_an_artifact(tmp_path: Path) -> None:
     for name in ("report.html", "table.csv", "latex/loss.tex"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"this is {name}")
-    said = tracking.log_report(tmp_path, "demo", {"project": "ours", "entity": None})
+    message = tracking.log_report(tmp_path, "demo", {"project": "ours", "entity": None})
     assert (
-        said
+        message
         == f"artifact report-demo of project ours: wandb recorded offline; upload with: wandb sync {tmp_path}/wandb"
     )
     [recording] = (tmp_path / "wandb").glob("offline-run-*")

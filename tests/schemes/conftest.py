@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Of more than one piece and no more: a definition takes the square of their length."""
+    """Shorten windows to just over one piece: a definition's cost is quadratic in the length."""
     monkeypatch.setattr("posbench.verify.specimen.LENGTH", 80)

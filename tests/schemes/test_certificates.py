@@ -65,10 +65,10 @@ def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(
 
 
 def turn_with(**broken):
-    """`rotary.turn` with one thing changed."""
+    """Return `rotary.turn` with one change."""
 
-    def turn(x, by, inverse=False):
-        cos, sin = by.cos.to(x.dtype), by.sin.to(x.dtype)
+    def turn(x, rotation, inverse=False):
+        cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
         if inverse:
             sin = -sin
             cos = -cos if broken.get("negate_cos") else cos
@@ -91,7 +91,7 @@ def angles_in(dtype):
 
 
 def scaled_bias(self, q, k, gates, at):
-    """ALiBi's, divided by sqrt(D) as the product is."""
+    """Return ALiBi's bias divided by sqrt(D), like the product."""
     return lambda b, h, i, j: torch.exp2(self.exponents[h]) * -at.distance(b, i, j) / self.shape.head_dim**0.5
 
 
@@ -114,9 +114,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault, monkeypatch):
-    where, name, broken, noticed_by = FAULTS[fault]
-    monkeypatch.setattr(where, name, broken)
-    row = "alibi" if where in (alibi, Alibi) else "qkvo_rope"
+    owner, name, broken, noticed_by = FAULTS[fault]
+    monkeypatch.setattr(owner, name, broken)
+    row = "alibi" if owner in (alibi, Alibi) else "qkvo_rope"
     assert failures(certify(certificate_config(row, [ONE_LAYER]))) >= set(noticed_by.split())
 
 
@@ -124,9 +124,9 @@ def test_a_fault_is_noticed(fault, monkeypatch):
 def test_a_pair_that_bfloat16_leaves_as_it_came_is_noticed(name, pair, monkeypatch):
     turn = rotary.turn
 
-    def broken(x, by, inverse=False):
-        kept = torch.arange(x.shape[-1]) % (x.shape[-1] // 2) == pair
-        return torch.where(kept & (x.dtype == torch.bfloat16), x, turn(x, by, inverse))
+    def broken(x, rotation, inverse=False):
+        unturned = torch.arange(x.shape[-1]) % (x.shape[-1] // 2) == pair
+        return torch.where(unturned & (x.dtype == torch.bfloat16), x, turn(x, rotation, inverse))
 
     monkeypatch.setattr(rotary, "turn", broken)
     assert failures(certify(certificate_config(name, [ONE_LAYER]))) == {"bf16"}
@@ -137,7 +137,7 @@ def zeros_for(kernel):
 
 
 def forgetful(append):
-    """`KVCache.append` whose keys and values of earlier pieces are gone."""
+    """Return a `KVCache.append` that drops keys and values of earlier pieces."""
 
     def broken(self, *new, window=None):
         return tuple(
@@ -159,15 +159,15 @@ PATHS = {
 
 @pytest.mark.parametrize("path, name", [(path, name) for path, (*_, names) in PATHS.items() for name in names])
 def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
-    where, function, broken, _ = PATHS[path]
-    monkeypatch.setattr(where, function, broken(getattr(where, function)))
+    owner, function, broken, _ = PATHS[path]
+    monkeypatch.setattr(owner, function, broken(getattr(owner, function)))
     certificate = certify(certificate_config(name, [ONE_LAYER]))
     for numbers in ("fp32", "bf16"):
         assert not certificate[numbers].holds and certificate[numbers].worst_path.endswith(path)
 
 
 def without_gradient(kernel):
-    """A kernel whose bias gets no gradient."""
+    """Return a kernel whose bias gets no gradient."""
     return lambda q, k, v, bias, *rest: kernel(q, k, v, lambda *at: bias(*at).detach(), *rest)
 
 
@@ -176,8 +176,8 @@ def without_gradient(kernel):
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
-        error, where = gradients(Specimen.build(certificate_config(name, [ONE_LAYER])))
-    assert error > SLOPE and where.startswith(f"{path}, ")
+        error, worst = gradients(Specimen.build(certificate_config(name, [ONE_LAYER])))
+    assert error > SLOPE and worst.startswith(f"{path}, ")
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.9999, 1.0])
@@ -219,27 +219,27 @@ def test_relative_is_measured_not_read_off_the_formula():
 FORMATS = {"fp32": (torch.float32, 2.0**-24), "bf16": (torch.bfloat16, 2.0**-8)}
 
 
-def beyond(name, how):
-    """The paths of a scheme whose errors are beyond the limit."""
-    specimen, (dtype, rounding) = Specimen.build(certificate_config(name)), FORMATS[how]
+def beyond(name, number_format):
+    """Return the paths of a scheme whose errors are beyond the limit."""
+    specimen, (dtype, rounding) = Specimen.build(certificate_config(name)), FORMATS[number_format]
     narrow = copy.deepcopy(specimen.narrow)
     narrow.compute_dtype = dtype
     errors = dict(training_errors(specimen, narrow, dtype, rounding, compiled=False))
     assert len(errors) >= len(list(narrow.parameters()))
-    return {path: error for path, error in errors.items() if not error <= ROUNDINGS[how]}
+    return {path: error for path, error in errors.items() if not error <= ROUNDINGS[number_format]}
 
 
-@pytest.mark.parametrize("how", FORMATS)
+@pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(
     "name",
     ["nope", "qkvo_rope", "alibi", "t5", "fire", "fox", "selective_rope", "dape", "qk_rope_learned", "linear_alibi"],
 )
-def test_gradients_of_all_weights_are_those_of_float64(name, how):
-    assert beyond(name, how) == {}
+def test_gradients_of_all_weights_are_those_of_float64(name, number_format):
+    assert beyond(name, number_format) == {}
 
 
 def narrow_kernel(monkeypatch, kernel):
-    """The CPU's usual kernels for biased attention replaced, but for the float64 that they are held to."""
+    """Replace the CPU's kernels for biased attention, except in float64, which is the reference."""
     for path in ("masked", "short"):
         exact = getattr(kernels, path)
         monkeypatch.setattr(
@@ -249,15 +249,15 @@ def narrow_kernel(monkeypatch, kernel):
         )
 
 
-@pytest.mark.parametrize("how", FORMATS)
-def test_a_gradient_that_misses_a_term_is_noticed(how, monkeypatch):
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_a_gradient_that_misses_a_term_is_noticed(number_format, monkeypatch):
     narrow_kernel(monkeypatch, lambda exact, q, k, v, *rest: exact(q, k, v.detach(), *rest))
-    assert any("qkv" in path for path in beyond("alibi", how))
+    assert any("qkv" in path for path in beyond("alibi", number_format))
 
 
 def test_a_learned_bias_without_gradient_is_noticed(monkeypatch):
     narrow_kernel(monkeypatch, lambda exact, *rest: without_gradient(exact)(*rest))
-    places = {f"eager gradient of scheme.layers.0.table{of}" for of in ("", " (positions)", " (documents)")}
+    places = {f"eager gradient of scheme.layers.0.table{variant}" for variant in ("", " (positions)", " (documents)")}
     assert set(beyond("t5", "fp32")) == places
 
 
@@ -269,8 +269,8 @@ def console():
     return Console(file=io.StringIO(), width=80)
 
 
-def own(name):
-    """The words of a scheme of `trials.py`."""
+def trial_words(name):
+    """Return the overrides for a scheme of `trials.py`."""
     return ["nope", f"scheme.name={name.lower()}", f"scheme.kind={trial(name).kind}"]
 
 
@@ -291,19 +291,19 @@ def test_an_unknown_scheme_is_refused_before_anything_is_measured(console):
 
 
 def test_verify_fails_with_the_reason(console):
-    assert not verify(own("Modest"), console)
-    said = " ".join(console.file.getvalue().split())
-    assert "FAIL modest: shift is 0, must be above 0.001 (promised absolute, measured relative)" in said
-    assert "modest: there is no NumPy reference of this scheme" in said
-    assert said.endswith("1 of 1 scheme failed: modest")
+    assert not verify(trial_words("Modest"), console)
+    output = " ".join(console.file.getvalue().split())
+    assert "FAIL modest: shift is 0, must be above 0.001 (promised absolute, measured relative)" in output
+    assert "modest: there is no NumPy reference of this scheme" in output
+    assert output.endswith("1 of 1 scheme failed: modest")
 
 
 def test_a_scheme_for_text_only_passes_and_is_marked(console):
-    assert verify([*own("Bump"), ONE_LAYER], console)
-    said = " ".join(console.file.getvalue().split())
-    assert "Bump is for text only: its hooks take positions [T]" in said
+    assert verify([*trial_words("Bump"), ONE_LAYER], console)
+    output = " ".join(console.file.getvalue().split())
+    assert "Bump is for text only: its hooks take positions [T]" in output
     assert next(line for line in console.file.getvalue().splitlines() if line.startswith("bump ")).endswith(" text")
-    assert said.endswith("1 scheme: all checks passed")
+    assert output.endswith("1 scheme: all checks passed")
 
 
 @pytest.mark.slow
@@ -315,12 +315,12 @@ def test_schemes_are_listed_with_their_promises(console, tmp_path):
     }.items():
         (tmp_path / "scheme" / f"{name}.yaml").write_text(f"# By turns.\nname: {name}\n{row}\n")
     list_schemes(console, tmp_path)
-    said = console.file.getvalue()
-    assert all(f"\n{name}" in said for name in choices("scheme"))
-    assert f"kinds: {', '.join(SCHEMES)}" in " ".join(said.split())
+    output = console.file.getvalue()
+    assert all(f"\n{name}" in output for name in choices("scheme"))
+    assert f"kinds: {', '.join(SCHEMES)}" in " ".join(output.split())
     groups = ("no position", "nope", "rotations", "qk_rope", "biases", "alibi", "added")
-    assert [said.index(f"\n{row}") for row in groups] == sorted(said.index(f"\n{row}") for row in groups)
-    assert re.search(r"\nturns +relative +By turns\.", said)
+    assert [output.index(f"\n{row}") for row in groups] == sorted(output.index(f"\n{row}") for row in groups)
+    assert re.search(r"\nturns +relative +By turns\.", output)
     assert verify(["turns", f"--config-dir={tmp_path}"], console)
 
 
@@ -335,7 +335,7 @@ class RowZero(Scheme):
 
 
 class Deaf(Scheme):
-    """Its queries and values send no gradient back."""
+    """A scheme whose queries and values send no gradient back."""
 
     def q(self, x, pos):
         return x.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posbench.system.inductor import share_no_row_buffers
+from posbench.system.torch_internals import share_no_row_buffers
 from posbench.verify import certificate_config
 from posbench.verify.gradients import gradients_of
 from posbench.verify.specimen import Specimen
@@ -81,4 +81,4 @@ def test_rows_of_a_vectorised_loop_share_no_buffer(monkeypatch):
     # torch's own patch: pytest's would delete the setting at the end instead of restoring it
     with torch.compiler.config.patch(cache_key_tag="row buffers"):
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
-            assert error() > 1  # if torch has mended this, posbench/system/inductor.py can go
+            assert error() > 1  # if torch has mended this, share_no_row_buffers can go

@@ -1,6 +1,6 @@
-"""One number a scheme that may not move: the loss, in nats, of a fixed small decoder in float64 on fixed tokens.
+"""Every scheme has one golden loss: in nats, of a fixed small decoder in float64 on fixed tokens.
 
-The certificates say what a scheme must be; this says that it is today what it was when it was added.
+Certificates check a scheme's properties; this checks that it has not changed since it was added.
 """
 
 import json

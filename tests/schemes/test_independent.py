@@ -6,16 +6,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, T5Config, XLNetConfig
+from transformers import (
+    BloomModel,
+    DistilBertConfig,
+    DistilBertModel,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MptModel,
+    T5Config,
+    T5Model,
+    XLNetConfig,
+    XLNetModel,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
-from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
-from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from posbench.attention.kernels import attend
 from posbench.composition.compose import compose
@@ -45,7 +52,7 @@ def random(*shape, seed=2):
 
 
 def scheme_of(kind, shape=SHAPE, **options):
-    """The scheme of a layer in float64, what it learns drawn."""
+    """Return the scheme of a layer in float64 with random parameters."""
     scheme = build_scheme(SchemeConfig("mine", kind, options), shape).double()[0]
     for n, parameter in enumerate(scheme.parameters()):
         parameter.data = random(*parameter.shape, seed=n)
@@ -53,7 +60,7 @@ def scheme_of(kind, shape=SHAPE, **options):
 
 
 def whole(scheme, q=None, k=None, offset=0, length=T):
-    """The bias of every pair of tokens of a window that begins at position `offset`, [1 or B, H, T, T]."""
+    """Return the bias of every pair of tokens of a window that begins at position `offset`, [1 or B, H, T, T]."""
     q = random(1, scheme.shape.num_heads, length, D) if q is None else q
     at = Placement(scheme.prepare(torch.arange(offset, offset + q.shape[2]), q.shape[2]), offset, offset, q.shape[2])
     bias, rows = scheme.bias(q, k, None, at), torch.arange(q.shape[2])
@@ -62,7 +69,7 @@ def whole(scheme, q=None, k=None, offset=0, length=T):
 
 
 def llama_like(model, base):
-    """transformers' LLaMA with the weights of `model`, in float64."""
+    """Return transformers' LLaMA with the weights of `model`, in float64."""
     m = model.config
     llama = LlamaForCausalLM(
         LlamaConfig(
@@ -120,8 +127,10 @@ def test_qk_equals_hugging_face_llama(base, extra, monkeypatch):
 @pytest.mark.parametrize("num_heads", range(1, 34))
 def test_alibi_slopes_and_bias_equal_those_of_bloom_and_mpt(num_heads):
     ours = whole(scheme_of("alibi", Shape(64, num_heads, num_heads, 16)), length=20)[0]
-    bloom = build_alibi_tensor(torch.ones(1, 20), num_heads, torch.float32).view(num_heads, 20).double()
-    mpt = build_mpt_alibi_tensor(num_heads, 20).view(num_heads, 20).double()
+    bloom = (
+        BloomModel.build_alibi_tensor(None, torch.ones(1, 20), num_heads, torch.float32).view(num_heads, 20).double()
+    )
+    mpt = MptModel.build_mpt_alibi_tensor(None, num_heads, 20).view(num_heads, 20).double()
     for theirs in (bloom, mpt):
         # Both write the bias of the last query, up to a constant of the row, which a softmax drops; ours is 0 at j = i.
         assert torch.allclose(slopes(num_heads), (theirs[:, -1] - theirs[:, 0]) / 19, rtol=1e-6, atol=0)
@@ -135,23 +144,30 @@ def test_alibi_slopes_by_hand():
 
 
 def test_the_sinusoidal_table_equals_distilberts():
-    theirs = torch.empty(T, 48, dtype=torch.float64)
-    create_sinusoidal_embeddings(T, 48, theirs)
+    config = DistilBertConfig(dim=48, n_heads=4, n_layers=1, max_position_embeddings=T, sinusoidal_pos_embds=True)
+    theirs = DistilBertModel(config).embeddings.position_embeddings.weight.double()
     scheme, x = scheme_of("sinusoidal", Shape(48, 4, 4, 12, embedding_std=0.5), amplitude=3.0), random(2, T, 48)
     added = scheme.embed(x, scheme.prepare(torch.arange(T), T)) - x
     assert torch.allclose(added, 1.5 * theirs.expand(2, -1, -1), rtol=0, atol=1e-6)
 
 
+def t5_attention(num_buckets=32, max_distance=128):
+    """Return the self-attention of a T5 decoder's first layer, which has the biases."""
+    sizes = {"d_model": 48, "num_heads": H, "d_kv": D, "num_layers": 1}
+    buckets = {"relative_attention_num_buckets": num_buckets, "relative_attention_max_distance": max_distance}
+    return T5Model(T5Config(**sizes, **buckets)).decoder.block[0].layer[0].SelfAttention
+
+
 @pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 20), (2, 9), (32, 1000)])
 def test_the_buckets_are_t5s(num_buckets, max_distance):
-    distances = torch.cat((torch.arange(5000), torch.arange(5000, 3_000_000, 997)))
-    theirs = T5Attention._relative_position_bucket(-distances, False, num_buckets, max_distance)
-    assert torch.equal(buckets_of(distances, num_buckets, max_distance), theirs)
+    theirs, length = t5_attention(num_buckets, max_distance), 3_000_000
+    theirs.relative_attention_bias.weight.data = torch.arange(float(num_buckets))[:, None].expand(-1, H)
+    buckets = theirs.compute_bias(length, 1)[0, 0, :, 0]  # every distance to the first token
+    assert torch.equal(buckets_of(torch.arange(length), num_buckets, max_distance), buckets.long())
 
 
 def test_the_bias_of_t5_is_that_of_its_decoder():
-    theirs = T5Attention(T5Config(d_model=48, num_heads=H, d_kv=D, is_decoder=True), has_relative_attention_bias=True)
-    scheme = scheme_of("t5")
+    theirs, scheme = t5_attention(), scheme_of("t5")
     theirs.relative_attention_bias.weight.data = scheme.table.data
     expected = theirs.compute_bias(T, T).tril()
     assert expected.dtype == torch.float64 and torch.equal(whole(scheme).tril(), expected)
@@ -159,7 +175,7 @@ def test_the_bias_of_t5_is_that_of_its_decoder():
 
 
 def test_the_bias_of_fire_is_its_perceptron():
-    """A softmax alone does not feel the output's own bias; beside a sink it counts."""
+    """A plain softmax ignores the output's own bias; with a sink it counts."""
     fire, i = scheme_of("fire", hidden=5), torch.arange(T)
     c, L = F.softplus(fire.c), F.softplus(fire.L) * fire.shape.context_length
     distances = (i[:, None] - i).clamp(min=0)
@@ -183,7 +199,7 @@ def test_shaws_keys_are_those_of_wav2vec2_bert(clip):
 def test_the_scores_of_transformer_xl_are_those_of_xlnets_code(channels):
     scheme, width = scheme_of("transformer_xl", channels=channels), channels or D
     q, k, v = random(2, H, T, D), random(2, HKV, T, D, seed=3), random(2, HKV, T, D, seed=4)
-    theirs = XLNetRelativeAttention(XLNetConfig(d_model=H * D, n_head=H)).double().eval()
+    theirs = XLNetModel(XLNetConfig(d_model=H * D, n_head=H, n_layer=1)).layer[0].rel_attn.double().eval()
     theirs.r_w_bias.data, theirs.r_r_bias.data = scheme.content.data, scheme.position.data
     frequencies = 1 / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     r = XLNetModel.positional_embedding(torch.arange(T, -T, -1, dtype=torch.float64), frequencies, 2)
@@ -200,7 +216,7 @@ def test_the_scores_of_transformer_xl_are_those_of_xlnets_code(channels):
 
 
 def cope_by_loops(scheme, q, k):
-    """As facebookresearch/RAM projects/cope, query by query, where its whole-window tensors need a mask."""
+    """Compute facebookresearch/RAM projects/cope query by query, which needs no mask."""
     e, out = scheme.e, []
     for i in range(q.shape[2]):
         scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(D)  # [B, H, 1, i + 1]
@@ -213,7 +229,7 @@ def cope_by_loops(scheme, q, k):
 
 
 def dape_by_loops(scheme, q, k):
-    """As chuanyang-Zheng/DAPE: `alibi + mlp(cat(scores, alibi))` over heads, at each pair of tokens."""
+    """Compute chuanyang-Zheng/DAPE: `alibi + mlp(cat(scores, alibi))` over heads, at each pair of tokens."""
     out = []
     for i in range(q.shape[2]):
         scores = (q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(D))[:, :, 0]  # [B, H, i + 1]
@@ -221,30 +237,32 @@ def dape_by_loops(scheme, q, k):
         alibi = (alibi.double() * (i - torch.arange(i + 1))).expand_as(scores)
         pairs = torch.cat((scores, alibi), dim=1)  # [B, 2 H, i + 1]
         hidden = F.leaky_relu(torch.einsum("wc,bcj->bwj", scheme.inner, pairs) + scheme.inner_constant[:, None])
-        made = torch.einsum("hw,bwj->bhj", scheme.outer, hidden) + scheme.outer_constant[:, None]
-        out.append((alibi + made)[:, :, None])
+        mixed = torch.einsum("hw,bwj->bhj", scheme.outer, hidden) + scheme.outer_constant[:, None]
+        out.append((alibi + mixed)[:, :, None])
     return out
 
 
 @pytest.mark.parametrize("rows", [70, 33, 1])
 def test_path_is_its_authors_decoding_step_with_its_gradients(rows):
-    """As flash-linear-attention decodes: each token takes from every kept key its part along the token's w."""
+    """Decoding in flash-linear-attention: each token removes from every past key the part along its w."""
     T, D = 70, 8
     q, k, w = (random(2, H, T, D, seed=seed).requires_grad_() for seed in range(3))
     b = (2 * random(2, H, T, 1, seed=3).sigmoid()).detach().requires_grad_()
-    direction, kept, scores = F.normalize(w, dim=-1), k[:, :, :0], []
+    direction, keys, scores = F.normalize(w, dim=-1), k[:, :, :0], []
     for i in range(T):
         w_i = direction[:, :, i : i + 1]
-        kept = torch.cat((kept - b[:, :, i : i + 1] * (kept * w_i).sum(-1, keepdim=True) * w_i, k[:, :, i : i + 1]), 2)
-        scores.append(F.pad(q[:, :, i : i + 1] @ kept.mT, (0, T - 1 - i)))
+        keys = torch.cat((keys - b[:, :, i : i + 1] * (keys * w_i).sum(-1, keepdim=True) * w_i, k[:, :, i : i + 1]), 2)
+        scores.append(F.pad(q[:, :, i : i + 1] @ keys.mT, (0, T - 1 - i)))
     theirs = torch.cat(scores, 2)[:, :, T - rows :]
-    seen = torch.ones(T, T, dtype=torch.bool).tril()[T - rows :]
-    ours = reflected(q[:, :, T - rows :], k, direction, b) * seen
+    visible = torch.ones(T, T, dtype=torch.bool).tril()[T - rows :]
+    ours = reflected(q[:, :, T - rows :], k, direction, b) * visible
     assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
     leaves = (q, k, w, b)
     grads = [torch.autograd.grad(s.sin().sum(), leaves, retain_graph=True) for s in (ours, theirs)]
     pairs = zip(*grads, strict=True)
-    assert all(one.abs().max() > 1e-3 and (one - other).abs().max() < 1e-10 for one, other in pairs)
+    assert all(
+        gradient.abs().max() > 1e-3 and (gradient - expected).abs().max() < 1e-10 for gradient, expected in pairs
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,12 +277,14 @@ def test_biases_that_read_keys_are_their_papers_code_with_its_gradients(kind, by
     assert theirs.abs().max() > 1 and (ours.tril() - theirs).abs().max() < 1e-12
     weight, leaves = random(2, H, length, length, seed=5).tril(), [q, k, *scheme.parameters()]
     pairs = zip(*(torch.autograd.grad((bias * weight).sum(), leaves) for bias in (ours, theirs)), strict=True)
-    assert all(one.abs().max() > 1e-3 and (one - other).abs().max() < 1e-10 for one, other in pairs)
+    assert all(
+        gradient.abs().max() > 1e-3 and (gradient - expected).abs().max() < 1e-10 for gradient, expected in pairs
+    )
 
 
 @torch.no_grad()
 def test_selective_rope_that_selects_nothing_is_rope():
-    """Its sums begin with the first token's own, so angles count from 1: scores are of differences all the same."""
+    """Sums include the first token, so angles count from 1; scores depend only on differences."""
     models = []
     for words in (("qk_rope", []), ("selective_rope", ["scheme.base=10000"])):
         model = build_model(certificate_config(*words), VOCAB)
@@ -284,19 +304,22 @@ def test_repo_is_transformers_rotation_at_the_positions_that_its_authors_map_giv
     monkeypatch.setattr(modeling_llama, "torch", Float64())
     scheme, positions = scheme_of("repo", base=10000.0), torch.arange(T)
     x, q, k = random(2, T, 48), random(2, H, T, D, seed=3), random(2, HKV, T, D, seed=4)
-    made = scheme.gate(x, positions)
+    learned = scheme.gate(x, positions)
     z = (F.silu(x @ scheme.G.t()) * (x @ scheme.A.t())) @ scheme.u.t()  # [B, T, Hkv], as SakanaAI/repo's final_map
     assert z.std() > 1
     rope = scheme_of("rotary", sites=["q", "k"])
-    for gates, places in ((made, z), (positions.double().expand(2, HKV, T)[..., None], positions.expand(HKV, -1).t())):
+    for gates, places in (
+        (learned, z),
+        (positions.double().expand(2, HKV, T)[..., None], positions.expand(HKV, -1).t()),
+    ):
         angles = places[..., None] / 10000 ** (torch.arange(0, D, 2).double() / D)  # [B, T, Hkv, D/2]
         cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
         for tensor, move in ((q, scheme.q), (k, scheme.k)):
             group = tensor.shape[1] // HKV
             ours = move(tensor, scheme.locate(None, Gates(*4 * [gates.repeat_interleave(group, dim=1)])))
             for head in range(tensor.shape[1]):
-                own = (part[..., head // group, :].expand(2, -1, -1) for part in (cos, sin))
-                theirs, _ = modeling_llama.apply_rotary_pos_emb(tensor[:, [head]], tensor[:, [head]], *own)
+                head_rotation = (part[..., head // group, :].expand(2, -1, -1) for part in (cos, sin))
+                theirs, _ = modeling_llama.apply_rotary_pos_emb(tensor[:, [head]], tensor[:, [head]], *head_rotation)
                 assert (ours[:, [head]] - theirs).abs().max() < 1e-12
     assert torch.allclose(
         ours, rope.k(k, rope.prepare(positions, T)), rtol=0, atol=1e-12
@@ -317,13 +340,13 @@ def test_grape_ap_is_its_authors_code_with_its_gradients(offset):
     p = torch.cat((x @ scheme.W.t()).unflatten(-1, (H, P)).transpose(1, 2).chunk(2, -1)[::-1], -1)  # [B, H, T, P]
     p_norm = p * p.pow(2).mean(-1, keepdim=True).rsqrt()
     cos, sin = positions[:, None].double().cos(), positions[:, None].double().sin()
-    one, two = p_norm.chunk(2, dim=-1)
-    p_rot = torch.cat((one * cos + two * sin, one * -sin + two * cos), dim=-1)
+    first, second = p_norm.chunk(2, dim=-1)
+    p_rot = torch.cat((first * cos + second * sin, first * -sin + second * cos), dim=-1)
     theirs = torch.log(torch.sigmoid(p @ p_rot.mT / P)) * slopes(H)[:, None, None]
     theirs = theirs.masked_fill(torch.ones(length, length).triu(1) == 1, 0.0)
     theirs = (theirs.sum(-1, keepdim=True) - theirs.cumsum(-1)).tril()
     assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
-    grads = [torch.autograd.grad((made * made).sum(), scheme.W)[0] for made in (ours, theirs)]
+    grads = [torch.autograd.grad((output * output).sum(), scheme.W)[0] for output in (ours, theirs)]
     assert grads[0].abs().max() > 1e-3 and (grads[0] - grads[1]).abs().max() < 1e-8
 
 
@@ -347,7 +370,7 @@ def test_a_partial_rotation_is_gpt_neoxs(fraction, monkeypatch):
 
 
 def their_frequencies(name, monkeypatch, length=None, **parameters):
-    """What transformers computes under a kind of rotation, and its scaling of cosine and sine."""
+    """Return transformers' frequencies for a kind of rotation, and its scaling of cosine and sine."""
     compute = ROPE_INIT_FUNCTIONS[name]
     monkeypatch.setitem(compute.__globals__, "torch", Float64())
     parameters = {"rope_type": name, "rope_theta": 10000.0, **parameters}
@@ -375,7 +398,7 @@ THEIRS = {"pi": "linear", "dynamic_ntk": "dynamic", "yarn_code": "yarn", "ntk": 
 @pytest.mark.parametrize("name", THEIRS)
 def test_rescaled_frequencies_equal_transformers(name, factor, base, fraction, monkeypatch):
     parameters = {"rope_theta": base, "original_max_position_embeddings": 512, "partial_rotary_factor": fraction}
-    # Dynamic NTK grows with the window at their factor 1; ours is fixed to a factor where it is not dynamic.
+    # Dynamic NTK grows with the window at their factor 1; our `ntk` has a fixed factor.
     parameters["factor"] = 1.0 if THEIRS[name] == "dynamic" else factor
     theirs, scaling = their_frequencies(THEIRS[name], monkeypatch, int(factor * 512), **parameters)
     options = {} if name == "dynamic_ntk" else {"factor": factor}

@@ -1,4 +1,4 @@
-"""What a scheme refuses, with the remedy; how far one is defined; and schemes that installed packages register."""
+"""Schemes refuse wrong options with a remedy, end at their longest position, and come from installed packages."""
 
 from importlib.metadata import EntryPoint
 
@@ -25,25 +25,25 @@ REFUSED = [
     ("rotary", {"sites": ["q", "q"]}, "at most once"),
     ("rotary", {"sites": {"q": 1}}, "is not a list"),
     ("rotary", {**Q, "bas": 5}, "scheme.bas is not an option of 'rotary'; did you mean 'base'"),
-    ("rotary", {**Q, "base": 1}, "scheme.base=1 must lie between 1.001 and 1e+15 (10000 is usual)"),
-    ("rotary", {**Q, "base": float("nan")}, "must lie between"),
-    ("rotary", {**Q, "base": "10k"}, "scheme.base=10k must lie between"),
-    ("rotary", {**Q, "base": True}, "must lie between"),
+    ("rotary", {**Q, "base": 1}, "scheme.base=1 must be between 1.001 and 1e+15 (10000 is usual)"),
+    ("rotary", {**Q, "base": float("nan")}, "must be between"),
+    ("rotary", {**Q, "base": "10k"}, "scheme.base=10k must be between"),
+    ("rotary", {**Q, "base": True}, "must be between"),
     ("rotary", {**Q, "rescale": "yarm"}, "scheme.rescale='yarm' is not known; did you mean 'yarn'"),
-    ("rotary", {**Q, "rescale": "pi", "factor": 0.5}, "scheme.factor=0.5 must lie between 1 and"),
+    ("rotary", {**Q, "rescale": "pi", "factor": 0.5}, "scheme.factor=0.5 must be between 1 and"),
     ("rotary", {**Q, "rescale": "dynamic_ntk", "factor": 4}, "scheme.factor=4 has no meaning"),
     ("rotary", {**Q, "factor": 4}, "scheme.factor=4 needs scheme.rescale"),
     ("partial_rotary", {**Q, "fraction": 0.3}, "scheme.fraction=0.3 of model.head_dim=16 is 4.8 channels"),
-    ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must lie between 0 and 1"),
-    ("xpos", {"span": 0}, "scheme.span=0 must lie between 0.001 and"),
-    ("pope", {"base": 1}, "scheme.base=1 must lie between"),
+    ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must be between 0 and 1"),
+    ("xpos", {"span": 0}, "scheme.span=0 must be between 0.001 and"),
+    ("pope", {"base": 1}, "scheme.base=1 must be between"),
     ("path", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (32 is the authors')"),
     ("selective_rope", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (16 is the authors')"),
     ("repo", {"width": 0}, "scheme.width=0 must be a whole number, 1 or more (C / 8 in the paper)"),
     ("grape_ap", {"width": 7}, "scheme.width=7 must be an even number above 0 (8 is the paper's)"),
     ("nope", {"base": 10000}, "(options: none)"),
-    ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must lie between"),
-    ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 is odd"),
+    ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must be between"),
+    ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 must be even"),
     ("t5", {"num_buckets": True}, "must be a whole number, 2 or more (32 is usual)"),
     ("t5", {"max_distance": 16}, "scheme.max_distance=16 must be above scheme.num_buckets / 2 = 16"),
     ("fire", {"hidden": 0}, "scheme.hidden=0 must be a whole number, 1 or more (32 in the paper)"),
@@ -51,7 +51,7 @@ REFUSED = [
     ("cope", {"positions": 1}, "scheme.positions=1 must be a whole number, 2 or more (64 in the paper)"),
     ("dape", {"width": 1.5}, "scheme.width=1.5 must be a whole number, 1 or more (32 in the paper)"),
     ("transformer_xl", {"channels": 15}, "scheme.channels=15 must be an even number above 0"),
-    ("transformer_xl", {"channels": "C"}, "16 is as wide as a head, 64 the paper's choice"),
+    ("transformer_xl", {"channels": "C"}, "16 is the width of a head, 64 the paper's choice"),
     (trial("Swallows").kind, {"buckets": 32}, "scheme.buckets is not an option of"),
 ]
 
@@ -87,9 +87,9 @@ def test_a_learned_table_is_drawn_like_the_embeddings_and_ends():
     model = build_model(certificate_config("learned"), VOCAB)
     assert model.scheme[0].table.std().item() == pytest.approx(model.config.init_std, rel=0.05)
     assert model(random_tokens(28), offset=100).isfinite().all()
-    for given in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
+    for arguments in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
         with pytest.raises(ConfigError, match="defined up to 128 tokens, and this window reaches position 128"):
-            model(random_tokens(29), **given)
+            model(random_tokens(29), **arguments)
 
 
 def test_a_scheme_made_of_others_is_defined_as_far_as_all_of_them():

@@ -28,7 +28,7 @@ def scheme_of(kind="rotary", head_dim=64, context_length=L, attention="softmax",
 
 @st.composite
 def rotations(draw):
-    """x [..., T, D] of any shape and dtype, and two sets of angles [T, D/2] from small to a million tokens' worth."""
+    """Draw x [..., T, D] of any shape and dtype, and two sets of angles [T, D/2], up to a million tokens' worth."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     lead = draw(st.lists(st.integers(1, 3), max_size=2))
     T, pairs = draw(st.integers(1, 9)), draw(st.integers(1, 33))
@@ -89,13 +89,13 @@ def test_the_three_partial_rotations_agree_at_position_0_and_part_with_distance(
     schemes = [scheme_of(kind, **options) for kind, options in kinds]
     x = torch.randn(1, 4, 1, 64, dtype=torch.float64)
     near, far = ([s.q(x, s.prepare(torch.tensor([p]), 1024)) for s in schemes] for p in (0, 700))
-    assert all(torch.equal(near[0], each) for each in near[1:])
+    assert all(torch.equal(near[0], angles) for angles in near[1:])
     assert all((far[a] - far[b]).abs().max() > 0.1 for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
 def test_hope_keeps_what_comes_round_within_the_training_length():
     w, geometric = scheme_of("hope").frequencies(), inverse_frequencies(64, 10000.0)
-    assert w.tolist() == [each if 2 * math.pi / each <= L else 0 for each in geometric.tolist()]
+    assert w.tolist() == [frequency if 2 * math.pi / frequency <= L else 0 for frequency in geometric.tolist()]
     assert w[0] == 1 and w[-1] == 0
     assert torch.equal(scheme_of("hope", context_length=1 << 20).frequencies(), geometric)
 
@@ -128,11 +128,11 @@ def test_xpos_stays_in_float32_up_to_its_longest_window_and_not_much_further():
     T = scheme.longest
     assert T == 30594
     q, k = torch.randn(2, 1, 1, T, 64, generator=torch.Generator().manual_seed(0))
-    by_q, by_k = (type(by)(*(x.float() for x in by)) for by in scheme.prepare(torch.arange(T), T))
+    by_q, by_k = (type(factors)(*(x.float() for x in factors)) for factors in scheme.prepare(torch.arange(T), T))
     ends = scheme.q(q, (by_q, by_k))[0, 0, [0, T - 1]], scheme.k(k, (by_q, by_k))[0, 0, [0, T - 1]]
     assert (ends[0] @ ends[1].T).isfinite().all()  # also the key that comes after its query, which is masked only then
     twice = scheme.prepare(torch.arange(0, 3 * T, 3 * T - 1), 3 * T)
-    assert not all(x.float().isfinite().all() for by in twice for x in by)
+    assert not all(x.float().isfinite().all() for factors in twice for x in factors)
 
 
 def inv_freq(scheme, length):
@@ -157,13 +157,13 @@ def test_a_learned_base_is_rescaled_as_a_fixed_one_of_its_value(name):
 def test_the_papers_ramp_is_linear_in_turns_and_the_codes_in_pairs():
     w = scheme_of().frequencies()
     turns = L * w / (2 * math.pi)
-    after = {name: inv_freq(scheme_of(rescale=name, factor=4), L) for name in ("yarn", "yarn_code")}
-    kept = {name: (each / w - 1 / 4) / (3 / 4) for name, each in after.items()}
+    frequencies = {name: inv_freq(scheme_of(rescale=name, factor=4), L) for name in ("yarn", "yarn_code")}
+    ramps = {name: (scaled / w - 1 / 4) / (3 / 4) for name, scaled in frequencies.items()}
     inside = (turns > 1) & (turns < 32)
-    assert torch.allclose(kept["yarn"][inside], (turns[inside] - 1) / 31)
-    assert (kept["yarn"][turns >= 32] == 1).all() and (kept["yarn"][turns <= 1].abs() < 1e-12).all()
-    steps = kept["yarn_code"][inside].diff()
-    assert torch.allclose(steps, steps[:1].expand_as(steps)) and (kept["yarn"] - kept["yarn_code"]).abs().max() > 0.1
+    assert torch.allclose(ramps["yarn"][inside], (turns[inside] - 1) / 31)
+    assert (ramps["yarn"][turns >= 32] == 1).all() and (ramps["yarn"][turns <= 1].abs() < 1e-12).all()
+    steps = ramps["yarn_code"][inside].diff()
+    assert torch.allclose(steps, steps[:1].expand_as(steps)) and (ramps["yarn"] - ramps["yarn_code"]).abs().max() > 0.1
 
 
 def test_the_factor_by_default_is_the_windows_length_over_that_of_training_and_1_within_it():
@@ -174,7 +174,7 @@ def test_the_factor_by_default_is_the_windows_length_over_that_of_training_and_1
 
 
 def hooks(scheme, length):
-    """What each hook makes of one vector of ones, at a position."""
+    """Return the output of each hook for a vector of ones at position 700."""
     x = torch.ones(1, 4, 1, 64, dtype=torch.float64)
     pos = scheme.prepare(torch.tensor([700]), length)
     return {site: getattr(scheme, site)(x, pos) for site in "qkvo"}
@@ -185,8 +185,8 @@ def test_the_temperature_multiplies_q_and_nothing_else(name):
     hot = (0.1 * math.log(4) + 1) ** 2
     scheme = scheme_of(sites=["q", "k", "v", "o"], rescale=name, factor=4)
     R = torch.from_numpy(rotation(700, 64, tuple(inv_freq(scheme, L).tolist())))
-    ones = torch.ones(64, dtype=torch.float64)
-    expected = {"q": hot * R @ ones, "k": R @ ones, "v": R @ ones, "o": R.T @ ones}
+    vector = torch.ones(64, dtype=torch.float64)
+    expected = {"q": hot * R @ vector, "k": R @ vector, "v": R @ vector, "o": R.T @ vector}
     for site, rows in hooks(scheme, L).items():
         assert torch.allclose(rows[0, 0, 0], expected[site], atol=1e-12), site
     for sites, attention in ((["v", "o"], "softmax"), (["q"], "softmax"), (["k"], "softmax"), (["q", "k"], "linear")):

@@ -14,7 +14,7 @@ from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.schemes import Scheme, Shape, build_scheme, scheme_class
-from posbench.schemes.building import unreached
+from posbench.schemes.building import unused_schemes
 from posbench.schemes.rotary import Rotary
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
@@ -39,15 +39,15 @@ def interleaved(*members):
 
 
 def built(scheme, *words, randomised=True):
-    """A decoder under the scheme, all it learns drawn."""
+    """Return a decoder under the scheme with random parameters."""
     model = build_model(replace(certificate_config("nope", words), scheme=scheme), VOCAB)
     if randomised:
         randomise(model)
     return model
 
 
-def own(model):
-    """The scheme's parameters by name."""
+def scheme_parameters(model):
+    """Return the scheme's parameters by name."""
     return {name.removeprefix("scheme."): p for name, p in model.named_parameters() if name.startswith("scheme.")}
 
 
@@ -75,7 +75,7 @@ def test_whole_windows_pieces_and_single_tokens_are_one_result(name):
     wide = wide.double()
     exact = wide(tokens, offset=5)
     assert (exact - model(tokens, offset=5)).norm() / exact.norm() < 24 * 2.0**-24
-    for piece in (32, 9, 1):  # 70 is a multiple of 1 alone
+    for piece in (32, 9, 1):  # 70 is a multiple of 1 only
         wide.piece = piece
         assert (wide(tokens, offset=5) - exact).abs().max() < 1e-12
     model.piece = 32
@@ -125,13 +125,13 @@ def test_a_parameter_is_each_layers_own_or_one_tensor_for_all():
         "Common": {"layers.0.own", "layers.0.common"},
     }.items():
         model = built(trial(name), randomised=False)
-        assert own(model).keys() == names
+        assert scheme_parameters(model).keys() == names
         first, second = model.scheme
         assert (first is second) == (name == "Common")
         assert (first.common is second.common) == (name != "Single") and (first.own is second.own) == (name == "Common")
         tensors = [first.own, second.own, first.common, second.common]
         assert len({tuple(x.flatten().tolist()) for x in tensors}) == len({id(x) for x in tensors})
-    assert {"layers.0.content", "layers.0.position", "layers.0.matrix", "layers.1.matrix"} == own(
+    assert {"layers.0.content", "layers.0.position", "layers.0.matrix", "layers.1.matrix"} == scheme_parameters(
         built(SchemeConfig("xl", "transformer_xl"))
     ).keys()
 
@@ -139,21 +139,21 @@ def test_a_parameter_is_each_layers_own_or_one_tensor_for_all():
 def test_layers_that_no_row_uses_are_not_built():
     both = {"name": "both", "kind": "combined", "of": [QK, FOX]}
     model = built(interleaved(NOPE, both, FOX), "model.num_layers=5")
-    assert own(model).keys() == {
+    assert scheme_parameters(model).keys() == {
         f"layers.{place}.{w}" for place in ("1.members.1", "2", "4.members.1") for w in ("w", "b")
     }
-    shared = own(built(interleaved(NOPE, {"name": "t5", "kind": "t5"}), "model.num_layers=4"))
+    shared = scheme_parameters(built(interleaved(NOPE, {"name": "t5", "kind": "t5"}), "model.num_layers=4"))
     assert shared.keys() == {"layers.1.table"}
     for name, count in (("Common", 1), ("Several", 2), ("Single", 2)):
         counted = scheme_class(trial(name).kind)
-        before = counted.made
+        count_before = counted.instances
         build_scheme(interleaved(NOPE, {"name": "own", "kind": trial(name).kind}), replace(SHAPE, num_layers=5))
-        assert counted.made - before == count
+        assert counted.instances - count_before == count
 
 
 def test_a_normal_parameter_depends_on_the_seed_and_its_name_alone():
     def drawn(scheme, seed=0):
-        return own(built(scheme, f"seed={seed}", randomised=False))
+        return scheme_parameters(built(scheme, f"seed={seed}", randomised=False))
 
     alone = drawn(SchemeConfig.from_mapping(FOX))
     for scheme, prefix in ((combined(FOX, QK), "members.0."), (combined(SELECTIVE, DAPE, FOX), "members.2.")):
@@ -167,9 +167,9 @@ def test_a_normal_parameter_depends_on_the_seed_and_its_name_alone():
 
 def test_what_a_constructor_draws_depends_on_the_seed_the_kind_and_the_layer():
     def tables(seed, name="Single"):
-        before = torch.get_rng_state()
+        random_state = torch.get_rng_state()
         layers = [scheme.table for scheme in build_scheme(trial(name), SHAPE, seed)]
-        assert torch.equal(before, torch.get_rng_state())  # which is no part of it
+        assert torch.equal(random_state, torch.get_rng_state())  # which is no part of it
         torch.manual_seed(77)
         return layers
 
@@ -204,10 +204,10 @@ def test_what_does_not_fit_the_seam_is_refused():
     with pytest.raises(ConfigError, match="attention of the kind decay does not cache"):
         checked_architecture(replace(certificate_config("nope"), scheme=several))
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
-    assert "path reflects queries of 16 channels; a scheme beside it made them 32 wide" in message(wider)
-    said = message(trial("FromTheEnd"))
-    assert "trials.py, line " in said
-    assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in said
+    assert "path needs queries of 16 channels; another scheme in scheme.of made them 32 wide" in message(wider)
+    error_text = message(trial("FromTheEnd"))
+    assert "trials.py, line " in error_text
+    assert "FromTheEnd.bias(self, q, gate, at) must be bias(self, q, k, gates, at)" in error_text
     sines = {"name": "sinusoidal", "kind": "sinusoidal"}
     assert "holds sinusoidal, which adds positions to the token embeddings once" in message(interleaved(QK, sines))
     assert "scheme.of must be a list of schemes" in message(SchemeConfig("t", "combined", {"of": []}))
@@ -216,22 +216,25 @@ def test_what_does_not_fit_the_seam_is_refused():
 @pytest.mark.parametrize(
     "name, says",
     [
-        ("FiveDimensional", "FiveDimensional.q gives [1, 1, 6, 9, 16] for [1, 6, 9, 16]: it must give the same sh"),
-        ("Stretched", "Stretched.o gives [1, 6, 9, 32] for [1, 6, 9, 16]: it must give the same shape"),
-        ("Flat", "Flat.embed gives [1, 48] for [1, 9, 48]: it must give the same shape"),
-        ("BiasOfHeads", "gives [1, 6, 1, 1, 9, 9]: give what broadcasts to [1, 6, 9, 9], such as tensor[b, h, i, j]"),
+        ("FiveDimensional", "FiveDimensional.q returns [1, 1, 6, 9, 16] for [1, 6, 9, 16]: return the same sh"),
+        ("Stretched", "Stretched.o returns [1, 6, 9, 32] for [1, 6, 9, 16]: return the same shape"),
+        ("Flat", "Flat.embed returns [1, 48] for [1, 9, 48]: return the same shape"),
+        (
+            "BiasOfHeads",
+            "gives [1, 6, 1, 1, 9, 9]: return a shape that broadcasts to [1, 6, 9, 9], such as tensor[b, h, i, j]",
+        ),
         ("BiasOfTruths", "gives booleans, which would be added as 0 and 1"),
     ],
 )
-@pytest.mark.parametrize("how", ["alone", "combined", "documents", "linear"])
-def test_a_hook_that_gives_another_shape_is_named_with_its_place(name, says, how):
+@pytest.mark.parametrize("setting", ["alone", "combined", "documents", "linear"])
+def test_a_hook_that_gives_another_shape_is_named_with_its_place(name, says, setting):
     scheme = trial(name)
-    if how == "combined":
+    if setting == "combined":
         scheme = combined(QK, {"name": "other", "kind": scheme.kind})
-    if how == "linear":
+    if setting == "linear":
         scheme = replace(scheme, attention={"kind": "linear"})
     model = built(scheme)
-    model.bos_id = 0 if how == "documents" else None
+    model.bos_id = 0 if setting == "documents" else None
     with pytest.raises(ConfigError) as refusal:
         model(random_tokens(9))
     assert says in str(refusal.value) and re.search(r"trials\.py, line \d+: ", str(refusal.value))
@@ -262,12 +265,11 @@ def test_a_member_may_have_the_kind_of_attention_of_all_layers():
 
 def test_schemes_that_no_layer_has_are_known():
     inner = {"name": "inner", "kind": "interleaved", "layers": [FOX, COPE]}
-    assert unreached(interleaved(QK, QK, QK, NOPE), 3) == ["nope"] and unreached(interleaved(QK, QK, QK, NOPE), 4) == []
-    assert unreached(interleaved(QK, inner), 2) == ["fox"] and unreached(interleaved(QK, NOPE, QK, ALIBI), 1) == [
-        "nope",
-        "alibi",
-    ]
-    assert unreached(combined(QK, NOPE), 1) == []
+    assert unused_schemes(interleaved(QK, QK, QK, NOPE), 3) == ["nope"]
+    assert unused_schemes(interleaved(QK, QK, QK, NOPE), 4) == []
+    assert unused_schemes(interleaved(QK, inner), 2) == ["fox"]
+    assert unused_schemes(interleaved(QK, NOPE, QK, ALIBI), 1) == ["nope", "alibi"]
+    assert unused_schemes(combined(QK, NOPE), 1) == []
 
 
 @pytest.mark.parametrize("name", ["Bump", "BumpByQuery"])
@@ -315,10 +317,10 @@ def test_kinds_that_have_no_row_fit_the_seam_and_are_certified(name):
 
 def test_the_shared_parts_of_every_kind_are_drawn_alike():
     def parts(scheme):
-        found = {}
+        tensors = {}
         for name, tensor in build_model(replace(certificate_config("nope"), scheme=scheme), VOCAB).shared_parts():
-            found.setdefault(name, []).append(tensor)
-        return found
+            tensors.setdefault(name, []).append(tensor)
+        return tensors
 
     whole = parts(SchemeConfig("t", "nope"))
     for scheme, lacks in (
@@ -336,8 +338,8 @@ def test_the_shared_parts_of_every_kind_are_drawn_alike():
 def test_gates_are_part_of_what_is_kept_of_the_past():
     plain, gated = (built(SchemeConfig.from_mapping(row)) for row in (NOPE, FOX))
     caches = [model.caches(4) for model in (plain, gated)]
-    for model, each in zip((plain, gated), caches, strict=True):
-        model.hidden(random_tokens(3), 0, each)
+    for model, kv_cache in zip((plain, gated), caches, strict=True):
+        model.hidden(random_tokens(3), 0, kv_cache)
     gates = caches[1][0].gates.values()
     assert caches[1][0].num_bytes - caches[0][0].num_bytes == sum(cache.num_bytes for cache in gates) > 0
 

@@ -12,7 +12,7 @@ from posbench.schemes import Scheme, Turn, turn
 
 
 def trial(name, *, attention=None, **options):
-    """The row of a class of this file."""
+    """Return the configuration of a scheme class of this file."""
     return SchemeConfig(name.lower(), f"{Path(__file__)}:{name}", options, attention or {})
 
 
@@ -49,7 +49,7 @@ class Turned(Scheme):
 
 
 class OfQueries(Scheme):
-    """Gates of all heads that turn queries alone."""
+    """Gates of all heads that turn only queries."""
 
     def gate(self, x, pos):
         return x.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)[..., :1]
@@ -62,21 +62,21 @@ class OfQueries(Scheme):
 
 
 class OfKeysToo(OfQueries):
-    """... and keys, of which there are fewer: refused."""
+    """Gates of all heads that turn keys too, which are fewer, so it is refused."""
 
     def k(self, x, pos):
         return x * pos.sigmoid()
 
 
 class Misshapen(Scheme):
-    """A gate without heads: refused."""
+    """A gate without heads, which is refused."""
 
     def gate(self, x, pos):
         return x
 
 
 class FromTheEnd(Scheme):
-    """A hook of another form: refused."""
+    """A hook with a wrong signature, which is refused."""
 
     def bias(self, q, gate, at):
         return None
@@ -85,22 +85,22 @@ class FromTheEnd(Scheme):
 class Common(Scheme):
     """Two tensors that all layers share."""
 
-    made = 0  # of these and of those that follow, how many
+    instances = 0  # constructed so far, subclasses included
 
     def __init__(self, shape):
         super().__init__(shape)
-        Common.made += 1
+        Common.instances += 1
         self.own, self.common = self.normal(3, 5), self.normal(3, 5)
 
 
 class Several(Common):
-    """... one of which each layer has for itself."""
+    """Two tensors, one shared by all layers and one of each layer."""
 
     per_layer = ("own",)
 
 
 class Single(Common):
-    """... which each layer has for itself, with one more that its constructor draws."""
+    """Three tensors of each layer, one of which its constructor draws."""
 
     per_layer = True
 
@@ -136,7 +136,7 @@ class Rising(Scheme):
     """A bias of the key's position, past what exp can hold in float32; weights over their sum do not feel it."""
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: 2.0 * (j + at.key)
+        return lambda b, h, i, j: 2.0 * (j + at.first_key)
 
 
 class KeyBias(Scheme):
@@ -146,7 +146,7 @@ class KeyBias(Scheme):
     """
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: 0.01 * (j + at.key).double()
+        return lambda b, h, i, j: 0.01 * (j + at.first_key).double()
 
 
 class LooksAhead(Scheme):
@@ -157,10 +157,10 @@ class LooksAhead(Scheme):
 
 
 class Boastful(Scheme):
-    """Promises to be relative with a bias that is not; a bias of the key alone would be, since softmax drops it."""
+    """Promises to be relative but is not. (A bias linear in the key would be, up to a term that softmax drops.)"""
 
     def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: -0.001 * (i + at.query) * (j + at.key)
+        return lambda b, h, i, j: -0.001 * (i + at.first_query) * (j + at.first_key)
 
 
 class Modest(Scheme):
@@ -170,14 +170,14 @@ class Modest(Scheme):
 
 
 class Deaf(Scheme):
-    """Nothing reaches attention: what a broken forward pass would look like to a test of causality alone."""
+    """Pass nothing to attention: a test of causality would not notice such a broken forward pass."""
 
     def embed(self, x, pos):
         return x * 0
 
 
 class Ends(Scheme):
-    """At position 99, whatever it is trained on."""
+    """A scheme that ends at position 99, whatever length it is trained at."""
 
     longest = 100
 
@@ -194,32 +194,32 @@ class Swallows(Scheme):
 
 
 class Other(Single):
-    """Another class of the same parameters."""
+    """A second class with the same parameters as Single."""
 
 
 class FiveDimensional(Scheme):
-    """Its queries have a dimension too many: refused."""
+    """Queries have a dimension too many, which is refused."""
 
     def q(self, x, pos):
         return x[None]
 
 
 class Stretched(Scheme):
-    """Its output has other channels than the values that came in: refused."""
+    """Outputs have more channels than the values, which is refused."""
 
     def o(self, x, pos):
         return x.repeat(1, 1, 1, 2)
 
 
 class Flat(Scheme):
-    """It adds a vector for each sequence, not for each token: refused."""
+    """Add one vector for each sequence instead of each token, which is refused."""
 
     def embed(self, x, pos):
         return x.sum(1)
 
 
 class BiasOfHeads(Scheme):
-    """Its bias has no rows: refused."""
+    """The bias has no rows, which is refused."""
 
     def bias(self, q, k, gates, at):
         tensor = torch.zeros(1, self.shape.num_heads, q.shape[2], k.shape[2])
@@ -227,7 +227,7 @@ class BiasOfHeads(Scheme):
 
 
 class BiasOfTruths(Scheme):
-    """Its bias says what a query sees: refused."""
+    """The bias is boolean, like a mask, which is refused."""
 
     def bias(self, q, k, gates, at):
         return lambda b, h, i, j: at.distance(b, i, j) < 9
@@ -243,7 +243,7 @@ class Bump(Scheme):
 
 
 class BumpByQuery(Scheme):
-    """The same in attention."""
+    """Add a bump in attention, with positions taken as [T] only."""
 
     is_relative = keeps_norms = False
 

@@ -1,4 +1,4 @@
-"""One holder a folder, named to whoever comes second, forgotten when it is dead."""
+"""A folder has one lock holder, which a second process is told, and which is forgotten when it dies."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from posbench.runs import DIED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run, find_runs
 from posbench.runs.finding import pack_experiment
 from posbench.system.files import locked
-from posbench.tools.listing import _lengths, exit_status, listed, show, unpacked
+from posbench.tools.listing import _lengths, exit_status, show, summarise, without_packed
 from posbench.training import train
 
 
 @pytest.fixture
 def experiment(config, tmp_path):
-    """Runs of five seeds: finished, evaluated too; being trained; cut off; failed; torn."""
+    """Write runs of five seeds: finished and evaluated, being trained, cut off, failed, damaged."""
     first = train(config("scheme=vo_rope", "train.steps=6"))
     folder = first.path.parent
     for seed in range(1, 5):
@@ -38,7 +38,7 @@ def experiment(config, tmp_path):
 
 def test_every_run_says_what_has_become_of_it(experiment):
     with locked(experiment / "vo_rope" / "seed=1"):
-        rows = list(map(listed, find_runs(experiment)))
+        rows = list(map(summarise, find_runs(experiment)))
     assert [row.state for row in rows] == [FINISHED, RUNNING, INTERRUPTED, DIED, UNREADABLE]
     assert [row.tokens for row in rows[:4]] == [768, 384, 384, 384]
     assert [row.share for row in rows[1:4]] == [0.5, 0.5, 0.5]
@@ -51,14 +51,14 @@ def test_every_run_says_what_has_become_of_it(experiment):
 
 
 def test_the_exit_status_tells_finished_from_failed_from_unfinished(experiment):
-    rows = list(map(listed, find_runs(experiment)))
+    rows = list(map(summarise, find_runs(experiment)))
     assert [exit_status(rows[:n]) for n in (1, 3, 4, 5)] == [0, 3, 1, 1]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_terminal_shows_it_in_lines_that_fit(experiment, width):
     console = Console(width=width, record=True, file=io.StringIO())
-    show(list(map(listed, find_runs(experiment))), console)
+    show(list(map(summarise, find_runs(experiment))), console)
     text = console.export_text()
     assert "5 runs: 1 finished, 2 cut off, 1 failed, 1 unreadable" in text
     assert "seed=3: the loss is NaN" in text and "cut off 50%" in text and "running 50%" not in text
@@ -70,4 +70,4 @@ def test_packed_runs_are_listed_where_there_are_no_others(config, tmp_path):
     whole = [train(config("scheme=vo_rope", "train.steps=6"))]
     pack_experiment(whole[0].path.parents[1], tmp_path / "packed.zip", print)
     packed = find_runs(tmp_path / "packed.zip")
-    assert packed and unpacked([*whole, *packed]) == whole and unpacked(packed) == packed
+    assert packed and without_packed([*whole, *packed]) == whole and without_packed(packed) == packed

@@ -1,4 +1,4 @@
-"""What `posbench plan` counts, against counts made another way."""
+"""Counts of `posbench plan` equal counts made another way."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def test_memory_is_about_what_a_compiled_step_keeps(monkeypatch: pytest.MonkeyPa
     model = build_model(config, 512)
     model.compute_dtype = torch.bfloat16
     model.compile_blocks()
-    kept = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}  # bytes; its own are not counted
+    saved_bytes = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}  # bytes; its own are not counted
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        saved_bytes.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         return tensor
 
     tokens = torch.randint(512, (2, 641))
@@ -106,12 +106,12 @@ def test_memory_is_about_what_a_compiled_step_keeps(monkeypatch: pytest.MonkeyPa
     rounded = 2 * num_parameters(model.architecture, 512)["body"]
     gradients_of_the_loss = 4 * 512 * 128 + 2 * 128 * 1280
     estimate = training_memory(config, model.architecture, 512)["activations"] + rounded + gradients_of_the_loss
-    assert sum(kept.values()) == pytest.approx(estimate, rel=0.25)
+    assert sum(saved_bytes.values()) == pytest.approx(estimate, rel=0.25)
 
 
 @pytest.mark.slow
 def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
-    """By `bench` alike."""
+    """Check `plan` and `bench`."""
     tokenizer = TOKENIZERS["bpe"](TokenizerConfig(kind="bpe", vocab_size=300), ["some words to learn merges of"] * 9)
     tokenizer.save(str(tmp_path / "t.json"))
     words = ["tokenizer=file", f"tokenizer.path={tmp_path}/t.json", "scheme=nope", "seed=0", "train.compile=false"]

@@ -12,7 +12,7 @@ TRAIN = import_module("posbench.training.train")  # the module, whose function `
 
 
 def after_step(n: int, event: Callable[[], object], phase: str = "optimizer") -> Observer:
-    """An observer that calls `event()` after that phase of step `n` (0-based)."""
+    """Return an observer that calls `event()` after that phase of step `n` (0-based)."""
 
     def observe(happened: str, number: int, step: TrainingStep) -> None:
         if (happened, number) == (phase, n):
@@ -22,5 +22,5 @@ def after_step(n: int, event: Callable[[], object], phase: str = "optimizer") ->
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Every file and folder in it, itself too, with the time it was last changed."""
+    """Return the last modification of a folder and of every file and folder in it."""
     return {str(path): path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}

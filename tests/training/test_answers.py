@@ -20,7 +20,7 @@ def config(*words: str) -> Config:
 
 
 def uneven() -> Batch:
-    """Row n has n % 3 answers: some parts of a batch have many, and some rows none."""
+    """Return a batch whose row n has n % 3 answers, so some parts have many and some rows none."""
     tokens = torch.randint(20, (8, 13), generator=torch.Generator().manual_seed(0))
     answers = tokens[:, 1:].clone()
     for n in range(8):
@@ -29,17 +29,17 @@ def uneven() -> Batch:
 
 
 def trained(batch: Batch, *words: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The losses of three steps, and the weights behind them, in float64: AdamW makes much of rounding."""
-    made = config(*words)
-    step = TrainingStep(made, build_model(made, 20).double(), choose_device(made.train))
+    """Return the losses of three steps, and the weights after them, in float64: AdamW makes much of rounding."""
+    run_config = config(*words)
+    step = TrainingStep(run_config, build_model(run_config, 20).double(), choose_device(run_config.train))
     step.model.compute_dtype = torch.float64
     losses = torch.stack([step(n, batch)[0] for n in range(3)])
     return losses, [p.detach() for p in step.model.parameters()]
 
 
 def test_it_is_the_mean_over_the_answers_alone() -> None:
-    batch, made = uneven(), config()
-    model = build_model(made, 20)
+    batch, run_config = uneven(), config()
+    model = build_model(run_config, 20)
     logits = model(batch.inputs).flatten(0, 1)
     expected = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1)
     assert torch.allclose(trained(batch)[0][0].float(), expected, atol=1e-6)
@@ -56,8 +56,8 @@ def test_micro_batches_train_the_model_that_one_batch_trains(parts: int) -> None
 def test_compiled_code_that_takes_all_rows_computes_the_same() -> None:
     model, batch, losses = build_model(config(), 20), uneven(), []
     plain = model._losses_and_gradient
-    for each in (plain, lambda *given: plain(*given)):
-        model._losses_and_gradient = each
+    for function in (plain, lambda *arguments: plain(*arguments)):
+        model._losses_and_gradient = function
         model.zero_grad(set_to_none=True)
         loss = model.loss(batch.inputs, batch.targets, divisor=(batch.targets >= 0).sum())
         loss.backward()

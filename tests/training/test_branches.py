@@ -40,27 +40,27 @@ def _trunk(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def trunk(_trunk: Path, config: Make) -> Run:
-    """The trunk, trained."""
+    """Return the finished trunk."""
     return Run(Path(shutil.copytree(_trunk, run_folder(config(*TRUNK)))))
 
 
 @pytest.fixture(scope="session")
 def alone(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
-    """Runs as long as the branches, each from its own start."""
+    """Return runs as long as the branches, each from its own start."""
     words = small_run(documents, cache, tmp_path_factory.mktemp("alone"))
     return {tokens: train(compose([*words, *branch("alone", tokens)])) for tokens in (896, 1536)}
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """What must not depend on where the run began."""
+    """Return all that must not depend on the step at which the run began."""
     step = run.manifest.num_steps
     last = run.path / "checkpoints" / f"step={step:08d}"
     state = json.loads((last / "state.json").read_text())
     rows = [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in run.logged]
     stored = (run.path / "eval" / "validation" / "32.parquet").read_bytes()
-    kept = {key: state[key] for key in ("batches", "skipped_steps", "loss_sum", "grad_norm_max")}
-    kept["sums"] = re.findall(r".*safetensors", (last / "SHA256SUMS").read_text())  # the other files hold times
-    return {"rows": rows, "stored": stored, "state": kept, "prints": run.manifest.fingerprints}
+    fields = {key: state[key] for key in ("batches", "skipped_steps", "loss_sum", "grad_norm_max")}
+    fields["sums"] = re.findall(r".*safetensors", (last / "SHA256SUMS").read_text())  # the other files hold times
+    return {"rows": rows, "stored": stored, "state": fields, "prints": run.manifest.fingerprints}
 
 
 @pytest.mark.slow
@@ -71,8 +71,8 @@ def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_
     steps: list[int] = []
     branched = train(config(*branch("demo", tokens)), observe=lambda phase, n, step: steps.append(n))
     assert branched.manifest.branched_at == min(steps) == {896: 5, 1536: 9}[tokens]
-    own = alone[tokens].manifest
-    assert own.branched_at is None and own.num_steps == tokens // 128
+    manifest = alone[tokens].manifest
+    assert manifest.branched_at is None and manifest.num_steps == tokens // 128
     assert outcome(branched) == outcome(alone[tokens])
 
 
@@ -80,11 +80,11 @@ def test_a_branch_of_a_trunk_is_equal_byte_for_byte_to_a_run_that_decayed_there_
 def test_a_trunk_is_not_changed_by_its_branches(config: Make, trunk: Run) -> None:
     plain = train(config(*FAMILY, "train.tokens=2560", "experiment_name=plain"))
     assert outcome(trunk) == outcome(plain)
-    kept = sorted(path.name for path in (trunk.path / "checkpoints").iterdir())
-    assert kept == [f"step={n:08d}" for n in (5, 9, 16, 20)], "the newest two, and where the branches begin"
-    before = {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")}
+    checkpoints = sorted(path.name for path in (trunk.path / "checkpoints").iterdir())
+    assert checkpoints == [f"step={n:08d}" for n in (5, 9, 16, 20)], "the newest two, and where the branches begin"
+    times_before = {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")}
     train(config(*branch("demo", 896)))
-    assert {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in trunk.path.rglob("*")} == times_before
 
 
 def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(
@@ -109,12 +109,15 @@ def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first
         ("train.lr=2e-2", r"differs in train.lr: 0.01 -> 0.02"),
         ("seed=1", "has no checkpoint of step 5"),
         ("train.validate_every=7", "differs in train.steps_between_validations"),
-        ("experiment_name=short", "its name is not that of a branch"),
+        ("experiment_name=short", "its name is not the name of a branch"),
     ):
         run = train(config(*branch("demo", 896), word))
-        said = capsys.readouterr().err
-        assert run.manifest.branched_at is None and f"trained from its first step ({said.partition('(')[2]}" in said
-        assert says in said, said
+        messages = capsys.readouterr().err
+        assert (
+            run.manifest.branched_at is None
+            and f"trained from its first step ({messages.partition('(')[2]}" in messages
+        )
+        assert says in messages, messages
         shutil.rmtree(run.path)
     (trunk.path / "checkpoints" / "step=00000005" / "optimizer.safetensors").write_bytes(b"torn")
     assert train(config(*branch("demo", 896))).manifest.branched_at is None
@@ -134,8 +137,8 @@ def test_a_branch_has_the_learning_rates_that_were_tried_for_its_trunk(config: M
     table = trunk.path.parents[1] / "rates.csv"
     table.write_text("of the trunk")
     pack_experiment(trunk.path.parents[1], None, print)
-    for found in (short, trunk):
-        assert rates_of(found)[0] == "of the trunk"
+    for run in (short, trunk):
+        assert rates_of(run)[0] == "of the trunk"
     table.unlink()
     assert rates_of(short) == ["of the trunk"], "by its pack"
     (short.path.parents[1] / "rates.csv").write_text("its own")
@@ -144,14 +147,14 @@ def test_a_branch_has_the_learning_rates_that_were_tried_for_its_trunk(config: M
 
 def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Make) -> None:
     trunk, short = config(*TRUNK).train, config(*branch("demo", 896)).train
-    rates = [[learning_rate(n, each) for n in range(each.num_steps)] for each in (trunk, short)]
+    rates = [[learning_rate(n, settings) for n in range(settings.num_steps)] for settings in (trunk, short)]
     assert rates[0][:5] == rates[1][:5] and rates[0][:2] == [5e-3, 1e-2]
     assert rates[1][5:] == pytest.approx([5.5e-3, 1e-3]) and rates[0][5:16] == [1e-2] * 11
     assert rates[0][-1] == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(
-    "given, says",
+    "overrides, says",
     [
         (["train.schedule=cosine"], r"cosine has no branches.*train\.schedule=wsd"),
         (["train.branch_tokens=[900]"], r"branch_tokens\[0\]=900 is not a whole number of steps.*nearest is 896"),
@@ -162,9 +165,9 @@ def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Ma
         (["train.steps=20"], r"set train\.steps=null"),
     ],
 )
-def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, given: list[str], says: str) -> None:
+def test_a_family_that_cannot_be_one_is_refused_at_the_door(config: Make, overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        config(*TRUNK, *given)
+        config(*TRUNK, *overrides)
 
 
 def test_names_of_branches() -> None:

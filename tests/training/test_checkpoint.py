@@ -40,8 +40,8 @@ def test_an_altered_one_is_named_and_passed_over(tmp_path: Path, name: str) -> N
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     notices: list[str] = []
-    found = newest(tmp_path, notices.append)
-    assert found is not None and found.name == "step=00000004"
+    newest_folder = newest(tmp_path, notices.append)
+    assert newest_folder is not None and newest_folder.name == "step=00000004"
     assert len(notices) == 1 and "step=00000008" in notices[0] and "skipped" in notices[0]
 
 

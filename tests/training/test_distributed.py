@@ -1,4 +1,4 @@
-"""One run on several processes (gloo, on CPUs): the same batches and losses, resumed under any number of them."""
+"""A run on several processes (gloo, on CPUs) has the same batches and losses, and resumes on any number of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A tiny run on a small text, float32, two micro-batches a step."""
+    """Return the overrides of a tiny run on a small text, float32, two micro-batches a step."""
     folder = tmp_path_factory.mktemp("distributed")
     random = np.random.default_rng(0)
     (folder / "text").mkdir()
@@ -45,12 +45,12 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(words: list[str]) -> Run:
-    """The run on one process."""
+    """Return the run on one process."""
     return train(compose([*words, "experiment_name=alone"]))
 
 
 def command(words: list[str], name: str, nproc: int, strategy: str) -> list[str]:
-    """`torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
+    """Return the command `torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}", f"launch.strategy={strategy}"]
 
@@ -73,25 +73,27 @@ def folder_of(words: list[str], name: str) -> Path:
 
 
 def assert_same(run: Run, alone: Run) -> None:
-    """Whose batches are equal and whose losses agree."""
+    """Check that both runs have equal batches and that their losses agree."""
     assert run.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
     assert abs(run.manifest.loss - alone.manifest.loss) < 1e-5
-    steps, worth = ([column(each, name, "order") for each in (run, alone)] for name in ("step", "order_beyond_32"))
+    steps, worth = (
+        [column(trained, name, "order") for trained in (run, alone)] for name in ("step", "order_beyond_32")
+    )
     assert steps[0] == steps[1] and len(steps[0]) == 7 and np.abs(np.subtract(*worth)).max() < 1e-5
     # AdamW and clipping both hide gradients of twice the size; their norm does not.
     assert np.allclose(column(run, "grad_norm"), column(alone, "grad_norm"), rtol=1e-4)
-    ours, theirs = (dict(each.load_model().named_parameters()) for each in (run, alone))
+    ours, theirs = (dict(trained.load_model().named_parameters()) for trained in (run, alone))
     assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-4) for name in theirs)
 
 
 @pytest.mark.slow
 def test_two_processes_that_share_the_parameters_begin_with_another_runs_weights(words: list[str], alone: Run) -> None:
-    own = [word for word in words if not word.startswith(("model", "scheme", "train.steps"))]
-    own += ["scheme=nope", f"train.from_run={alone.path}", "train.steps=4"]
-    expected = train(compose([*own, "experiment_name=one"]))
-    subprocess.run(command(own, "two", 2, "fsdp"), check=True, capture_output=True, env=environment())
-    shared = load_run(Path(compose([*own, "experiment_name=two"]).runs_dir, "two", *expected.path.parts[-2:]))
+    overrides = [word for word in words if not word.startswith(("model", "scheme", "train.steps"))]
+    overrides += ["scheme=nope", f"train.from_run={alone.path}", "train.steps=4"]
+    expected = train(compose([*overrides, "experiment_name=one"]))
+    subprocess.run(command(overrides, "two", 2, "fsdp"), check=True, capture_output=True, env=environment())
+    shared = load_run(Path(compose([*overrides, "experiment_name=two"]).runs_dir, "two", *expected.path.parts[-2:]))
     assert losses(shared) == pytest.approx(losses(expected), abs=1e-5)
     assert column(shared, "loss", "validation")[0] == pytest.approx(column(expected, "loss", "validation")[0], abs=1e-6)
     assert shared.manifest.continued == expected.manifest.continued
@@ -127,16 +129,16 @@ def test_several_processes_train_on_a_task_as_one(tmp_path: Path) -> None:
     assert abs(run.manifest.loss - whole.manifest.loss) < 1e-6
 
 
-def until(holds: object, seconds: float = 120) -> None:
+def until(condition: object, seconds: float = 120) -> None:
     began = time.monotonic()
-    while not holds():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]
         assert time.monotonic() - began < seconds
         time.sleep(0.05)
 
 
 def workers(pid: int) -> dict[int, int]:
-    """Rank -> process id of the workers that the torchrun `pid` started."""
-    found = {}
+    """Return the process id of each rank that the torchrun `pid` started."""
+    pids = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -144,8 +146,8 @@ def workers(pid: int) -> dict[int, int]:
         except OSError:
             continue
         if int(stat[1]) == pid and "RANK" in variables:
-            found[int(variables["RANK"])] = int(folder.name)
-    return found
+            pids[int(variables["RANK"])] = int(folder.name)
+    return pids
 
 
 @pytest.mark.slow
@@ -158,8 +160,8 @@ def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words: list[str
     until(lambda: any(checkpoints.glob("step=*/state.json")))
     killed = workers(started.pid)[1]
     os.kill(killed, signal.SIGKILL)
-    _, said = started.communicate(timeout=120)
-    assert started.returncode == 1 and f"Signal 9 (SIGKILL) received by PID {killed}" in said, said
+    _, output = started.communicate(timeout=120)
+    assert started.returncode == 1 and f"Signal 9 (SIGKILL) received by PID {killed}" in output, output
     console = Console(record=True, width=300)
     assert_same(train(compose([*words, "experiment_name=killed"]), console), alone)
     text = console.export_text()
@@ -179,8 +181,8 @@ def test_a_signal_to_everybody_leaves_a_checkpoint(words: list[str], alone: Run)
     folder = folder_of(words, "stopped")
     until(lambda: (folder / "metrics.jsonl").exists())
     os.killpg(started.pid, signal.SIGTERM)
-    _, said = started.communicate(timeout=120)
-    assert started.returncode != 0 and said.count("stopping after this step") == 1, said
+    _, output = started.communicate(timeout=120)
+    assert started.returncode != 0 and output.count("stopping after this step") == 1, output
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["status"] == "stopped" and any((folder / "checkpoints").glob("step=*"))
     assert_same(train(compose([*words, "experiment_name=stopped"])), alone)
@@ -206,9 +208,9 @@ def test_a_signal_that_comes_again_at_once_is_its_echo(echo: float, survived: in
 
 @pytest.mark.slow
 def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
-    given = [sys.executable, "-m", "posbench", "train", *words, "-m", "seed=0,1"]
+    arguments = [sys.executable, "-m", "posbench", "train", *words, "-m", "seed=0,1"]
     done = subprocess.run(
-        given, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
+        arguments, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
     )
     assert done.returncode == 2 and "a sweep (-m) cannot run under torchrun" in done.stderr
 

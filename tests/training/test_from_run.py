@@ -29,7 +29,7 @@ STILL = ["train.lr=1e-12", "train.weight_decay=0"]  # weights stay as they are
 
 @pytest.fixture(scope="session")
 def _trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 steps under three schemes, of which a checkpoint after 8 is kept."""
+    """Train 12 steps under three schemes, and keep a checkpoint after 8."""
     runs = tmp_path_factory.mktemp("trained") / "runs"
     for scheme in ("qk_rope", "nope", "t5"):
         train(compose([*small_run(documents, cache, runs), f"scheme={scheme}"]))
@@ -44,7 +44,7 @@ def runs(_trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def words(documents: Path, cache: Path, runs: Path) -> Callable[..., list[str]]:
     def make(from_run: str | Path, *more: str) -> list[str]:
-        # What decides the sizes stays out: they are those of the run that is continued.
+        # Leave out the settings of sizes, which come from the run that is continued.
         usual = [word for word in small_run(documents, cache, runs) if not word.startswith("model")]
         return [*usual, *STEPS, f"train.from_run={from_run}", *more]
 
@@ -79,13 +79,13 @@ def test_under_another_scheme_it_begins_as_that_reads_the_weights(runs: Path, wo
     tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, rotated = source.load_model(["scheme=nope"])(tokens), source.load_model()(tokens)
-        found = run.load_model()(tokens)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-    assert (found - rotated).abs().max() > 1e-3
+        logits = run.load_model()(tokens)
+    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=0)
+    assert (logits - rotated).abs().max() > 1e-3
 
 
 def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has_read(runs: Path, words: Words) -> None:
-    """So that the three stand in one table: trained through with and without rotations, and without them at the end."""
+    """This makes three runs comparable: trained with rotations, without, and without only at the end."""
     checkpoint = runs / "demo/qk_rope/seed=0/checkpoints/step=00000008"
     run = train(compose(words(checkpoint, "scheme=nope", "train.schedule=constant", "train.warmup_ratio=0")))
     whole = Run(runs / "demo/nope/seed=0").manifest
@@ -103,12 +103,12 @@ def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has
 def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs: Path, words: Words) -> None:
     names = Run(runs / "demo/t5/seed=0").load_weights()
     same = train(compose(words("demo/t5", "scheme=t5", *STILL))).load_weights()
-    own = [name for name in names if name.startswith("scheme.")]
-    assert own and all(torch.allclose(same[name], names[name], atol=1e-9) for name in names)
+    scheme_names = [name for name in names if name.startswith("scheme.")]
+    assert scheme_names and all(torch.allclose(same[name], names[name], atol=1e-9) for name in names)
     fresh = train(compose(words("demo/nope", "scheme=t5", *STILL))).load_weights()
-    assert not any(torch.allclose(fresh[name], names[name], atol=1e-9) for name in own)
+    assert not any(torch.allclose(fresh[name], names[name], atol=1e-9) for name in scheme_names)
     without = train(compose(words("demo/t5", "scheme=nope", *STILL))).load_weights()
-    assert without.keys() == names.keys() - {*own}
+    assert without.keys() == names.keys() - {*scheme_names}
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         shutil.copytree(runs / "demo/nope/seed=0", runs / f"demo/nope/seed={seed}")
     with pytest.raises(ConfigError, match=r"it has 0 runs of seed 7, .*demo/nope/seed=2\)"):
         compose(words("demo/nope", "scheme=nope", "seed=7"))
-    with pytest.raises(ConfigError, match=r"another tokenizer than that of train\.from_run=demo/qk_rope"):
+    with pytest.raises(ConfigError, match=r"differs from the tokenizer of train\.from_run=demo/qk_rope"):
         train(compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")))
     with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.qkv\.weight differs"):
         train(compose(words("demo/qk_rope", "scheme=shared_kv_nope")))

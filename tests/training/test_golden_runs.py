@@ -1,4 +1,4 @@
-"""What a change of the structure may not move: initial weights, logged losses and the fingerprints of packed runs.
+"""Refactoring may not change initial weights, logged losses or the fingerprints of packed runs.
 
 Weights are drawn in float64 and hashed, so they are equal on every machine. Losses agree between kinds of CPU to about
 six digits. A change that is meant to move them writes the values that the failing test shows to golden_runs.json.

@@ -61,23 +61,34 @@ def test_a_run_says_which_of_its_schemes_no_layer_has(config: Make, capsys: pyte
 def test_a_scheme_without_a_rate_of_its_own_says_which_it_takes(
     config: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = config("scheme=nope", "train.steps=2", "train.warmup_ratio=0")
+    run_config = config("scheme=nope", "train.steps=2", "train.warmup_ratio=0")
     for rates, says in (({"alibi": 1e-3}, True), ({"nope": 1e-3}, False), (None, False)):
-        train(replace(made, train=replace(made.train, lr_of=rates), experiment_name=f"rates_{says}_{rates is None}"))
+        train(
+            replace(
+                run_config,
+                train=replace(run_config.train, lr_of=rates),
+                experiment_name=f"rates_{says}_{rates is None}",
+            )
+        )
         assert ("scheme=nope has no learning rate of its own" in capsys.readouterr().err) == says
 
 
 def test_the_curve_and_the_table_are_of_the_same_windows_and_end_at_the_same_number(config: Make) -> None:
-    made = config("scheme=qk_rope")
-    assert made.train.validation_tokens * 4 < prepare(made).validation.num_tokens
-    run = train(made)
+    run_config = config("scheme=qk_rope")
+    assert run_config.train.validation_tokens * 4 < prepare(run_config).validation.num_tokens
+    run = train(run_config)
     curve = run.metrics.query("kind == 'validation'")
     assert curve["step"].tolist() == [0, 6, 12]
     assert curve["loss"].iloc[-1] == run.manifest.loss and curve["bits_per_byte"].iloc[-1] == run.manifest.bits_per_byte
     [stored] = [result for result in run.results()[0] if result.protocol == "validation"]
     assert stored.header["nll_mean"] == run.manifest.loss and stored.header["windows"] == 256 // 32
     untrained, _ = score_split(
-        build_model(made, 257), prepare(made), "validation", "validation", 32, VALIDATION.settings(made)
+        build_model(run_config, 257),
+        prepare(run_config),
+        "validation",
+        "validation",
+        32,
+        VALIDATION.settings(run_config),
     )
     assert (untrained[["document", "start", "targets"]] == stored.windows[["document", "start", "targets"]]).all(
         axis=None
@@ -100,10 +111,10 @@ def test_order_is_scored_every_so_many_tokens_and_changes_nothing_else(config: M
     scores = {f"order_beyond_{distance}" for distance in (8, 16, 32)}  # 64 needs a context of 256
     assert all(set(row) == {"kind", "step", "tokens"} | scores for row in rows)
     assert all(math.isfinite(row[score]) for row in rows for score in scores)
-    others = [
+    other_results = [
         [{**row, "tokens_per_second": 0} for row in run.logged if row["kind"] != "order"] for run in (scored, plain)
     ]
-    assert others[0] == others[1] and scored.manifest.weights == plain.manifest.weights
+    assert other_results[0] == other_results[1] and scored.manifest.weights == plain.manifest.weights
     assert scored.manifest.identity == plain.manifest.identity
     with pytest.raises(ConfigError, match="in its longest document"):  # before the first step
         train(
@@ -120,19 +131,19 @@ def test_a_run_that_reads_each_document_alone_is_another_run_of_the_same_text(co
     words = ("train.steps=3", "train.context_length=128", "train.batch_size=16", "train.accumulation=2")
     plain = train(config(*words, "scheme=qk_rope"))
     alone = train(config(*words, "scheme=qk_rope", "data.document_mask=true", "experiment_name=alone"))
-    one, other = alone.manifest.identity, plain.manifest.identity
-    assert {key: one[key] for key in one.keys() - other.keys()} == {"data.document_mask": True}
+    masked, unmasked = alone.manifest.identity, plain.manifest.identity
+    assert {key: masked[key] for key in masked.keys() - unmasked.keys()} == {"data.document_mask": True}
     prints = [run.manifest.fingerprints for run in (alone, plain)]
     assert prints[0].data == prints[1].data and prints[0].batches == prints[1].batches
     assert alone.load_model().bos_id == 256 and alone.manifest.loss != plain.manifest.loss
 
 
 def test_a_run_records_its_flops(config: Make) -> None:
-    made = config("scheme=qk_rope")
-    model, tokens = made.model, 12 * 4 * 32
+    run_config = config("scheme=qk_rope")
+    model, tokens = run_config.model, 12 * 4 * 32
     matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.ffn_width) + 257 * model.d_model
     attention = model.num_layers * 2 * 32 * model.d_model  # scores and sums over 16 keys on average, 2 FLOPs each
-    assert train(made).manifest.training_flops == 3 * tokens * (2 * matrices + attention)
+    assert train(run_config).manifest.training_flops == 3 * tokens * (2 * matrices + attention)
 
 
 def test_a_run_that_ends_above_its_start_says_so(config: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,9 +158,9 @@ def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
     runs = [train(config(f"scheme={name}", "train.steps=3")) for name in ("nope", "sinusoidal", "qkvo_rope")]
     for key in ("initial_weights", "batches", "data", "tokenizer", "config", "code"):
         assert len({str(getattr(run.manifest.fingerprints, key)) for run in runs}) == 1, key
-    other = train(config("scheme=nope", "train.steps=3", "seed=1"))
+    other_seed = train(config("scheme=nope", "train.steps=3", "seed=1"))
     for key in ("initial_weights", "batches"):
-        assert getattr(other.manifest.fingerprints, key) != getattr(runs[0].manifest.fingerprints, key)
+        assert getattr(other_seed.manifest.fingerprints, key) != getattr(runs[0].manifest.fingerprints, key)
     assert len({run.manifest.loss for run in runs}) == 3
 
 
@@ -167,17 +178,17 @@ def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
 def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config: Make) -> None:
     import pandas as pd
 
-    made = config("scheme=qk_rope", "train.validation_tokens=1_000_000")  # more than there are
-    run = train(made)
+    run_config = config("scheme=qk_rope", "train.validation_tokens=1_000_000")  # more than there are
+    run = train(run_config)
     rows = pd.read_parquet(run.path / "eval" / "validation" / "32.parquet")
     assert rows["nll"].sum() / rows["targets"].sum() == run.manifest.loss
-    split = prepare(made).validation
+    split = prepare(run_config).validation
     tokens = torch.from_numpy(np.array(split.tokens[: len(split.tokens) // 32 * 32 + 1], dtype=np.int64))
     tokens = tokens[: (len(tokens) - 1) // 32 * 32 + 1]
     inputs, targets = tokens[:-1].view(-1, 32), tokens[1:].view(-1, 32)
     with torch.no_grad():
         logits = run.load_model().double()(inputs)
-    scored = targets != prepare(made).bos_id
+    scored = targets != prepare(run_config).bos_id
     nll = torch.nn.functional.cross_entropy(logits[scored], targets[scored])
     assert run.manifest.loss == pytest.approx(float(nll), abs=1e-5)
 
@@ -191,8 +202,8 @@ def test_a_refused_run_leaves_nothing_behind(config: Make, tmp_path: Path) -> No
 
 
 def test_batches_are_the_same_whatever_came_before(config: Make) -> None:
-    made = config()
-    batches = prepare(made).batches(made.train, 0)
+    run_config = config()
+    batches = prepare(run_config).batches(run_config.train, 0)
     alone = batches.batch(7).tokens
     for n in (0, 3, 100, 2):
         batches.batch(n)
@@ -200,7 +211,7 @@ def test_batches_are_the_same_whatever_came_before(config: Make) -> None:
 
 
 def test_accumulation_changes_no_result_beyond_rounding(config: Make) -> None:
-    one = train(config("experiment_name=one"))
+    single = train(config("experiment_name=one"))
     four = train(config("experiment_name=four", "train.accumulation=4"))
-    assert one.manifest.loss == pytest.approx(four.manifest.loss, abs=1e-5)
-    assert load_tensors(newest(one.path / "checkpoints", print), "model.safetensors").keys()
+    assert single.manifest.loss == pytest.approx(four.manifest.loss, abs=1e-5)
+    assert load_tensors(newest(single.path / "checkpoints", print), "model.safetensors").keys()

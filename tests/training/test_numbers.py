@@ -19,8 +19,8 @@ Make = Callable[..., Config]
 
 
 def poisoned(steps: set[int]) -> Observer:
-    """An observer that makes the loss of these steps (0-based) NaN, and checks that their updates are refused."""
-    before: dict[str, torch.Tensor] = {}
+    """Return an observer that makes the loss of these steps (0-based) NaN and checks that no update follows."""
+    initial: dict[str, torch.Tensor] = {}
 
     def observe(phase: str, n: int, step: TrainingStep) -> None:
         weight = step.model.norm.weight
@@ -28,14 +28,14 @@ def poisoned(steps: set[int]) -> Observer:
             return
         with torch.no_grad():
             if phase == "batch":
-                before.update({name: p.clone() for name, p in step.model.named_parameters()})
-                before.update({name: value.clone() for name, value in step.optimizer.state().items()})
+                initial.update({name: p.clone() for name, p in step.model.named_parameters()})
+                initial.update({name: value.clone() for name, value in step.optimizer.state().items()})
                 weight.fill_(math.nan)
             else:
                 assert torch.isnan(weight).all()  # the update was refused
-                weight.copy_(before["norm.weight"])
+                weight.copy_(initial["norm.weight"])
                 now = {**dict(step.model.named_parameters()), **step.optimizer.state()}
-                assert all(torch.equal(value, now[name]) for name, value in before.items())
+                assert all(torch.equal(value, now[name]) for name, value in initial.items())
 
     return observe
 
@@ -56,26 +56,26 @@ def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> 
         train(config("train.max_skipped_steps=2"), observe=poisoned({8, 9, 10}))
     run = Run(run_folder(config()))
     assert state_of(run) == "died" and "not finite" in run.manifest.reason and run.manifest.skipped_steps == 3
-    before = files(run.path)
+    files_before = files(run.path)
     with pytest.raises(Died, match=r"it died earlier: 3 steps .*train\.max_skipped_steps=3 or more resumes"):
         train(config("train.max_skipped_steps=2"))
-    assert files(run.path) == before
+    assert files(run.path) == files_before
     resumed = train(config("train.max_skipped_steps=3"), observe=poisoned({8, 9, 10}))
     assert resumed.manifest.skipped_steps == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("step", "phase", "when"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "at step 12")])
+@pytest.mark.parametrize(("step", "phase", "moment"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "at step 12")])
 def test_a_validation_that_is_not_finite_ends_the_run(
-    config: Make, value: float, step: int, phase: str, when: str
+    config: Make, value: float, step: int, phase: str, moment: str
 ) -> None:
     def spoil(happened: str, n: int, trained: TrainingStep) -> None:
         if (happened, n) == (phase, step):
             with torch.no_grad():
                 trained.model.norm.weight[0] = value
 
-    with pytest.raises(Died, match=f"the validation loss {when} is inf"):
+    with pytest.raises(Died, match=f"the validation loss {moment} is inf"):
         train(config(), observe=spoil)
     assert state_of(Run(run_folder(config()))) == "died"
 

@@ -29,7 +29,7 @@ def _network() -> nn.Module:
 
 
 def _by_hand(network: nn.Module, settings: TrainConfig, steps: int) -> None:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) with global-norm clipping, in plain float64."""
+    """Compute AdamW (Loshchilov and Hutter 2019, algorithm 2) with global-norm clipping, in plain float64."""
     moments = {p: (torch.zeros_like(p), torch.zeros_like(p)) for p in network.parameters()}
     for t in range(steps):
         network.zero_grad()
@@ -71,19 +71,19 @@ def test_a_schemes_own_parameters_learn_by_a_factor_faster() -> None:
     steps = {}
     for name, times in (("plain", 1.0), ("faster", factor)):
         network = nn.ModuleDict({"scheme": _network(), "rest": _network()})
-        before = {key: p.detach().clone() for key, p in network.named_parameters()}
+        initial = {key: p.detach().clone() for key, p in network.named_parameters()}
         optimizer = AdamW(network, _settings(steps=20), times)
         (_loss(network["scheme"], 0) + _loss(network["rest"], 1)).backward()
         optimizer.set_rate(3)
         optimizer.step(healthy=torch.tensor(True))
-        steps[name] = {key: p.detach() - before[key] for key, p in network.named_parameters()}
+        steps[name] = {key: p.detach() - initial[key] for key, p in network.named_parameters()}
     for key, step in steps["plain"].items():
         torch.testing.assert_close(steps["faster"][key], step * (10 if key.startswith("scheme.") else 1))
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["gradient", "loss"])
-def test_a_step_that_is_not_finite_changes_nothing(poison: float, where: str) -> None:
+@pytest.mark.parametrize("poisoned", ["gradient", "loss"])
+def test_a_step_that_is_not_finite_changes_nothing(poison: float, poisoned: str) -> None:
     network = _network()
     optimizer = AdamW(network, _settings(steps=20))
     for t in range(2):
@@ -91,28 +91,28 @@ def test_a_step_that_is_not_finite_changes_nothing(poison: float, where: str) ->
         _loss(network, t).backward()
         optimizer.set_rate(t)
         optimizer.step(healthy=torch.tensor(True))
-    before = copy.deepcopy([p.detach() for p in network.parameters()]), copy.deepcopy(optimizer.state())
-    if where == "gradient":
+    saved = copy.deepcopy([p.detach() for p in network.parameters()]), copy.deepcopy(optimizer.state())
+    if poisoned == "gradient":
         next(network.parameters()).grad[0, 0] = poison
     optimizer.set_rate(2)
-    optimizer.step(healthy=torch.tensor(where == "gradient"))
-    for a, b in zip(network.parameters(), before[0], strict=True):
+    optimizer.step(healthy=torch.tensor(poisoned == "gradient"))
+    for a, b in zip(network.parameters(), saved[0], strict=True):
         assert torch.equal(a, b)
     for key, value in optimizer.state().items():
-        assert torch.equal(value, before[1][key]), key
+        assert torch.equal(value, saved[1][key]), key
 
 
 def test_the_state_comes_back_as_it_was_given() -> None:
     first, second = _network(), _network()
-    one, two = AdamW(first, _settings(steps=20)), AdamW(second, _settings(steps=20))
+    saved, restored = AdamW(first, _settings(steps=20)), AdamW(second, _settings(steps=20))
     for t in range(3):
-        one.zero_grad()
+        saved.zero_grad()
         _loss(first, t).backward()
-        one.set_rate(t)
-        one.step(healthy=torch.tensor(True))
+        saved.set_rate(t)
+        saved.step(healthy=torch.tensor(True))
     second.load_state_dict(first.state_dict())
-    two.load_state(copy.deepcopy(one.state()))
-    for network, optimizer in ((first, one), (second, two)):
+    restored.load_state(copy.deepcopy(saved.state()))
+    for network, optimizer in ((first, saved), (second, restored)):
         optimizer.zero_grad()
         _loss(network, 3).backward()
         optimizer.set_rate(3)

@@ -1,4 +1,4 @@
-"""A run that was cut off, however, goes on to the same bytes; one that is another's or finished is left alone."""
+"""A run that was cut off in any way resumes to the same bytes; finished and foreign runs are not touched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def crash() -> None:
 
 
 def cut_off(config: Config, step: int = 6) -> Run:
-    """A run that ended after its step `step` (0-based), and as little recorded of the reason as after a SIGKILL."""
+    """Return a run that ended after step `step` (0-based) without a recorded reason, as after a SIGKILL."""
     with pytest.raises(RuntimeError, match="on fire"):
         train(config, observe=after_step(step, crash))
     run = Run(run_folder(config))
@@ -61,13 +61,13 @@ def _cut(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def cut(_cut: Path, config: Make) -> Run:
-    """The run, cut off after 7 steps."""
+    """Return the run that was cut off after 7 steps."""
     return Run(Path(shutil.copytree(_cut, run_folder(config()))))
 
 
 @pytest.fixture(scope="session")
 def whole(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the run comes to that nothing happens to."""
+    """Return the digest of the same run without an interruption."""
     return digest(train(compose(small_run(documents, cache, tmp_path_factory.mktemp("whole")))).path)
 
 
@@ -85,11 +85,11 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(
     assert state_of(run) == "stopped" and "at step" in run.manifest.reason
     assert (run.path / "checkpoints" / f"step={step + 1:08d}").is_dir()
     train(config())
-    found = digest(run.path)
-    assert (found["rows"], found["loss"]) == (whole["rows"], whole["loss"])
+    resumed = digest(run.path)
+    assert (resumed["rows"], resumed["loss"]) == (whole["rows"], whole["loss"])
     for name in ("model", "optimizer"):
         last = f"checkpoints/step=00000012/{name}.safetensors"
-        assert found["sums"][last] == whole["sums"][last]
+        assert resumed["sums"][last] == whole["sums"][last]
 
 
 class Jitter(Scheme):
@@ -119,10 +119,10 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
 ) -> None:
     build = TRAIN.build_model
 
-    def meanwhile(*given: Any) -> Decoder:
+    def meanwhile(*arguments: Any) -> Decoder:
         monkeypatch.setattr(TRAIN, "build_model", build)
         train(config("train.lr=1e-3"))
-        return build(*given)
+        return build(*arguments)
 
     monkeypatch.setattr(TRAIN, "build_model", meanwhile)
     with pytest.raises(ConfigError, match="finished by another process meanwhile"):
@@ -131,20 +131,20 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
 
 
 def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles, so tokens a second are of the others. By a clock that the steps themselves advance."""
+    """The first step compiles, so it does not count in tokens per second. The steps advance the clock."""
     clock, take = [0.0], TrainingStep.__call__
 
-    def step(self: TrainingStep, n: int, *others: object) -> torch.Tensor:
+    def step(self: TrainingStep, n: int, *arguments: object) -> torch.Tensor:
         clock[0] += 100 if n in (0, 3) else 2
-        return take(self, n, *others)
+        return take(self, n, *arguments)
 
     monkeypatch.setattr(TrainingStep, "__call__", step)
     monkeypatch.setattr(TRAIN, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    made = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
-    tokens = made.train.tokens_per_step
+    run_config = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
+    tokens = run_config.train.tokens_per_step
     with pytest.raises(Stopped):
-        train(made, observe=after_step(2, signalled(signal.SIGTERM)))
-    run = train(made)
+        train(run_config, observe=after_step(2, signalled(signal.SIGTERM)))
+    run = train(run_config)
     costs = run.manifest.costs
     assert costs is not None
     assert (costs.first_step_seconds, costs.train_seconds, costs.tokens_per_second) == (200, 8, tokens / 2)
@@ -224,18 +224,18 @@ def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["missing", "empty", "torn"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "torn"])
 def test_a_lost_manifest_is_made_again_from_the_checkpoint(
-    config: Make, cut: Run, whole: dict[str, Any], how: str
+    config: Make, cut: Run, whole: dict[str, Any], damage: str
 ) -> None:
     cut.update_manifest(started="then")
     manifest = cut.path / "run.json"
-    kept = json.loads(manifest.read_text())
+    manifest_before = json.loads(manifest.read_text())
     cut_off(config(), step=10)  # so that a checkpoint holds the manifest
-    manifest.unlink() if how == "missing" else os.truncate(manifest, 0 if how == "empty" else 100)
+    manifest.unlink() if damage == "missing" else os.truncate(manifest, 0 if damage == "empty" else 100)
     assert state_of(cut) == "unreadable"
     assert digest(train(config()).path) == whole
-    assert cut.manifest.started == kept["started"] == "then"
+    assert cut.manifest.started == manifest_before["started"] == "then"
 
 
 def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, cut: Run, whole: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> Non
     assert "versions.torch: 1.0 -> " in console.export_text()
 
 
-# Refused, or left alone
+# Refused, or not touched
 
 
 def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,38 +271,38 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(config())
-    before = files(run.path)
+    files_before = files(run.path)
     for name in ("build_model", "Batches"):
         monkeypatch.setattr(TRAIN, name, None)
     train(config())
-    assert files(run.path) == before
+    assert files(run.path) == files_before
 
 
 def test_a_manifest_of_another_format_is_refused_in_a_sentence(config: Make, cut: Run) -> None:
     file = cut.path / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-    with pytest.raises(ConfigError, match="of format 99; this posbench reads format 2: use the one that wrote it"):
+    with pytest.raises(ConfigError, match="has format 99; this posbench reads format 2: use the version that wrote it"):
         train(config())
 
 
 def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config: Make, cut: Run) -> None:
-    before = files(cut.path)
+    files_before = files(cut.path)
     with pytest.raises(ConfigError, match=r"scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"):
         train(config("scheme.base=500000.0", "train.beta2=0.99"))
-    assert {**before, str(cut.path): 0} == {**files(cut.path), str(cut.path): 0}
+    assert {**files_before, str(cut.path): 0} == {**files(cut.path), str(cut.path): 0}
     (cut.path / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"scheme\.base"):
         train(config("scheme.base=500000.0"))
     with pytest.raises(ConfigError, match=r"train\.num_steps: 12 -> 13") as refused:
         train(config("train.steps=13"))
-    assert "trunk_tokens" not in str(refused.value)  # of branches alone
+    assert "trunk_tokens" not in str(refused.value)  # only branches have it
 
 
 def test_a_run_that_nobody_trains_is_interrupted(config: Make) -> None:
-    seen = []
-    look = after_step(6, lambda: seen.append(state_of(Run(run_folder(config())))))
+    states = []
+    look = after_step(6, lambda: states.append(state_of(Run(run_folder(config())))))
     run = train(config(), observe=look)
-    assert seen == ["running"] and state_of(run) == "finished"
+    assert states == ["running"] and state_of(run) == "finished"
     run.update_manifest(status="running")
     assert state_of(run) == "interrupted"
     assert not (run.path / ".lock").exists()

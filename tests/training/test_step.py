@@ -1,4 +1,4 @@
-"""The training step stands once: the loop, `posbench bench` and the benchmarks call it, and add nothing to it."""
+"""There is one training step: the loop, `posbench bench` and the benchmarks call it and add nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[..., Config]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of every step that anybody takes."""
+    """Record the number of every training step."""
     numbers: list[int] = []
     original = TrainingStep.__call__
 
@@ -57,20 +57,20 @@ def test_a_cpu_computes_in_bfloat16_where_it_has_amx(
 
 
 def test_the_step_on_the_same_batches_ends_with_the_weights_of_the_run(config: Make) -> None:
-    made = config("train.accumulation=2")
-    run = train(made)
-    batches = prepare(made).batches(made.train, made.seed)
-    step = TrainingStep(made, build_model(made, 257), choose_device(made.train))
-    for n in range(made.train.num_steps):
+    run_config = config("train.accumulation=2")
+    run = train(run_config)
+    batches = prepare(run_config).batches(run_config.train, run_config.seed)
+    step = TrainingStep(run_config, build_model(run_config, 257), choose_device(run_config.train))
+    for n in range(run_config.train.num_steps):
         step(n, batches.batch(n).each(torch.from_numpy))
     trained = dict(run.load_model().named_parameters())
     assert all(torch.equal(p, trained[name]) for name, p in step.model.named_parameters())
 
 
 def test_phases_are_told_in_their_order_and_change_nothing(config: Make) -> None:
-    made = config("train.accumulation=2")
+    run_config = config("train.accumulation=2")
     tokens = torch.randint(257, (4, 33), generator=torch.Generator().manual_seed(0))
-    steps = [TrainingStep(made, build_model(made, 257), choose_device(made.train)) for _ in range(2)]
+    steps = [TrainingStep(run_config, build_model(run_config, 257), choose_device(run_config.train)) for _ in range(2)]
     phases: list[str] = []
     observed = steps[0](3, Batch(tokens), lambda phase, n, step: phases.append(f"{n} {phase}"))
     assert phases == ["3 forward", "3 backward", "3 forward", "3 backward", "3 optimizer"]

@@ -19,22 +19,22 @@ FIRST = [[15, 14, 0, 16, 15, 14, 0, 0, 0, 0], [12, 4, 14, 16, 12, 4, 14, 0, 0, 0
 
 
 def problems(task: str = "copy", positions: str = "window", **options: object) -> Problems:
-    """Of lengths 2 to 5, tested up to 12."""
+    """Return problems of lengths 2 to 5, tested up to 12."""
     config = TaskConfig(task, task, lengths=[2, 5], longest=12, positions=positions, options=options)
     config.window = Problems(config).window(config.longest)
     return Problems(config)
 
 
 def rows_of(batch: Batch) -> set[tuple[int, ...]]:
-    """The problems of a batch without their padding."""
+    """Return the problems of a batch without their padding."""
     ends = [int(np.flatnonzero(answers >= 0)[-1]) + 2 for answers in batch.answers]
     return {tuple(tokens[:end].tolist()) for tokens, end in zip(batch.tokens, ends, strict=True)}
 
 
-@given(n=st.integers(0, 10**6), seed=st.integers(0, 2**62), other=st.integers(0, 100))
-def test_a_batch_follows_from_seed_and_number_alone(n: int, seed: int, other: int) -> None:
+@given(n=st.integers(0, 10**6), seed=st.integers(0, 2**62), earlier=st.integers(0, 100))
+def test_a_batch_follows_from_seed_and_number_alone(n: int, seed: int, earlier: int) -> None:
     fresh, used = ProblemBatches(problems(), 3, seed), ProblemBatches(problems(), 3, seed)
-    used.batch(other)
+    used.batch(earlier)
     assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
     assert not np.array_equal(fresh.batch(n).tokens, ProblemBatches(problems(), 3, seed + 1).batch(n).tokens)
 
@@ -68,10 +68,10 @@ def test_a_space_without_a_problem_for_a_split_is_refused() -> None:
 
 def test_an_evaluation_may_have_other_options_but_no_other_tokens() -> None:
     trained = Problems(TaskConfig("flip_flop", "flip_flop", window=100))
-    other = trained.with_options(TaskConfig("flip_flop", "flip_flop", window=100, options={"ignored": 1.0}))
+    changed = trained.with_options(TaskConfig("flip_flop", "flip_flop", window=100, options={"ignored": 1.0}))
     assert (
-        other.splits["test"].at_length(20, 50).answers >= 0
-    ).sum() == 50 and other.fingerprint == trained.fingerprint
+        changed.splits["test"].at_length(20, 50).answers >= 0
+    ).sum() == 50 and changed.fingerprint == trained.fingerprint
     with pytest.raises(ConfigError, match="change its tokens"):
         problems().with_options(problems(letters=5).config)
 
@@ -86,15 +86,15 @@ def test_answers_alone_are_scored_and_the_rest_is_padding() -> None:
 
 
 def test_what_is_scored_is_the_same_for_every_run() -> None:
-    one, two = problems(), problems()
-    two.config.lengths = [3, 9]
+    first, second = problems(), problems()
+    second.config.lengths = [3, 9]
     for length in (5, 12):
-        ours, theirs = (each.splits["test"].at_length(length, 7) for each in (one, two))
+        ours, theirs = (problem_set.splits["test"].at_length(length, 7) for problem_set in (first, second))
         assert np.array_equal(ours.tokens, theirs.tokens)
-    more = one.splits["test"].at_length(12, 9)
+    more = first.splits["test"].at_length(12, 9)
     assert np.array_equal(more.tokens[:7], ours.tokens)
     with pytest.raises(ConfigError, match=r"length 13 is beyond data\.longest=12 items"):
-        one.splits["test"].at_length(13, 1)
+        first.splits["test"].at_length(13, 1)
 
 
 def test_shifted_windows_stand_anywhere_in_training_and_at_0_in_tests() -> None:
@@ -128,9 +128,9 @@ def test_every_task_draws_problems_of_its_splits() -> None:
 
 
 def test_windows_follow_from_the_task() -> None:
-    made = compose(["data=copy", "data.lengths=[3,7]", "data.longest=20", "scheme=learned"])
-    assert (made.train.context_length, made.data.window, made.experiment_name) == (14, 40, "copy")
-    assert build_model(made, 17).scheme.first.table.shape == (40, 64)
+    run_config = compose(["data=copy", "data.lengths=[3,7]", "data.longest=20", "scheme=learned"])
+    assert (run_config.train.context_length, run_config.data.window, run_config.experiment_name) == (14, 40, "copy")
+    assert build_model(run_config, 17).scheme.first.table.shape == (40, 64)
     assert compose(["data=copy", "data.longest=null", "train.context_length=32"]).data.longest == 64
 
 

@@ -18,7 +18,7 @@ from posbench.data.tasks.mqar import Mqar
 from posbench.data.tasks.needle import Needle
 from posbench.data.tasks.task import Task
 
-Answers = Iterator[tuple[int, str]]  # where an answer stands, and which token it is
+Answers = Iterator[tuple[int, str]]  # position of an answer, and its token
 
 
 def copied(names: list[str], length: int) -> Answers:
@@ -115,7 +115,7 @@ of_each_task = pytest.mark.parametrize(("task", "solve"), TASKS)
 
 
 def named(task: Task, length: int, rng: np.random.Generator) -> tuple[list[str], list[int]]:
-    """The tokens of a problem by name, and where its answers stand."""
+    """Return the token names of a problem, and the positions of its answers."""
     tokens, is_answer = map(np.asarray, task.problems(length, 1, rng))
     return [task.tokens[token] for token in tokens[0]], np.flatnonzero(is_answer).tolist()
 

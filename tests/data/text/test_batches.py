@@ -13,7 +13,7 @@ from posbench.data.text.corpus import TextBatches
 
 
 def counting(num_tokens: int, name: str = "train") -> Split:
-    """A split whose token number i is i, so that a window tells where it was taken."""
+    """Return a split whose token number i is i, so that a window shows its position in the split."""
     starts = np.array([0, num_tokens], np.int64)
     return Split(name, np.arange(num_tokens, dtype=np.uint32), starts, np.array([num_tokens], np.int64), None)
 
@@ -34,12 +34,12 @@ def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, see
         )
 
 
-@given(n=st.integers(0, 10_000), others=st.lists(st.integers(0, 10_000), max_size=4))
-def test_a_batch_does_not_depend_on_what_was_read_before(n: int, others: list[int]) -> None:
+@given(n=st.integers(0, 10_000), earlier=st.lists(st.integers(0, 10_000), max_size=4))
+def test_a_batch_does_not_depend_on_what_was_read_before(n: int, earlier: list[int]) -> None:
     split = counting(997)
     fresh, used = TextBatches(split, 10, 4, seed=3), TextBatches(split, 10, 4, seed=3)
-    for other in others:
-        used.batch(other)
+    for number in earlier:
+        used.batch(number)
     assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
 
 

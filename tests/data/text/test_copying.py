@@ -1,4 +1,4 @@
-"""How much of a text a copier gets right, against a loop that follows the words of the definition."""
+"""The share of a text that a copier predicts equals a loop that follows the definition word by word."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def split_of(tokens: np.ndarray) -> Split:
 
 def predicted(window: np.ndarray, distance: int, least: int) -> bool:
     """Predict the last token by the longest match in the window before it."""
-    *seen, target = window.tolist()
+    *context, target = window.tolist()
     best = (-1, -1)
-    for place in range(len(seen) - distance):
+    for place in range(len(context) - distance):
         match = 0
-        while match < place and seen[place - 1 - match] == seen[-1 - match]:
+        while match < place and context[place - 1 - match] == context[-1 - match]:
             match += 1
         best = max(best, (match, place))
-    return best[0] >= least and seen[best[1]] == target
+    return best[0] >= least and context[best[1]] == target
 
 
 def test_the_share_is_that_of_a_plain_loop() -> None:

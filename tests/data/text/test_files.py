@@ -32,7 +32,7 @@ LINES = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumer
 
 
 def documents(config: Config) -> dict[str, list[str]]:
-    """What the source yields, by stream."""
+    """Return the texts that the source yields, by stream."""
     return {name: list(texts) for name, texts in SOURCES[config.data.source](config.data).streams().items()}
 
 
@@ -138,8 +138,8 @@ def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(
 def test_text_beside_rows_is_not_the_data_set(files: Files, tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     FORMATS[name.removeprefix("deep/")](tmp_path / name)
-    for other in ("README.md", "deep_load.py", "dataset_infos.json"):
-        (tmp_path / other).write_text("{}")
+    for file_name in ("README.md", "deep_load.py", "dataset_infos.json"):
+        (tmp_path / file_name).write_text("{}")
     config = files(path=tmp_path)
     assert documents(config)["train"] == TEXTS
     assert SOURCES["files"](config.data).skipped == {".md": 1, ".py": 1}
@@ -149,10 +149,10 @@ def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Pa
     text = "\n\n".join(prose(n, 60) for n in range(40)) + "é" * 5000
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "other.txt").write_bytes(b"Another file\r\nis another document.")
-    found = documents(files("data.cut_bytes=1000", path=tmp_path))["train"]
-    assert found.pop() == "Another file\r\nis another document."
-    assert "".join(found) == text and len(found) > 10
-    whole, rest = found[:-6], found[-6:]  # the last line is longer than a document: cut between characters
+    pieces = documents(files("data.cut_bytes=1000", path=tmp_path))["train"]
+    assert pieces.pop() == "Another file\r\nis another document."
+    assert "".join(pieces) == text and len(pieces) > 10
+    whole, rest = pieces[:-6], pieces[-6:]  # the last line is longer than a document: cut between characters
     assert all(1000 <= len(piece) < 2500 and piece.endswith("\n\n") for piece in whole[:-1])
     assert all(len(piece.encode()) <= 4000 for piece in rest)
 
@@ -196,14 +196,14 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_read_is_named_and_leaves_nothing(
-    files: Files, tmp_path: Path, name: str, left: Callable[[], list[str]]
+    files: Files, tmp_path: Path, name: str, files_left: Callable[[], list[str]]
 ) -> None:
     content, message = BAD[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         prepare(files(path=tmp_path / name))
-    assert left() == []
+    assert files_left() == []
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("a.pdf", "1 .pdf"), (".hidden.txt", "nothing")])

@@ -25,7 +25,7 @@ def test_the_public_sets_are_pinned_to_a_commit(name: str) -> None:
 )
 @pytest.mark.parametrize("hub_is", ["refusing", "offline"])
 def test_a_hub_out_of_reach_is_reported_within_seconds(
-    words: list[str], hub_is: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: Callable[[], list[str]]
+    words: list[str], hub_is: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files_left: Callable[[], list[str]]
 ) -> None:
     import huggingface_hub.constants as constants
 
@@ -44,4 +44,4 @@ def test_a_hub_out_of_reach_is_reported_within_seconds(
         ):
             prepare(config)
     assert time.monotonic() - began < 20, "a download would try for half a minute"
-    assert left() == []
+    assert files_left() == []

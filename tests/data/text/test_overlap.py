@@ -1,4 +1,4 @@
-"""What share of held-out 13-grams stands in train: as a count by sets of words gives it."""
+"""The share of held-out 13-grams that also occur in train equals a count with sets of words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_near_duplicates_are_copies_and_copies_of_copies() -> None:
 
 @pytest.fixture
 def leaky(tmp_path: Path, files: Files) -> Config:
-    """Validation: half of one document stands in train, nothing of the other. Test: nothing."""
+    """Return a configuration of files: half of one validation document also occurs in train."""
     texts = {
         "train": [sentence(1, 400), sentence(2, 400)],
         "validation": [sentence(3, 300), f"{sentence(4, 200)} {sentence(1, 200)}"],
@@ -59,15 +59,15 @@ def leaky(tmp_path: Path, files: Files) -> Config:
 
 
 def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(leaky: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    measured = prepare(leaky, notice=told.append).overlap
+    notices: list[str] = []
+    measured = prepare(leaky, notice=notices.append).overlap
     expected = (200 - GRAM_WORDS + 1) / (300 + 400 - 2 * (GRAM_WORDS - 1))
     validation = measured["splits"]["validation"]
     assert validation["share"] == pytest.approx(expected, abs=0)
     assert measured["splits"]["test"]["share"] == 0
-    assert "warning: data=files: " in told[-1] and "of validation also occur in train" in told[-1]
+    assert "warning: data=files: " in notices[-1] and "of validation also occur in train" in notices[-1]
     monkeypatch.setattr(overlap, "measure_overlap", None)
-    assert prepare(leaky, notice=told.append).overlap == measured and len(told) == 1, "kept with the corpus"
+    assert prepare(leaky, notice=notices.append).overlap == measured and len(notices) == 1, "kept with the corpus"
     assert validation["documents_above"] == 1
     assert validation["worst"][0]["name"].startswith("document 1, which begins 'w")
     lines = "\n".join(overlap_lines(measured))

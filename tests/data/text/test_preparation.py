@@ -32,7 +32,7 @@ Files = Callable[..., Config]
 
 
 def book(number: int) -> str:
-    """Some spell out the token that begins a document."""
+    """Return document `n`; some spell out the token that begins a document."""
     return prose(number) + (f" {BOS} and {BOS}" if number % 10 == 0 else "")
 
 
@@ -43,17 +43,17 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
-    """A hundred and fifty different documents, a line each."""
+    """Return a hundred and fifty different documents, a line each."""
     return write_rows(tmp_path / "books.jsonl", [book(n) for n in range(150)])
 
 
 @pytest.fixture
-def told() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 def texts_of(corpus: Corpus) -> dict[str, list[str]]:
-    """The documents back from the tokens."""
+    """Return the documents of each split, decoded from their tokens."""
     return {
         name: [corpus.tokenizer.decode(split.document(n)[1:].tolist()) for n in range(split.num_documents)]
         for name, split in corpus.splits.items()
@@ -62,17 +62,17 @@ def texts_of(corpus: Corpus) -> dict[str, list[str]]:
 
 def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books: Path) -> None:
     corpus = prepare(files(path=books))
-    found = texts_of(corpus)
+    texts = texts_of(corpus)
     fractions = {"test": 0.10, "validation": 0.05}
     expected: dict[str, list[str]] = {name: [] for name in SPLITS}
     for n in range(150):
         expected[split_of(book(n).encode(), fractions)].append(book(n))
-    assert found == expected and all(found.values())
+    assert texts == expected and all(texts.values())
     for split in corpus.splits.values():
         assert (split.tokens[split.starts[:-1]] == corpus.bos_id).all()
         assert (split.tokens == corpus.bos_id).sum() == split.num_documents
         assert split.num_tokens == split.starts[-1] == len(split.tokens)
-        assert split.num_bytes == sum(len(text.encode()) for text in found[split.name])
+        assert split.num_bytes == sum(len(text.encode()) for text in texts[split.name])
 
 
 def test_the_split_of_a_document_is_pinned() -> None:
@@ -99,9 +99,9 @@ print(json.dumps([corpus.fingerprint, seconds, loaded]))
 """
 
 
-def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, books: Path, told: list[str]) -> None:
-    first = prepare(files(path=books), notice=told.append)
-    assert len(told) == 1 and "prepared" in told[0]
+def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, books: Path, notes: list[str]) -> None:
+    first = prepare(files(path=books), notice=notes.append)
+    assert len(notes) == 1 and "prepared" in notes[0]
     done = subprocess.run([sys.executable, "-c", _PREPARE, str(books)], capture_output=True, text=True, check=True)
     fingerprint, seconds, loaded = json.loads(done.stdout)
     assert (fingerprint, loaded, done.stderr) == (first.fingerprint, [], "") and seconds < 1
@@ -109,25 +109,25 @@ def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, boo
 
 @pytest.mark.slow
 def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, books: Path, tmp_path: Path) -> None:
-    before = prepare(files(path=books))
+    plain = prepare(files(path=books))
     merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books))
     halves = prepare(files("data.test_fraction=0.3", path=books))
-    assert before.fingerprint == merged.fingerprint != halves.fingerprint
-    assert before.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
+    assert plain.fingerprint == merged.fingerprint != halves.fingerprint
+    assert plain.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
     stat = books.stat()
     books.write_text(books.read_text().replace("Chapter", "Kapitel"))  # as long as before
     os.utime(books, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert prepare(files(path=books)).fingerprint != before.fingerprint
-    own = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books)
-    for made in (before, merged):
-        made.tokenizer.save(f"{tmp_path}/tokenizer.json")
-        assert prepare(own).vocab_size == made.vocab_size
+    assert prepare(files(path=books)).fingerprint != plain.fingerprint
+    from_file = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books)
+    for corpus in (plain, merged):
+        corpus.tokenizer.save(f"{tmp_path}/tokenizer.json")
+        assert prepare(from_file).vocab_size == corpus.vocab_size
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<first>"}')
-    assert prepare(own).bos_id == merged.vocab_size
+    assert prepare(from_file).bos_id == merged.vocab_size
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "torn contents", "flipped"])
-def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str], damage: str) -> None:
+def test_a_damaged_cache_is_made_again(files: Files, books: Path, notes: list[str], damage: str) -> None:
     whole = prepare(files(path=books))
     expected, tokens = texts_of(whole), whole.folder / "train.tokens"
     if damage == "truncated":
@@ -140,12 +140,12 @@ def test_a_damaged_cache_is_made_again(files: Files, books: Path, told: list[str
         data = bytearray(tokens.read_bytes())
         data[len(data) // 2] ^= 4
         tokens.write_bytes(data)
-        prepare(files(path=books), notice=told.append)
-        assert told == []
-    again = prepare(files(path=books), notice=told.append, check=damage == "flipped")
-    assert texts_of(again) == expected and "is damaged" in told[0] and "prepared" in told[1]
-    prepare(files(path=books), notice=told.append, check=True)
-    assert len(told) == 2, "the third time finds it"
+        prepare(files(path=books), notice=notes.append)
+        assert notes == []
+    again = prepare(files(path=books), notice=notes.append, check=damage == "flipped")
+    assert texts_of(again) == expected and "is damaged" in notes[0] and "prepared" in notes[1]
+    prepare(files(path=books), notice=notes.append, check=True)
+    assert len(notes) == 2, "the third time finds it"
 
 
 @pytest.mark.slow
@@ -157,45 +157,45 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
-def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, told: list[str]) -> None:
+def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, notes: list[str]) -> None:
     for n in range(13):
         (tmp_path / f"{n}.txt").write_text(prose(n))
     corpus = prepare(
-        files("data.validation_fraction=0.1", "data.test_fraction=0.25", path=tmp_path), notice=told.append
+        files("data.validation_fraction=0.1", "data.test_fraction=0.25", path=tmp_path), notice=notes.append
     )
     assert (corpus.validation.num_documents, corpus.test.num_documents) == (1, 5)
-    assert "warning: data=files: validation has 1 of 13 documents, so" in told[-1]
-    assert "raise data.validation_fraction" in told[-1] and "test" not in told[-1].split("so a loss")[1]
-    assert "cut_bytes" not in told[-1], "documents are short already"
+    assert "warning: data=files: validation has 1 of 13 documents, so" in notes[-1]
+    assert "raise data.validation_fraction" in notes[-1] and "test" not in notes[-1].split("so a loss")[1]
+    assert "cut_bytes" not in notes[-1], "documents are short already"
 
 
 @pytest.mark.parametrize("size", [199_000, 201_000])
-def test_cutting_is_advised_for_long_documents_alone(files: Files, tmp_path: Path, told: list[str], size: int) -> None:
-    prepare(files(path=write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(4)])), notice=told.append)
-    assert ("data.cut_bytes=100000" in told[-1]) == (size > 200_000)
+def test_cutting_is_advised_for_long_documents_alone(files: Files, tmp_path: Path, notes: list[str], size: int) -> None:
+    prepare(files(path=write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(4)])), notice=notes.append)
+    assert ("data.cut_bytes=100000" in notes[-1]) == (size > 200_000)
 
 
 @pytest.mark.parametrize("texts", [[prose(1)], 9 * ["two", "texts"]])
 def test_fewer_documents_than_splits_are_refused(
-    files: Files, tmp_path: Path, left: Callable[[], list[str]], texts: list[str]
+    files: Files, tmp_path: Path, files_left: Callable[[], list[str]], texts: list[str]
 ) -> None:
     with pytest.raises(
         ConfigError, match=rf"no \w+ text in {len(texts)} documents .*give more text, or files"
     ) as raised:
         prepare(files(path=write_rows(tmp_path / "rows.jsonl", texts)))
-    assert left() == [] and len(str(raised.value).split()) < 40
+    assert files_left() == [] and len(str(raised.value).split()) < 40
 
 
-def test_empty_splits_get_the_documents_with_the_nearest_hashes(files: Files, tmp_path: Path, told: list[str]) -> None:
+def test_empty_splits_get_the_documents_with_the_nearest_hashes(files: Files, tmp_path: Path, notes: list[str]) -> None:
     texts = [text for text in map(prose, range(60)) if not 0.1 < draw_of(text.encode()) < 0.2][:30]
-    corpus = prepare(files(path=write_rows(tmp_path / "a.jsonl", texts + texts[:9])), notice=told.append)
-    splits = {name: {draw_of(text.encode()) for text in found} for name, found in texts_of(corpus).items()}
-    assert told[0].startswith("data=files: no document falls into validation by its hash") and len(told) == 2
+    corpus = prepare(files(path=write_rows(tmp_path / "a.jsonl", texts + texts[:9])), notice=notes.append)
+    splits = {name: {draw_of(text.encode()) for text in split_texts} for name, split_texts in texts_of(corpus).items()}
+    assert notes[0].startswith("data=files: no document falls into validation by its hash") and len(notes) == 2
     assert max(splits["test"]) < 0.1 < min(splits["validation"]) and max(splits["validation"]) < min(splits["train"])
     assert len(splits["validation"]) == 2, "a twentieth of 30"
     turned = prepare(files(path=write_rows(tmp_path / "b.jsonl", texts[::-1])))
-    assert {name: set(found) for name, found in texts_of(turned).items()} == {
-        name: set(found) for name, found in texts_of(corpus).items()
+    assert {name: set(split_texts) for name, split_texts in texts_of(turned).items()} == {
+        name: set(split_texts) for name, split_texts in texts_of(corpus).items()
     }
 
 
@@ -221,26 +221,26 @@ def test_no_split_stays_empty_and_few_draws_are_held(number: int) -> None:
     assert len(splitter._draws) < 200
 
 
-def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Path, told: list[str]) -> None:
+def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Path, notes: list[str]) -> None:
     text, path = "\n\n".join(prose(n, 40) for n in range(400)), tmp_path / "book.txt"
     path.write_text(text)
-    found = texts_of(prepare(files(path=path), notice=told.append))
-    assert "too few text files for 3 splits (1), so text is cut at blank lines" in told[0]
-    assert sum(map(len, found.values())) > 40 and all(found.values())
-    assert sorted("".join(chain(*found.values()))) == sorted(text), "nothing is lost"
+    splits = texts_of(prepare(files(path=path), notice=notes.append))
+    assert "too few text files for 3 splits (1), so text is cut at blank lines" in notes[0]
+    assert sum(map(len, splits.values())) > 40 and all(splits.values())
+    assert sorted("".join(chain(*splits.values()))) == sorted(text), "nothing is lost"
     assert prepare_held_out(files(path=path)).test.num_documents == 1, "a text to score stays whole"
     uncut = prepare(files("data.validation_fraction=0", "data.test_fraction=0", path=path))
     assert uncut.train.num_documents == 1, "and so does one that needs no other split"
 
 
-def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, told: list[str]) -> None:
+def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, notes: list[str]) -> None:
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", [prose(3)]) for name in ("train", "validation")}
-    assert prepare(files(**paths), notice=told.append).test.num_documents == 0
-    assert "has no test text" in told[0]
+    assert prepare(files(**paths), notice=notes.append).test.num_documents == 0
+    assert "has no test text" in notes[0]
 
 
 def test_lines_about_progress_do_not_count_the_training_of_the_tokenizer(
-    files: Files, books: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+    files: Files, books: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = files("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=50000", path=books)
     train, clock = tokenizer.TOKENIZERS["bpe"], [0.0]
@@ -251,9 +251,9 @@ def test_lines_about_progress_do_not_count_the_training_of_the_tokenizer(
 
     monkeypatch.setitem(tokenizer.TOKENIZERS, "bpe", train_long)
     monkeypatch.setattr(preparation, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    prepare(config, notice=told.append)
-    assert told[0] == "training the tokenizer on the first 0.1 MB of train text"
-    assert [line.split(":")[0] for line in told[1:]] == ["prepared data=files in 13.0 s"]
+    prepare(config, notice=notes.append)
+    assert notes[0] == "training the tokenizer on the first 0.1 MB of train text"
+    assert [line.split(":")[0] for line in notes[1:]] == ["prepared data=files in 13.0 s"]
 
 
 def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Path) -> None:
@@ -305,12 +305,12 @@ def test_bytes_of_text_are_exact_within_a_document(files: Files, books: Path) ->
 
 
 def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
-    files: Files, tmp_path: Path, told: list[str]
+    files: Files, tmp_path: Path, notes: list[str]
 ) -> None:
     texts = ["a b c d e f g h " * 20 + f"\n\n{'a ' * n}" for n in range(40)]
     words = ["tokenizer=file", f"tokenizer.path={word_level(tmp_path / 'words.json').path}"]
-    corpus = prepare(files(*words, path=write_rows(tmp_path / "rows.jsonl", texts)), notice=told.append)
-    assert "words.json changes 100% of the documents" in told[0]
+    corpus = prepare(files(*words, path=write_rows(tmp_path / "rows.jsonl", texts)), notice=notes.append)
+    assert "words.json changes 100% of the documents" in notes[0]
     split = corpus.train
     assert not corpus.has_exact_bytes and split.token_bytes(0, split.num_tokens) == split.num_bytes
     for n in range(split.num_documents):
@@ -328,19 +328,19 @@ def test_bytes_are_not_exact_where_a_tokenizer_normalizes(files: Files, tmp_path
 
 
 def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
-    files: Files, books: Path, tmp_path: Path, told: list[str]
+    files: Files, books: Path, tmp_path: Path, notes: list[str]
 ) -> None:
     prepare(files(path=books)).tokenizer.save(f"{tmp_path}/bytes.json")
     words = ["tokenizer=file", f"tokenizer.path={tmp_path}/bytes.json"]
-    corpus = prepare_held_out(files(*words, path=books), told.append)
+    corpus = prepare_held_out(files(*words, path=books), notes.append)
     assert corpus.validation is corpus.test
     assert (corpus.test.name, corpus.test.num_documents) == ("whole", 150)
-    assert ": whole 150 documents, " in told[-1]
-    short = prepare_held_out(files(*words, "data.token_budget=900", path=books), told.append)
+    assert ": whole 150 documents, " in notes[-1]
+    short = prepare_held_out(files(*words, "data.token_budget=900", path=books), notes.append)
     assert 900 <= short.test.num_tokens < 3000
     unread = tmp_path / "train.jsonl"
     unread.write_text("this would be refused")
-    split = prepare_held_out(files(*words, train_path=unread, validation_path=books), told.append)
+    split = prepare_held_out(files(*words, train_path=unread, validation_path=books), notes.append)
     assert split.validation.num_documents == split.test.num_documents == 150 and split.train.num_documents == 0
 
 

@@ -21,7 +21,7 @@ from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded,
 
 
 @cache
-def made(kind: str) -> Tokenizer:
+def tokenizer_of(kind: str) -> Tokenizer:
     config = TokenizerConfig(kind=kind, vocab_size=300, path="unset")
     tokenizer = TOKENIZERS[kind](config, [prose(n) for n in range(20)])
     tokenizer.encode_special_tokens = True
@@ -37,7 +37,7 @@ texts = st.lists(
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
 @given(text=texts)
 def test_the_round_trip_is_exact(kind: str, text: str) -> None:
-    tokenizer = made(kind)
+    tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert find_bos(tokenizer) not in ids
@@ -46,7 +46,7 @@ def test_the_round_trip_is_exact(kind: str, text: str) -> None:
 
 
 def test_bytes_are_their_own_numbers_and_a_bpe_has_the_size_asked_for() -> None:
-    tokenizer, merged = made("bytes"), made("bpe")
+    tokenizer, merged = tokenizer_of("bytes"), tokenizer_of("bpe")
     assert tokenizer.encode("aé\0\n").ids == list("aé\0\n".encode())
     assert (find_bos(tokenizer), vocab_size(tokenizer)) == (256, 257)
     assert vocab_size(merged) == 300 and set(pre_tokenizers.ByteLevel.alphabet()) <= set(merged.get_vocab())
@@ -54,7 +54,7 @@ def test_bytes_are_their_own_numbers_and_a_bpe_has_the_size_asked_for() -> None:
 
 def test_text_that_spells_the_bos_is_only_text() -> None:
     """Also for a tokenizer that was read back: its file does not say so."""
-    tokenizer = module.tokenizer_in(made("bpe").to_str().encode(), "it")
+    tokenizer = module.tokenizer_in(tokenizer_of("bpe").to_str().encode(), "it")
     bos = find_bos(tokenizer)
     assert tokenizer.id_to_token(bos) == BOS
     text = f"before {BOS} after {BOS}{BOS}"
@@ -94,7 +94,7 @@ _words = st.one_of(
 @pytest.mark.parametrize("kind", ["bpe", *_KINDS])
 @given(words=st.lists(_words, min_size=1))
 def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind: str, words: list[str]) -> None:
-    text, tokenizer = " ".join(words), made(kind) if kind == "bpe" else trained(kind)
+    text, tokenizer = " ".join(words), tokenizer_of(kind) if kind == "bpe" else trained(kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_CHARACTERS", 16)
         patch.setattr(module, "_PIECES_AT_ONCE", 4)
@@ -103,7 +103,7 @@ def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind: str, words: l
 
 
 def merged_into_bos() -> Tokenizer:
-    """A BPE whose merges spell its BOS, as some converters of sentencepiece models wrote them."""
+    """Return a BPE whose merges spell its BOS, as some converters of sentencepiece models wrote them."""
     vocabulary = {entry: n for n, entry in enumerate(["<s>", "<", "s", ">", "s>", "a", "▁"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("s", ">"), ("<", "s>")]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -129,7 +129,7 @@ def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.M
     documents = [("test" if n % 3 else "train", prose(n, words=n * 9)) for n in range(30)]
     monkeypatch.setattr(module, "_PIECES_AT_ONCE", 3)
     monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
-    tokenizer = made("bpe")
+    tokenizer = tokenizer_of("bpe")
     for (split, text), (name, document, tokens) in zip(documents, encoded(tokenizer, 0, documents), strict=True):
         assert (split, text.encode()) == (name, document)
         assert tokens.tolist() == [0, *tokenizer.encode(text).ids]
@@ -143,15 +143,15 @@ def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
         "texts = [prose(n, 400)[n % 9:] for n in range(400)]\n"
         "print(fingerprint(train_bpe(TokenizerConfig(kind='bpe', vocab_size=900), texts)))"
     )
-    found = set()
+    outputs = set()
     for threads in ("1", "7"):
         env = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)}
-        found.add(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
-    assert len(found) == 1
+        outputs.add(subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True).stdout)
+    assert len(outputs) == 1
 
 
 def foreign(path: Path, special: list[str], **changes: object) -> Tokenizer:
-    """Somebody else's byte-level tokenizer.json, read."""
+    """Return a byte-level tokenizer read from another program's tokenizer.json."""
     tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[])
     )
@@ -200,8 +200,8 @@ def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_p
     tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"], post_processor=template)
     tokenizer.encode_special_tokens = True
     expected = [[256, *tokenizer.encode(text, add_special_tokens=False).ids] for text in ("abcdefgh", "i")]
-    found = [tokens.tolist() for _, _, tokens in encoded(tokenizer, 256, [("train", "abcdefgh"), ("train", "i")])]
-    assert found == expected and [len(tokens) for tokens in found] == [9, 2]
+    token_lists = [tokens.tolist() for _, _, tokens in encoded(tokenizer, 256, [("train", "abcdefgh"), ("train", "i")])]
+    assert token_lists == expected and [len(tokens) for tokens in token_lists] == [9, 2]
 
 
 def test_a_vocabulary_with_holes_counts_to_its_largest_number() -> None:
@@ -210,7 +210,7 @@ def test_a_vocabulary_with_holes_counts_to_its_largest_number() -> None:
 
 
 def word_level(path: Path) -> TokenizerConfig:
-    """Words of one letter; what stands between them is lost."""
+    """Return a tokenizer of one-letter words that loses the text between them."""
     vocabulary = {letter: n for n, letter in enumerate(["[UNK]", *"abcdefgh", "<s>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -237,7 +237,7 @@ def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path: Path, content: by
 
 
 def test_a_tokenizer_is_held_to_its_fingerprint() -> None:
-    tokenizer = made("bpe")
+    tokenizer = tokenizer_of("bpe")
     content = tokenizer.to_str(pretty=True).encode()
     assert module.tokenizer_in(content, "it", module.fingerprint(tokenizer)).to_str() == tokenizer.to_str()
     with pytest.raises(ConfigError, match="it is not the tokenizer that the run was trained with"):

@@ -1,4 +1,4 @@
-"""A comparison of ours beside published results (`posbench report --against`): the orders, and each claimed link."""
+"""Compare our runs with published results (`posbench report --against`): the order, and each claimed link."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Published, PublishedMeasurement
 from posbench.reporting.statistics import Link, equivalent, verdict
 
-NEAR = 1.25  # our length stands for theirs where both, in training lengths, differ by no more than this factor
+NEAR = 1.25  # largest factor between our length and theirs, both in training lengths, for the two to be compared
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One published column beside ours, and how far the two orders agree."""
+    """A published column next to ours, with the agreement of the two orders."""
 
     theirs: PublishedMeasurement
-    where: str  # ours: protocol and length
-    baseline: str | None  # of both gaps
-    table: pd.DataFrame  # scheme, published, published_gap, gap, gap_low, gap_high; best of theirs first
-    tau: float  # Kendall's; NaN below two schemes
-    p: float  # of unrelated orders
+    ours: str  # protocol and length of our figures
+    baseline: str | None  # scheme that both gaps are measured against
+    table: pd.DataFrame  # scheme, published, published_gap, gap, gap_low, gap_high; their best scheme first
+    tau: float  # Kendall's tau; NaN for fewer than two schemes
+    p: float  # p-value if the two orders were unrelated
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Every published column beside our closest: of its protocol, at the nearest length in training lengths."""
-    from scipy.stats import kendalltau  # half a second
+    """Pair every published column with our closest one: same protocol, nearest length in training lengths."""
+    from scipy.stats import kendalltau  # this import takes half a second
 
-    found = []
+    pairs = []
     for theirs in published.measurements:
         ours = _counterpart(theirs, comparison)
         both = sorted(set(theirs.values) & set(ours.index), key=lambda scheme: theirs.losses[scheme])
@@ -40,7 +40,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
             continue
         table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
         base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
-        if base != comparison.baseline:  # ours has no gaps to that one
+        if base != comparison.baseline:  # our intervals hold only for gaps to our own baseline
             table[["gap", "gap_low", "gap_high"]] = math.nan
             table["gap"] = table["value"] - table["value"].get(base, math.nan)
         losses = np.array([theirs.losses[scheme] for scheme in both])
@@ -48,13 +48,13 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
         tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
-        where = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
-        found.append(Agreement(theirs, where, base, table.drop(columns="value"), float(tau), float(p)))
-    return found
+        place = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
+        pairs.append(Agreement(theirs, place, base, table.drop(columns="value"), float(tau), float(p)))
+    return pairs
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Our cells by scheme; empty where no length of ours is near theirs."""
+    """Return our cells, indexed by scheme; no rows if none of our lengths is near theirs."""
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
@@ -62,17 +62,17 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
         protocols = [theirs.protocol]
     else:
         protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
-    wanted = theirs.ratio * comparison.training_length
+    length_wanted = theirs.ratio * comparison.training_length
     for protocol in protocols:
         lengths = set(cells.loc[cells["protocol"] == protocol, "length"])
-        near = min(sorted(lengths), key=lambda n: abs(math.log(n / wanted)), default=None)
-        if near and 1 / NEAR <= near / wanted <= NEAR:
+        near = min(sorted(lengths), key=lambda n: abs(math.log(n / length_wanted)), default=None)
+        if near and 1 / NEAR <= near / length_wanted <= NEAR:
             return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
     return cells.set_index("scheme").iloc[:0]
 
 
 def link_verdict(comparison: Comparison, link: Link) -> str:
-    """Whether our runs say so too: `holds`, `fails` or `open`; empty where the pair was not tested.
+    """Judge a published claim by our runs: `holds`, `fails` or `open`; an empty string if the pair was not tested.
 
     ">" holds if `better` is significantly better, and fails if `worse` is or both are equal within the margin. "~"
     holds if both are equal, and fails if one is significantly better.

@@ -1,4 +1,6 @@
-"""Keep two faults of torch's compiler out of what posbench compiles.
+"""Reach the parts of torch that are private, and keep two faults of its compiler out of what posbench compiles.
+
+Everything here was tried with torch 2.11 and 2.13. tests/system/test_torch_internals.py fails if a part disappears.
 
 torch 2.11 loses the gradient of an `autograd.Function` if the last thing its forward pass does is a `.to` that changes
 nothing: the gradient becomes zero, silently, on every device. `as_dtype` leaves such a `.to` out.
@@ -22,6 +24,24 @@ from torch import Tensor
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x in `dtype`, and x itself if it has that already (see above)."""
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def attention_with_logsumexp(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return fused causal or masked attention on a CPU and the log-sum-exp of its scores, without a gradient.
+
+    `scaled_dot_product_attention` does not return the log-sum-exp.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, logsumexp = kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+    return output, logsumexp
+
+
+def allow_recompiles(number: int) -> None:
+    """Let torch compile each function at least `number` times before it gives up; the default is 8."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, number)
 
 
 @functools.cache

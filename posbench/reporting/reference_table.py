@@ -1,0 +1,136 @@
+"""Put the user's runs into the table of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
+
+Code changes between releases. So the first losses of the reference's baseline are computed again, which shows that this
+release still computes the same. Then the fingerprints decide, as for any table.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from posbench.catalogue.own_files import is_class_path
+from posbench.config import ConfigError
+from posbench.data import dataset_of
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
+from posbench.reporting.comparison import differences, disagreement, finished
+from posbench.reporting.tasks import is_of_tasks
+from posbench.runs import Run, find_runs
+from posbench.system.console import Console
+from posbench.system.device import choose_device
+from posbench.training.step import TrainingStep
+
+TOLERANCE = 1e-5  # nats per token between the recorded mean of the first losses and the mean computed now
+OF_ONE_RUN = (
+    "scheme",
+    "seed",
+    "experiment_name",
+    "runs_dir",
+    "tracking",
+)  # overrides that a comparable row does not copy from the reference
+
+
+def joined(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
+    """Return the finished runs, those of the reference and the user's own, after checking that one table can hold them.
+
+    A run of the user that repeats a run of the reference is left out; a printed line names it and gives both losses.
+
+    Arguments: summary, with the runs of both; reference, the folder of an experiment, which may be inside a pack
+    (`posbench.runs.finding.folder_of`).
+    Raises: ConfigError if the runs differ in other settings (it gives the command that trains a comparable row), or if
+    no run of the user is left.
+    """
+    runs, left_out = finished(summary)
+    for line in left_out:
+        console.out(f"left out: {line}")
+    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
+    same = ["scheme", "seed", *(["data.name"] if is_of_tasks(runs) else [])]
+    repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
+    own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
+    tables = [table for _, table in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
+    differing = [line for table in tables for line in differences(table)]
+    if differing:
+        schemes = own_runs[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
+        names = [str(kind if is_class_path(kind) else name) for name, kind in schemes]
+        message = disagreement(f"share a table with {reference.name}", differing)
+        raise ConfigError(f"{message}\n{how_to_train(reference, names)}")
+    for run in repeated.itertuples():
+        theirs = f"{reference.name} has a run of this scheme and seed (loss {run.loss_y:.4f})"
+        console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), because {theirs}")
+    if own_runs.empty:
+        raise ConfigError(
+            f"no run is left to put beside {reference.name}: it already has the schemes and seeds of your finished "
+            "runs, so train another scheme or seed"
+        )
+    return pd.concat([runs[is_theirs], own_runs]).sort_index()
+
+
+def check_same_losses(reference: Path, console: Console) -> None:
+    """Compute the first losses of the reference's baseline again, check that they are as recorded, and print both.
+
+    The record is the first row of its metrics: the mean over ten steps by default (`train.log_every`).
+    Raises: ConfigError if the text or the mean loss differs; it says which Python, data or release to use.
+    """
+    run = baseline_of(reference)
+    manifest, config = run.manifest, run.config
+    row = next(row for row in run.logged if row["kind"] == "train")
+    corpus = dataset_of(config, console.out)
+    versions = manifest.versions
+    if corpus.fingerprint != manifest.fingerprints.data:
+        python = f"the standard library of Python {versions['python']}: use that Python"
+        raise ConfigError(
+            f"{reference.name} was trained on a different text, so no run made here is comparable with it. Its text is "
+            + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was at the time")
+        )
+    device = choose_device(config.train)
+    model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
+    step = TrainingStep(config, model, device)
+    batches = corpus.batches(config.train, config.seed)
+    losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
+    mean, recorded = math.fsum(losses) / len(losses), row["loss"]
+    figure = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
+    if not abs(mean - recorded) <= TOLERANCE:
+        commit = f", commit {versions['commit']}" if "commit" in versions else ""
+        raise ConfigError(
+            f"this posbench does not compute what {reference.name} recorded: the {figure} is {mean:.6f} here and "
+            f"{recorded:.6f} there. Use the release that trained it: posbench {versions['posbench']}{commit}, torch "
+            f"{versions['torch']}"
+        )
+    device_name, recorded_on = device.describe()["name"], manifest.device.get("name")
+    console.out(f"{figure}: {mean:.6f} on {device_name}; recorded in {reference.name}: {recorded:.6f} on {recorded_on}")
+    if device_name != recorded_on:
+        console.out("On a different processor, losses agree to about six digits at first and to fewer later in a run.")
+
+
+def baseline_of(reference: Path) -> Run:
+    """Return the reference's first seed of its baseline, or of its first scheme if the baseline has no run."""
+    runs = find_runs(reference)
+    if not runs:
+        raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
+    baseline = runs[0].config.experiment.baseline
+    return min(runs, key=lambda run: (run.manifest.scheme != baseline, run.manifest.seed))
+
+
+def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
+    """Return the commands that train and score a row for the reference's table, with its seeds.
+
+    Arguments: schemes, the names or class paths to train; by default a class in a file that is yet to be written.
+    """
+    run = baseline_of(reference)
+    if run.manifest.command is None:
+        return (
+            f"{reference.name} does not record the command that trained it; its settings are in {run.path}/config.yaml"
+        )
+    seeds = sorted({run.manifest.seed for run in find_runs(reference)})
+    words = [word for word in run.manifest.command if word.partition("=")[0].partition(".")[0] not in OF_ONE_RUN]
+    words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
+    words += [f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
+    train = f"train -m {shlex.join(words)}"
+    if "scheme.lr" in run.manifest.identity:  # each scheme of the reference has its own learning rate
+        train = f"tune {shlex.join(words)}   # ends with the command that trains at the best rate"
+    return f"To train a comparable row:\n  posbench {train}\n  posbench eval mine"
