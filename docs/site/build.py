@@ -74,7 +74,7 @@ def pages(root: Path = ROOT) -> dict[str, str]:
 
 
 def with_pictures(text: str, folder: Path) -> str:
-    """The page with its drawings in it, so that they take its colours."""
+    """Return the page with its drawings inlined, so that they take its colours."""
 
     def drawn(match: re.Match[str]) -> str:
         file = folder / match[2]
@@ -85,7 +85,7 @@ def with_pictures(text: str, folder: Path) -> str:
 
 
 def report_of(pack: Path, name: str) -> str:
-    """The report of a pack's runs, as `posbench report` writes it, under a title."""
+    """Return the report of a pack's runs, as `posbench report` writes it, with a title."""
     say(f"report of {name}")
     with tempfile.TemporaryDirectory() as folder:
         report(pack, output=folder, console=console(quiet=True), title=name)
@@ -94,7 +94,7 @@ def report_of(pack: Path, name: str) -> str:
 
 
 def rows_of(page: str) -> Iterator[tuple[str, str, str, str]]:
-    """The rows of a report's tables of schemes: the table's title, its heading, the scheme, and the row."""
+    """Return the rows of a report's tables of schemes: the table's title, its heading, the scheme, and the row."""
     title = heading = ""
     for line in page.splitlines():
         if line.startswith("#"):
@@ -108,7 +108,7 @@ def rows_of(page: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]], heads: str) -> str:
-    """What a scheme is, how it looks, what trained heads do with it, its row in every table, and its code."""
+    """Write a scheme's page: what it is, how it looks, what trained heads do, its row in every table, its code."""
     say(f"scheme {name}")
     kind = read_row(name).kind
     cls = scheme_class(kind)
@@ -139,7 +139,7 @@ def scheme_page(name: str, rows: dict[str, list[tuple[str, str, str, str]]], hea
 
 
 def picture(name: str) -> str:
-    """What the scheme does before it learns, by distance; empty where nothing can be drawn."""
+    """Draw what the scheme does by distance before it learns; return an empty string if nothing can be drawn."""
     config = compose([f"scheme={name}", *scheme_plots.MODEL, f"train.context_length={scheme_plots.LONGEST}"])
     try:
         drawn = scheme_plots.curves_by_title(name, build_model(config, 2).scheme, False)
@@ -183,12 +183,12 @@ def drawn(plot: Plot, scheme: str) -> str:
 
 
 def pack_of(comparison: Comparison) -> str:
-    """The name of the experiment whose runs these are."""
+    """Return the name of the experiment that these runs belong to."""
     return Path(comparison.runs["path"].iloc[0]).parents[1].name
 
 
 def task_page(name: str, guide: str, reports: dict[str, str]) -> str:
-    """What a task is, with a problem, as the guide has it; its tables, options and code."""
+    """Write a task's page: what it is, with a problem from the guide; its tables, options and code."""
     cls = tasks()[name]
     section = next(part for part in guide.split("\n## ") if name in part.partition("\n")[0].split(", "))
     parts = [f"# {name}", prose(cls), section.partition("\n")[2].strip("\n")]
@@ -230,7 +230,7 @@ def api_page() -> str:
 
 
 def prose(thing: Any) -> str:
-    """A docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
+    """Return a docstring as Markdown: its parts (`Arguments:`, `Raises:`) are paragraphs."""
     text = inspect.getdoc(thing) or ""
     return re.sub(r"\n(Arguments|Options|Returns|Raises|Example):", r"\n\n**\1:**", text)
 
@@ -243,7 +243,7 @@ def fenced(language: str, text: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Called first: the order of the pages."""
+    """Set the order of the pages (MkDocs calls this first)."""
     written = on_config.pages = pages()  # type: ignore[attr-defined]
     below = {group: sorted(name for name in written if name.startswith(f"{group}/")) for group in ("tasks", "results")}
     schemes = ["schemes/index.md", *sorted(f"schemes/{name}.md" for name in choices("scheme"))]
@@ -260,7 +260,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called with the files of assets/: adds the pages, and what they link to in the repository."""
+    """Add the pages and what they link to in the repository (MkDocs calls this with the files of assets/)."""
     from mkdocs.structure.files import File
 
     written: dict[str, str] = on_config.pages  # type: ignore[attr-defined]
@@ -276,14 +276,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Called with each page: the theme would fetch a script for search without a server; worker.js takes its place."""
+    """Put worker.js in place of the script that the theme would fetch for search (MkDocs calls this per page)."""
     say(f"page {page.url}")
     base = "../" * page.url.count("/")
     return output.replace("https://unpkg.com/iframe-worker/shim", f"{base}worker.js")
 
 
 def on_post_build(config: Any) -> None:
-    """Called last. Raises: SystemExit where a link of the site is dead, or a page would fetch something."""
+    """Check all pages (MkDocs calls this last). Raises: SystemExit if a link is dead or a page would fetch something."""
     (Path(config.site_dir) / "404.html").unlink()  # its links work at one address alone
     faults = broken(Path(config.site_dir))
     if faults:

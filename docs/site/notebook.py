@@ -42,7 +42,7 @@ def cells(page: str) -> list[tuple[str, str]]:
 
 
 def notebook(page: str) -> str:
-    """The page as a notebook, JSON."""
+    """Return the page as a notebook, JSON."""
     written: list[dict[str, Any]] = []
     for number, (kind, text) in enumerate(cells(page)):
         of_code = {"execution_count": None, "outputs": []} if kind == "code" else {}

@@ -13,7 +13,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
 
 
 def whole_number(value: Any, thousand: int = 1000) -> int | None:
-    """The whole number that `value` stands for: 4096, `20M`, `2.5B`, `1e6`; None where it is not one.
+    """Return the whole number that `value` means, such as 4096, `20M`, `2.5B` or `1e6`, or None if it is not one.
 
     Arguments: thousand, what `k` means: 1024 for the lengths of windows, so that `8k` is 8192.
     """
@@ -58,7 +58,7 @@ def duration(seconds: float) -> str:
 
 
 def decimals(half_width: float, most: int = 4) -> int:
-    """The digits that an interval allows: two significant ones of its half width, 3 for ±0.030, 1 for ±1.8."""
+    """Return the decimals that an interval allows: two significant ones of its half width (3 for ±0.030, 1 for ±1.8)."""
     if not math.isfinite(half_width):
         return 3
     return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most

@@ -38,6 +38,13 @@ def attention_with_logsumexp(
     return output, logsumexp
 
 
+def default_store() -> torch.distributed.Store:
+    """Return the key-value store of the process group, for waits longer than the time limit of collectives."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
 def allow_recompiles(number: int) -> None:
     """Let torch compile each function at least `number` times before it gives up; the default is 8."""
     limits = torch._dynamo.config

@@ -37,7 +37,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
     """Return the norm of all gradients together, 0-d. If they are sharded, add up the shards of all processes."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = torch.nn.utils.get_total_norm(grads)
     if not sharded:
         return norm
     squares = norm.square()

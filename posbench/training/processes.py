@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from posbench.config import Config, ConfigError
 from posbench.model.decoder import Decoder
 from posbench.system.signals import is_worker
+from posbench.system.torch_internals import default_store
 
 TIMEOUT = timedelta(minutes=30)  # the longest that processes wait for each other in a collective
 PREPARATION = timedelta(days=7)  # the longest that they wait while the first one fetches and tokenizes text
@@ -129,22 +130,15 @@ class ProcessGroup(Processes):
         return box[0]
 
     def announce(self, event: str) -> None:
-        _store().set(event, "done")
+        default_store().set(event, "done")
 
     def wait_for(self, event: str) -> None:
-        store = _store()
+        store = default_store()
         deadline = time.monotonic() + PREPARATION.total_seconds()
         while not store.check([event]):  # `store.wait` would block signals
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the first process did not announce {event!r} within {PREPARATION}")
             time.sleep(0.1)
-
-
-def _store() -> dist.Store:
-    """Return the key-value store of the group, for waits that are longer than the time limit of collectives."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()
 
 
 def check_divides(config: Config, processes: int) -> None:

@@ -77,7 +77,7 @@ class Moments:
         self.seen.append(name)
 
     def watch(self) -> None:
-        """Hook into everything whose middle may matter, in this process, for good."""
+        """Install hooks, for the rest of this process, into every call whose middle may matter."""
         import pyarrow.parquet
 
         from posbench import runs

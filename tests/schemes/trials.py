@@ -157,7 +157,7 @@ class LooksAhead(Scheme):
 
 
 class Boastful(Scheme):
-    """Promises to be relative but is not. (A bias linear in the key would be, up to a term that softmax drops.)"""
+    """Promises to be relative but is not. (A bias linear in the key would be, up to a term that softmax drops.)."""
 
     def bias(self, q, k, gates, at):
         return lambda b, h, i, j: -0.001 * (i + at.first_query) * (j + at.first_key)
