@@ -283,7 +283,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Check all pages (MkDocs calls this last). Raises: SystemExit if a link is dead or a page would fetch something."""
+    """Check all pages (MkDocs calls this last). Raises: SystemExit if a link is dead or a page fetches something."""
     (Path(config.site_dir) / "404.html").unlink()  # its links work at one address alone
     faults = broken(Path(config.site_dir))
     if faults:

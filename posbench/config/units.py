@@ -58,7 +58,7 @@ def duration(seconds: float) -> str:
 
 
 def decimals(half_width: float, most: int = 4) -> int:
-    """Return the decimals that an interval allows: two significant ones of its half width (3 for ±0.030, 1 for ±1.8)."""
+    """Return the decimals an interval allows: two significant ones of its half width: 3 for ±0.030, 1 for ±1.8."""
     if not math.isfinite(half_width):
         return 3
     return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
