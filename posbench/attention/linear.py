@@ -97,7 +97,9 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Attend in linear time. qs [B, H, T, .] and ks [B, Hkv, T, .] are pairs: before and after their hooks."""
+        """Return the attention output [B, H, T, .] in linear time, and append to the cache.
+
+        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook."""
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None

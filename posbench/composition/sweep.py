@@ -108,7 +108,7 @@ def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
         raise ConfigError(f"{shown.pop()} shows the settings of one run: leave out -m")
     folders = [word for word in overrides if word.startswith(("hydra.run.", "hydra.sweep."))]
     if folders and not any(word.startswith(_HYDRA_WRITES) for word in overrides):
-        raise ConfigError(f"{folders[0]} has no effect, as Hydra writes no files here: runs_dir=FOLDER moves the runs")
+        raise ConfigError(f"{folders[0]} is not supported: set runs_dir=FOLDER to choose where runs are written")
 
 
 # ---------------------------------------------------------------- one job

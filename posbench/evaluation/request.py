@@ -86,7 +86,7 @@ class Request:
     at_step: AtStep = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16.")] = "auto"
-    again: Annotated[bool, typer.Option("--again", help="Rescore even where a result exists.")] = False
+    again: Annotated[bool, typer.Option("--again", help="Rescore even if a result exists.")] = False
     piece: Annotated[
         int | None,
         typer.Option(

@@ -158,9 +158,7 @@ def longest_read(model: Decoder) -> int:
 
 
 def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer for transformers. It puts BOS before a text; text cannot spell special tokens.
-
-    Both are as in training.
+    """Return a tokenizer of transformers that, as in training, puts BOS first and reads no special tokens in text.
 
     Arguments: longest, how many tokens the model reads; padding_side, left for generation, right for models that refuse
     padding before a sequence.

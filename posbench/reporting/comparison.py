@@ -72,7 +72,7 @@ class Comparison(ComparedRuns):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Configuration of one run, for the settings that all runs share."""
+        """Return the first run's configuration. Use it only for settings that all runs share."""
         return config_of(str(self.runs["path"].iloc[0]))
 
     @property

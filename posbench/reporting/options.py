@@ -36,8 +36,8 @@ class ReportOptions:
             str | None,
             typer.Option(
                 metavar="NAME",
-                help="Put these runs into the tables of a reference, such as demo_cpu, if they are comparable; if not, "
-                "show what differs and how to train a comparable row.",
+                help="Add these runs to the tables of a reference experiment, such as demo_cpu, if they are "
+                "comparable; if not, show what differs and how to train a comparable row.",
                 show_default=False,
             ),
         ],

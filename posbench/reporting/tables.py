@@ -22,7 +22,7 @@ Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
-    """Return losses and gaps to the baseline, with letters if there are enough seeds to rank schemes."""
+    """Return losses and gaps to the baseline; with enough seeds also letters, shared by schemes that do not differ."""
     validation, groups = c.validation(), letters(c.ranked, significant_pairs(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
@@ -100,9 +100,9 @@ def primary_table(c: Comparison) -> pd.DataFrame:
 
 
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """Return each scheme's best learning rate, with the loss at this rate, at half of it and at twice of it.
+    """Return each scheme's best learning rate, with the loss at it, at half of it and at twice of it.
 
-    A column shows the rate that the runs were trained at, if it is not the best for some scheme.
+    A column `trained at` is added if some scheme was not trained at its best rate.
     Arguments: rates, a row per rate (`posbench.reporting.table.rates` or `posbench.reporting.search.at_best_rates`).
     """
     rows = []

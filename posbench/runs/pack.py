@@ -82,7 +82,7 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Return results by run. The runs share tables: columns without a value in a result are dropped.
+        """Return each run's results. Runs share one table per protocol, so drop columns that are empty for a result.
 
         Raises: ConfigError.
         """
@@ -150,9 +150,10 @@ class PackedRun(Run):
         from safetensors.torch import load
 
         if not self.has_weights or at_step not in (None, self.manifest.num_steps):
+            step = "" if at_step is None else f" of step {at_step}"
             raise ConfigError(
-                f"{self.pack.file} has results but no weights of step {at_step or 'last'}: use the run folders that it "
-                "was packed from, or a pack that was written with --weights"
+                f"{self.pack.file} has results but no weights{step}: use the run folders that it was packed from, or a "
+                "pack that was written with --weights"
             )
         return load(self.pack.read(f"{self.key}/{MODEL}"))
 

@@ -41,8 +41,8 @@ _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 class ResultKey:
     """The key of a result within its run: protocol, length (tokens), and the settings of this evaluation.
 
-    `under` is sorted, and empty for the model as trained. It contains options of the scheme, `step=<n>` if older
-    weights were scored, `data=<name>` if another text was, and MARKS.
+    `under` is sorted, and empty for the model as trained. It lists options of the scheme, `step=<n>` for weights of an
+    earlier step, `data=<name>` for another text, and any of MARKS.
     """
 
     protocol: str

@@ -64,9 +64,10 @@ class Path(Scheme):
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; entries of keys after the query are undefined.
 
-    Works in blocks (section 3.2 of the paper). A product of reflections is `1 - W^T M W` with an upper triangular M. It
-    moves keys to the end of their block and queries back to the start of theirs. Then, from the last block of keys to
-    the first, all queries after a block are multiplied with its keys and moved back across it.
+    H_i is the reflection at token i. Works in blocks (section 3.2 of the paper): a product of reflections is
+    `1 - W^T M W` with an upper triangular M. Such products turn each key to the end of its block and each query back to
+    the start of its block. Then, from the last block of keys to the first, all later queries are multiplied with its
+    keys and turned back across it.
     Arguments: q, the queries of the last Tq rows, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]

@@ -43,7 +43,7 @@ class Pope(Scheme):
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs added by products of twice the width; each query sees half of the keys on average."""
+        """Return the extra FLOPs per token of q and k with 2 D channels; on average a query sees half of the keys."""
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 

@@ -31,7 +31,7 @@ _FAST, _SLOW = 32, 1  # YaRN: pairs with 32 turns in the training length are unc
 
 @dataclass(frozen=True)
 class TrainedFrequencies:
-    """The frequencies used in training."""
+    """Rotary frequencies as trained, with the base and the context length that they were computed from."""
 
     inv_freq: Tensor  # w, [r/2] float64, radians a token
     base: float  # base of the geometric series
@@ -108,7 +108,7 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return `s` for a window of `length` tokens."""
+        """Return the factor for windows of `length` tokens: the set one, or length / context_length, at least 1."""
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`, and x itself if it has that already (see above)."""
+    """Return x in `dtype`, or x itself if it has that dtype already; the module's docstring says why."""
     return x if x.dtype == dtype else x.to(dtype)
 
 

@@ -158,7 +158,7 @@ def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: 
 
 
 def _loss(pilots: Sequence[Run]) -> float:
-    """Return the mean loss of pilots, infinite if one died. Raises: ConfigError if one did not end."""
+    """Return the pilots' mean loss, or infinity if one diverged. Raises: ConfigError if one is unfinished."""
     losses = []
     for pilot in pilots:
         state, loss = state_of(pilot), None

@@ -47,7 +47,7 @@ class Processes:
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return the context of one micro-batch, in which gradients are exchanged only if it is the last one."""
+        """Return a context manager for one micro-batch, which exchanges gradients only if it is the last one."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The certificates of one scheme, and whether they agree with what the scheme promises."""
+    """The results of all checks of one scheme, and whether they match what the scheme promises."""
 
     scheme: str
     promised_relative: bool

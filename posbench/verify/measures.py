@@ -151,7 +151,7 @@ def decode(specimen: Specimen) -> float:
 
 
 def definition(specimen: Specimen) -> float:
-    """Return the difference of the logits from `posbench.reference`."""
+    """Return the largest difference between the model's logits and those that `posbench.reference` computes."""
     return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
 
 

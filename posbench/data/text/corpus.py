@@ -216,7 +216,7 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
 
 
 def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
-    """Map the files of all splits. Arguments: dtype, of the tokens."""
+    """Memory-map the token files in `folder`, and return a Split per split name. Arguments: dtype, the tokens' type."""
     lengths = _map(folder / "vocabulary.bytes", "<i4") if (folder / "vocabulary.bytes").exists() else None
     return {
         name: Split(

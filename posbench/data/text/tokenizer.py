@@ -198,10 +198,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy, for encoding only, whose model cannot write special tokens.
+    """Return a copy for encoding whose vocabulary has no special tokens, so that text never becomes one.
 
-    With `encode_special_tokens`, the model encodes their spelling, and it may have an entry for them too: a Unigram
-    model would find `</s>` in a text. In the copy, other entries spell it, as in sentencepiece.
+    With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
+    text into ordinary tokens, as sentencepiece does.
     """
     tokenizer_file = tokenizer.to_str()
     content = json.loads(tokenizer_file)

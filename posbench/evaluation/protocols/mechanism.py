@@ -114,9 +114,9 @@ class Mechanism(EvalProtocol):
             return []
         note = (
             "Shares of a head's attention, layer.head in brackets; ± is half of a 95 % interval over windows. Previous "
-            "token: on the token before. Induction: in a random sequence read twice, on the token after the query's "
-            "first occurrence. First token: on the window's first token, the mean of all heads. Only the first seed of "
-            "each scheme is measured."
+            "token: on the token before. Induction: in a random sequence that is repeated once, on the token after the "
+            "first occurrence of the query's token. First token: on the window's first "
+            "token, the mean of all heads. Only the first seed of each scheme is measured."
         )
         return [
             Section("What heads do", table=heads_table(heads), note=note),
@@ -200,7 +200,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
         Plot(
             "biases",
             "heads, log scale",
-            "What the scheme adds to a head's scores by distance, nats, less what it adds at distance 0.",
+            "What the scheme adds to a head's scores by distance, nats, minus its value at distance 0.",
             biases[varied],
         ),
     ]

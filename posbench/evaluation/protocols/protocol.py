@@ -177,7 +177,7 @@ class EvalProtocol(ABC):
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """Return one figure of the results of several seeds as text, by default the perplexity of their mean loss."""
+        """Return the headline number over seeds as text, by default the perplexity of the mean loss."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

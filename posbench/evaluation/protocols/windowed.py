@@ -100,7 +100,7 @@ class ByLength(Windowed):
             plots = [self._plot(compared, cells)] if many and not text else []
             table = lengths_table(compared, cells, every_length)
             longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
-            note = f"{self.caption} Change and gap: of the loss at {longest}, in nats." if len(table) else ""
+            note = f"{self.caption} Change and gap are differences in loss at {longest}, in nats." if len(table) else ""
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
@@ -109,9 +109,8 @@ class ByLength(Windowed):
 
     def _plot(self, compared: ComparedRuns, cells: pd.DataFrame) -> Plot:
         are_relative = compared.runs["is_relative"].astype(bool).all()
-        caption = (
-            f"Perplexity against length, both on log scales{'' if are_relative else '; dashed: not by distance alone'}."
-        )
+        dashed = "" if are_relative else "; dashed: scores depend on more than distance"
+        caption = f"Perplexity against length, both on log scales{dashed}."
         points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
         return Plot(f"perplexity-{self.name}", "lengths", caption, points)
 
