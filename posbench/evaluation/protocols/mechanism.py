@@ -114,8 +114,8 @@ class Mechanism(EvalProtocol):
             return []
         note = (
             "Shares of a head's attention, layer.head in brackets; ± is half of a 95 % interval over windows. Previous "
-            "token: on the token before. Induction: in a random sequence that is repeated once, on the token after the "
-            "first occurrence of the query's token. First token: on the window's first "
+            "token: on the token before. Induction: in a random sequence repeated once, on the token after the query's "
+            "first occurrence. First token: on the window's first "
             "token, the mean of all heads. Only the first seed of each scheme is measured."
         )
         return [

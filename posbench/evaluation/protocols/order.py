@@ -128,8 +128,8 @@ class Order(EvalProtocol):
             "distance d, tokens",
             "loss without order, nats/token",
         )
-        note = "Cells: the rise in loss, in nats, when everything more than d tokens back is shuffled. "
-        note += f"Reach: the largest d at which it is at least {REACH}, by its interval. "
+        note = "Cells: rise in loss, in nats, when everything more than d tokens back is shuffled. "
+        note += f"Reach: the largest d with at least {REACH}, by its interval. "
         latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
         return [Section(CONTEXT, holes, [plot], table, note, latex)]
 

@@ -100,7 +100,7 @@ class ByLength(Windowed):
             plots = [self._plot(compared, cells)] if many and not text else []
             table = lengths_table(compared, cells, every_length)
             longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
-            note = f"{self.caption} Change and gap are differences in loss at {longest}, in nats." if len(table) else ""
+            note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats." if len(table) else ""
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
