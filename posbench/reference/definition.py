@@ -21,7 +21,7 @@ class NoDefinitionError(LookupError):
 
 @dataclass(frozen=True)
 class Rows:
-    """The inputs of a bias, for all T tokens in all H heads."""
+    """The inputs of the hook `bias`, for all T tokens in all H heads."""
 
     positions: Sequence[int]  # [T], tokens
     queries: Sequence[Array]  # [H] of [T, .], after their hook
@@ -61,7 +61,7 @@ class Definition:
         return None
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
-        """Return the p that q, k, v and o of head h receive; `gates` holds the tokens up to this one."""
+        """Return what q, k, v and o of head h receive as p; `gates` has the values of tokens up to p."""
         return p
 
     def q(self, x: Array, p: Any, h: int) -> Array:

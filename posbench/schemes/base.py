@@ -35,7 +35,7 @@ class Shape:
 class Placement(NamedTuple):
     """The positions of the query rows and key rows of one attention call.
 
-    `distance` gives the same result if an input is processed whole, in chunks or token by token with a KV cache.
+    `distance` gives the same result if an input is processed whole, in chunks or token by token.
     """
 
     pos: Any  # result of `Scheme.prepare` for the positions of the queries
@@ -95,7 +95,7 @@ class Scheme(nn.Module):
     """A position scheme of one layer. A subclass overrides one or two hooks and declares its properties below.
 
     Hooks receive `pos`, the result of `prepare`, which runs once per forward pass for all layers that share the scheme.
-    By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the window.
+    By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the input.
 
     The constructor's arguments after `shape` are the options in the scheme's YAML file, by name. A parameter made by
     `normal` is drawn like the decoder's matrices, from (seed, its name); others keep the values of the constructor.
@@ -115,7 +115,7 @@ class Scheme(nn.Module):
         self.shape = shape
 
     def normal(self, *sizes: int) -> nn.Parameter:
-        """Return a new parameter of shape `sizes`, drawn later like the decoder's matrices: same normal."""
+        """Return a new parameter of shape `sizes`, drawn later from the normal of the decoder's matrices."""
         parameter = nn.Parameter(torch.empty(sizes))
         parameter.is_drawn = True  # type: ignore[attr-defined]  # `posbench.model.decoder.initialise` fills it
         return parameter
@@ -139,7 +139,7 @@ class Scheme(nn.Module):
 
     @property
     def longest(self) -> int | None:
-        """Return the longest input in tokens for which the scheme is defined, or None if there is no limit.
+        """Return the longest input in tokens for which the scheme is defined, or None without a limit.
 
         Longer inputs are not trained on, evaluated (tables show a dash) or certified.
         """
@@ -147,14 +147,14 @@ class Scheme(nn.Module):
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
-        """Return True if the class overrides any of the hooks with the names `hooks`."""
+        """Return True if the class overrides any of the hooks named in `hooks`."""
         return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
 
     def flops_per_token(self, length: int) -> float | None:
         """Return the FLOPs per token that the hooks add to one layer in a forward pass over `length` tokens.
 
         Elementwise operations such as rotations are not counted, as in most publications. A class outside posbench
-        returns None (unknown) until it overrides this method; reports then do not claim equal compute.
+        returns None (unknown) unless it overrides this; reports then do not claim equal compute.
         """
         return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
@@ -185,7 +185,7 @@ class Scheme(nn.Module):
         """Return the `pos` that the hooks q, k, v and o of this layer receive; by default the argument, unchanged.
 
         Arguments: pos, the result of `prepare`; gates, `Gates` of the current tokens, with 1 head or one per head of
-        the hooks' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv heads).
+        the hooks' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv).
         With G = H > Hkv it can only serve q and o.
         """
         return pos
@@ -258,7 +258,7 @@ def check_hooks(scheme: type[Scheme]) -> None:
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any) -> Tensor:
     """Return the result of the hook named `hook` (embed, q, k, v or o) on tensor `x`, after checking its shape.
 
-    Raises: ConfigError if the shape differs from x's; the hooks q and k may change the last dimension.
+    Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
     """
     result = getattr(scheme, hook)(x, pos)
     fixed = x.ndim - 1 if hook in ("q", "k") else x.ndim
