@@ -1,4 +1,4 @@
-"""Define schemes that add to or scale the scores, entry by entry, or add to the token embeddings once."""
+"""Define the schemes that add to or scale single attention scores, or add to the token embeddings once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posbench.reference.definition import Array, Definition, Rows
 
 
 class Alibi(Definition):
-    """ALiBi: the bias `-m_h (i - j)` (arXiv 2108.12409)."""
+    """ALiBi: the bias `-m_h (i - j)` at distance i - j, with fixed slope m_h of head h (arXiv 2108.12409)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         return -alibi_slopes(self.config.model.num_heads)[h] * rows.distance(t, s)
@@ -23,8 +23,8 @@ class Alibi(Definition):
 class T5(Definition):
     """T5: a learned bias for each head and bucket of distances (arXiv 1910.10683).
 
-    Half of the buckets hold one distance each, the others growing ranges up to `max_distance`; the last bucket also
-    holds all longer distances.
+    Half of the buckets hold one distance each. The others hold growing ranges up to `max_distance`, and the last one
+    also holds all longer distances.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class T5(Definition):
 
 
 class Kerple(Definition):
-    """KERPLE: the bias `-a ln(1 + b d)` at distance d (arXiv 2205.09921)."""
+    """KERPLE: the bias `-a ln(1 + b d)` at distance d, with a and b > 0 learned per head (arXiv 2205.09921)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         a, b = (softplus(float(self.weights[name][h])) for name in "ab")
@@ -48,12 +48,12 @@ class Kerple(Definition):
 
 
 def softplus(x: float) -> float:
-    """Return ln(1 + e^x), which is positive."""
+    """Return ln(1 + e^x), a positive number."""
     return log(1 + exp(x))
 
 
 class Fire(Definition):
-    """FIRE: the bias `MLP(ln(1 + c d) / ln(1 + c max(L, i)))` with L in training lengths (arXiv 2310.04418)."""
+    """FIRE: the bias `MLP(ln(1 + c d) / ln(1 + c max(L, i)))` at distance d of query i (arXiv 2310.04418)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], hidden: int = 32) -> None:
         super().__init__(config, weights)
@@ -67,7 +67,7 @@ class Fire(Definition):
 
 
 class Shaw(Definition):
-    """Relative keys: the bias `q_i . a_d / sqrt(D)`, with the same a for all d >= `clip` (arXiv 1803.02155)."""
+    """Relative keys: the bias `q_i . a_d / sqrt(D)` at distance d, one learned a for d >= `clip` (arXiv 1803.02155)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], clip: int = 16) -> None:
         super().__init__(config, weights)
@@ -79,7 +79,7 @@ class Shaw(Definition):
 
 
 class TransformerXL(Definition):
-    """Scores `((q_i + u) . k_j + (q_i + v) . W r_d) / sqrt(D)`, r being sines, then cosines (arXiv 1901.02860)."""
+    """Scores `((q_i + u) . k_j + (q_i + v) . W r_d) / sqrt(D)`, r_d sines, then cosines of d (arXiv 1901.02860)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], channels: int | None = None) -> None:
         super().__init__(config, weights)
@@ -106,7 +106,7 @@ class Fox(Definition):
 
 
 class Ssmax(Definition):
-    """Scalable softmax: queries `s_h ln(i + 1) q_i` (arXiv 2501.19399)."""
+    """Scalable softmax: queries `s_h ln(i + 1) q_i` at position i, s_h learned (arXiv 2501.19399)."""
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return np.asarray(float(self.weights["s"][h]) * log(p + 1) * x)
@@ -114,9 +114,9 @@ class Ssmax(Definition):
 
 @cache
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return ALiBi's slopes: for H a power of two, the geometric series with first term and ratio 2 ** (-8 / H).
+    """Return ALiBi's slopes of H heads: for H a power of two, the geometric series with start and ratio 2 ** (-8 / H).
 
-    Otherwise the series for the next lower power of two, then every second entry of the series for the next higher one.
+    For other H: the series for the power of two below H, then every second entry of the series for the one above.
     Source: section 3 of arXiv 2108.12409.
     """
     power = 1
@@ -127,7 +127,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class Sinusoidal(Definition):
-    """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i and the cosine to channel 2i + 1.
+    """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i of C and the cosine to channel 2i + 1, at position p.
 
     Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings at
     initialisation.
@@ -144,13 +144,13 @@ class Sinusoidal(Definition):
 
 
 class Learned(Definition):
-    """Learned positions: add row p of a table; positions beyond the table are an error."""
+    """Learned positions: add row p of a table to the embedding at position p; IndexError beyond the table."""
 
     def embed(self, x: Array, p: int) -> Array:
         return x + self.weights["table"][p]
 
 
 def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
-    """Return the sines and cosines of one position, alternating, [width]."""
+    """Return the vector [width] of one position: sines in even channels, cosines in odd ones."""
     angles = [position / base ** ((channel - channel % 2) / width) for channel in range(width)]
     return np.array([cos(angle) if channel % 2 else sin(angle) for channel, angle in enumerate(angles)])

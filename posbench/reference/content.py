@@ -1,4 +1,4 @@
-"""Define schemes in which position depends on content."""
+"""Define the schemes in which position depends on what the tokens are, not only on their indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posbench.reference.rotations import rotation_by
 
 
 class Cope(Definition):
-    """CoPE: the bias `q . e[p] / sqrt(D)`, p the sum of sigmoid(score) from the key to the query (arXiv 2405.18719)."""
+    """CoPE: the bias `q . e[p] / sqrt(D)`, p summing sigmoid(score) from key to query, e learned (arXiv 2405.18719)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], positions: int = 64) -> None:
         super().__init__(config, weights)
@@ -48,7 +48,7 @@ class Dape(Definition):
 
 
 class Path(Definition):
-    """PaTH: the query is reflected by each token after the key, its head_slice token first (arXiv 2505.16381)."""
+    """PaTH: the query is reflected by each token after the key, its own token first (arXiv 2505.16381)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
         super().__init__(config, weights)
@@ -70,7 +70,7 @@ class Path(Definition):
 
 
 class SelectiveRope(Definition):
-    """Selective RoPE: q and k are rotated by angles to which every token so far has added (arXiv 2511.17388)."""
+    """Selective RoPE: q and k are rotated by angles that sum a term of every token so far (arXiv 2511.17388)."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16) -> None:
         super().__init__(config, weights)
@@ -95,7 +95,7 @@ class SelectiveRope(Definition):
 
 
 class Repo(Definition):
-    """RePo: q and k are rotated by a position that each token computes (arXiv 2512.14391)."""
+    """RePo: q and k are rotated by a position computed from the token's hidden state (arXiv 2512.14391)."""
 
     def __init__(
         self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, width: int | None = None

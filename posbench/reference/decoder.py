@@ -1,4 +1,4 @@
-"""Define the whole decoder in loops, as a reference for `posbench verify` and the tests."""
+"""Define the whole decoder in NumPy loops, as a reference for `posbench verify` and the tests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def logits(
     offset: int = 0,
     positions: Sequence[int] | None = None,
 ) -> Array:
-    """Compute the logits [T, V], float64, of `tokens` [T] at `positions`, by default offset, offset + 1, ...
+    """Return the decoder's logits [T, V] float64 for `tokens` [T] at `positions`, by default offset, offset + 1, ...
 
-    Arguments: weights, the model's state dict (anything NumPy can read).
+    Arguments: weights, the model's state dict, of arrays NumPy can read; config, the run's configuration.
     Raises: NoDefinitionError if the scheme or the kind of attention is not defined in this package.
     """
     W = {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
@@ -69,9 +69,9 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], list[Array]]:
-    """Split the packed projection [T, .] into queries, keys and values, each a list of H heads [T, D].
+    """Return queries, keys and values, split from the packed projection [T, .]: each a list of H heads [T, D].
 
-    With a shared K = V it has no columns for values; a kind of attention without content has none for q and k.
+    With a shared K = V, values equal keys; for attention without q and k, both are empty. Shared key heads repeat.
     """
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads

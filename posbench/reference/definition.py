@@ -1,4 +1,4 @@
-"""The interface of a definition: the hooks of a scheme for one token and one head, on NumPy vectors in float64."""
+"""The base class of reference schemes: hooks for one token and one head, on float64 NumPy vectors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = NDArray[np.float64]
 
 
 class NoDefinitionError(LookupError):
-    """Raised if the reference has no definition of the scheme, such as your own, so nothing independent checks it."""
+    """The error for a scheme without a NumPy definition, such as your own: nothing independent checks it."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The values of all T tokens in all H heads that a bias may use."""
+    """The inputs of the hook `bias`, for all T tokens in all H heads."""
 
     positions: Sequence[int]  # [T], tokens
     queries: Sequence[Array]  # [H] of [T, .], after their hook
@@ -29,57 +29,57 @@ class Rows:
     gates: Sequence[Sequence[Any]]  # [H][T], results of `Definition.gate`
 
     def distance(self, t: int, s: int) -> int:
-        """Return the tokens from the key at row s to the query at row t."""
+        """Return the distance in tokens from the key with index s to the query with index t."""
         return self.positions[t] - self.positions[s]
 
     @cached_property
     def by_member(self) -> list[Rows]:
-        """The same rows for each member of a combined scheme, with the gates of that member."""
+        """Return a copy for each member of a combined scheme, with only its gate values."""
         count = len(self.gates[0][0])
         return [replace(self, gates=[[gate[n] for gate in head] for head in self.gates]) for n in range(count)]
 
 
 class Definition:
-    """The hooks of a scheme in one layer. This base class is NoPE.
+    """The definition of a position scheme in one layer; this base class is NoPE.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; then the options of
-    its YAML file.
+    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses
+    add the options of its YAML file.
     """
 
     def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:
         self.config, self.weights = config, weights
 
     def window(self, length: int) -> None:
-        """Set the length of the whole window in tokens; called before any other hook."""
+        """Set the length of the whole input in tokens; called before any other hook."""
 
     def embed(self, x: Array, p: int) -> Array:
         """Return the token embedding x [C] at position p, with position added."""
         return x
 
     def gate(self, x: Array, h: int) -> Any:
-        """Return per-token values for head h, computed from the hidden states x [C] after the layer's norm."""
+        """Return one token's gate value for head h, computed from its normed hidden state x [C]; None if unused."""
         return None
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
-        """Return the position that q, k, v and o of head h receive; `gates` holds all tokens up to this one."""
+        """Return what q, k, v and o of head h receive as p; `gates` has the values of tokens up to p."""
         return p
 
     def q(self, x: Array, p: Any, h: int) -> Array:
-        """Return the query x [D] of head h at position p."""
+        """Return the query x [D] of head h, changed by its position p."""
         return x
 
     def k(self, x: Array, p: Any, h: int) -> Array:
-        """Return the key x [D] for head h at position p."""
+        """Return the key x [D] of head h, changed by its position p."""
         return x
 
     def v(self, x: Array, p: Any, h: int) -> Array:
-        """Return the value x [D] for head h at position p."""
+        """Return the value x [D] of head h, changed by its position p."""
         return x
 
     def o(self, x: Array, p: Any, h: int) -> Array:
-        """Return the output x [D] of head h at the query's position p."""
+        """Return the attention output x [D] of head h, changed by the query's position p."""
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        """Return the term added to the scaled score of the query at row t and the key at row s in head h."""
+        """Return the term added to the scaled score of query index t and key index s in head h."""
         return 0.0

@@ -10,12 +10,12 @@ import numpy as np
 
 from posbench.reference.definition import Array, Definition, Rows
 
-# (definition of the scheme, q, k, v [H][T, D] before the hooks, hidden states x [T, C], positions) -> o [H][T, D]
+# (scheme, q, k, v before the hooks, H arrays [T, D] each, hidden states x [T, C], positions [T]) -> o, H of [T, D]
 Kind = Callable[..., list[Array]]
 
 
 def softmax_weights(scores: Sequence[float], sink: float = -inf) -> Array:
-    """Return exp(s) / sum exp(s) of one query's visible scores; a sink adds to the sum and gets no weight."""
+    """Return the softmax of one query's visible scores; the logit `sink` only adds to the denominator."""
     e = np.exp(np.array([*scores, sink]) - max(*scores, sink))
     return np.asarray(e[:-1] / e.sum())
 
@@ -30,9 +30,10 @@ def softmax(
     sink: Sequence[float] | None = None,
     window: int | None = None,
 ) -> list[Array]:
-    """Compute `o_i = sum_j a_ij v_j`, with a_i the softmax over j <= i of `q_i . k_j / sqrt(D) + bias_ij` and the sink.
+    """Return the outputs [H][T, D] of softmax attention with scores `q_i . k_j / sqrt(D) + bias_ij`, j <= i.
 
-    Arguments: sink, a learned logit for each head; window, the number of keys a query sees, i - window < j <= i.
+    Arguments: q, k, v, H arrays [T, D] each, before the scheme's hooks; x, hidden states [T, C]; sink, a logit per head
+    that only adds to the denominator; window, the number of keys a query sees, i - window < j <= i.
     """
     rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
 
@@ -49,7 +50,7 @@ def softmax(
 def linear(
     scheme: Definition, q: list[Array], k: list[Array], v: list[Array], x: Array, positions: Sequence[int]
 ) -> list[Array]:
-    """Compute linear attention with phi = elu + 1, in which only the numerator is rotated.
+    """Return the outputs [H][T, D] of linear attention with phi = elu + 1; only the numerator is rotated.
 
     `o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i.
     """
@@ -68,7 +69,7 @@ def linear(
 
 
 def elu(x: Array) -> Array:
-    """Return x above 0 and e^x - 1 below, elementwise."""
+    """Return x [T, D] with entries y < 0 replaced by e^y - 1."""
     return np.array([[y if y >= 0 else exp(y) - 1 for y in row] for row in x])
 
 
@@ -81,7 +82,7 @@ def decay(
     positions: Sequence[int],
     normalise: bool = False,
 ) -> list[Array]:
-    """Compute `o_i = sum_j e^bias v_j` over j <= i, divided by the sum of the weights if `normalise`."""
+    """Return `o_i = sum_j e^bias_ij v_j` over j <= i, [H][T, D], over `sum_j e^bias_ij` if `normalise`."""
     zeros = [np.zeros_like(head) for head in v]  # this kind has no queries and keys
     rows, hook_positions = _rows(scheme, zeros, zeros, x, positions, len(v), use_hooks=False)
 
@@ -98,7 +99,7 @@ def decay(
 def _outputs(
     scheme: Definition, v: list[Array], hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
-    """Apply the hook v, then `attend(h, t, values [T, D])`, then the hook o, for every head h and query t."""
+    """Return outputs [H][T, D]: `attend(h, t, values)` of head h and query t, between the hooks v and o."""
     heads = []
     for h, head_positions in enumerate(hook_positions):
         values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(head_positions)])
@@ -115,7 +116,7 @@ def _rows(
     num_heads: int,
     use_hooks: bool = True,
 ) -> tuple[Rows, list[list[Any]]]:
-    """Return the rows that a bias may use, and the position [H][T] that the hooks receive."""
+    """Return the inputs of the scheme's bias, and the positions [H][T] that the hooks receive."""
     gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)

@@ -1,4 +1,4 @@
-"""Define schemes that rotate vectors, with explicit matrices."""
+"""Define the schemes that rotate vectors, by explicit rotation matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posbench.reference.definition import Array, Definition
 
 
 class Rotary(Definition):
-    """RoPE: the matrix R_p on the sites q, k and v; its transpose, the inverse rotation, on o."""
+    """RoPE: multiply q, k and v at position p by the rotation matrix R_p, and o by its transpose, the inverse."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Rotary(Definition):
         self.length = length
 
     def frequencies(self, D: int) -> list[float]:
-        """Return the frequencies of the rotated pairs (t, t + r/2), the first r of D channels: r/2 numbers."""
+        """Return the r/2 frequencies, in radians per token, of the pairs (t, t + r/2) in the first r of D channels."""
         return [self.base ** (-2 * t / D) for t in range(D // 2)]
 
     def matrix(self, p: int, D: int) -> Array:
@@ -69,12 +69,12 @@ class Rotary(Definition):
 
 @cache
 def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Array:
-    """Return R_p [D, D], which rotates the coordinates (t, t + r/2) by p * frequencies[t] radians, r <= D."""
+    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by position * frequencies[t] rad, t < r/2."""
     return rotation_by(tuple(position * frequency for frequency in frequencies), head_dim)
 
 
 def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
-    """Return the matrix [D, D] that rotates the coordinates (t, t + r/2) by angles[t] radians, r <= D."""
+    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by angles[t] radians, for r/2 angles."""
     R, half = np.eye(head_dim), len(angles)
     for t, angle in enumerate(angles):
         u = t + half
@@ -103,7 +103,7 @@ class LearnedBase(Rotary):
 
 
 class PartialRotation(Rotary):
-    """A rotation of only a fraction of the channels or frequencies."""
+    """The base class of RoPE that rotates only a `fraction` of the channels or pairs."""
 
     def __init__(
         self, config: Config, weights: Mapping[str, Array], fraction: float, sites: Sequence[str], **options: object
@@ -113,14 +113,14 @@ class PartialRotation(Rotary):
 
 
 class PartialRotary(PartialRotation):
-    """GPT-NeoX's rotation of the first r of D channels, with r in the exponent."""
+    """GPT-NeoX's RoPE: rotate the first `r = fraction * D` channels, with frequencies `base ** (-2t / r)`."""
 
     def frequencies(self, D: int) -> list[float]:
         return super().frequencies(int(D * self.fraction))
 
 
 class PRope(PartialRotation):
-    """p-RoPE: RoPE with frequency 0 for the slowest pairs."""
+    """p-RoPE: RoPE with frequency 0 for all but the fastest `floor(fraction * D / 2)` pairs."""
 
     def frequencies(self, D: int) -> list[float]:
         rotated = floor(self.fraction * D / 2)  # pairs
@@ -135,7 +135,7 @@ class Hope(Rotary):
 
 
 class Clipped(Rotary):
-    """Clipped RoPE: frequencies with periods above the training length fall to 0 along a cosine."""
+    """Clipped RoPE: reduce frequencies with periods above the training length to 0 along a cosine."""
 
     def frequencies(self, D: int) -> list[float]:
         w = super().frequencies(D)
@@ -145,7 +145,7 @@ class Clipped(Rotary):
 
 
 class Xpos(Rotary):
-    """xPos: RoPE with `zeta_t ** (d / span)` on pair t: q gets the power of its own position, k the inverse."""
+    """xPos: RoPE on q and k, with q at position p also multiplied by `zeta_t ** (p / span)` and k by the inverse."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], span: float = 512.0, **options: object) -> None:
         super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ class Xpos(Rotary):
 
 
 class Pope(Definition):
-    """PoPE: scores `sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, each cosine as two products."""
+    """PoPE: scores `sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, using 2 D channels for D cosines."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 10000.0) -> None:
         super().__init__(config, weights)
@@ -187,8 +187,9 @@ class Pope(Definition):
 
 
 def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: int) -> list[float]:
-    """Rescale the frequencies of pairs t = 0 .. r/2 - 1 by the factor `s`; L is the training length in tokens.
+    """Return the r/2 `frequencies`, rescaled by the method `name` with factor `s`, for evaluation on longer inputs.
 
+    Arguments: base, the base of the frequencies; L, the training length in tokens. Raises: KeyError for other names.
     Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
     """
     r = 2 * len(frequencies)
@@ -214,5 +215,5 @@ def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: 
 
 
 def temperature(name: str | None, s: float) -> float:
-    """Return YaRN's factor of the scores (equation 15 of arXiv 2309.00071, inverted and squared), or 1 without YaRN."""
+    """Return what YaRN multiplies scores by (arXiv 2309.00071, equation 15, inverted and squared); 1 without YaRN."""
     return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0

@@ -1,4 +1,4 @@
-"""Find the definition of a scheme by its kind, and define schemes made of other schemes.
+"""Find the NumPy definition of a scheme by its kind, and define combined schemes.
 
 Shares no line with `posbench.schemes` and no kernel with torch: a definition reads only the scheme's YAML and its
 weights. Every definition in this package is registered automatically: its kind is the class name in snake case.
@@ -16,7 +16,7 @@ from posbench.reference.definition import Array, Definition, NoDefinitionError, 
 
 
 class Combined(Definition):
-    """Several schemes in one layer: hooks in order (o in reverse order), biases added."""
+    """Several schemes in one layer: hooks apply in order (o in reverse order), biases are added."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], of: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(config, weights)
@@ -67,7 +67,7 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the entry of layer n: member n modulo their number if the scheme is interleaved."""
+    """Return layer n's scheme: `scheme`, or its member n modulo their number if layers alternate."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
@@ -76,14 +76,14 @@ def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
 
 @cache
 def definitions() -> dict[str, type[Definition]]:
-    """Return the definitions by kind."""
+    """Return all definition classes by the scheme's kind, such as `rotary`."""
     return {"nope": Definition, **classes_in("posbench.reference", Definition)}
 
 
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:
-    """Return the definition of a scheme in one layer.
+    """Return a new NumPy definition of `scheme` for one layer.
 
-    Arguments: weights, the scheme's learned tensors in that layer, by name.
+    Arguments: config, the run's configuration; weights, the scheme's learned tensors in that layer, by name.
     Raises: NoDefinitionError for a kind or an option that is not defined in this package.
     """
     try:

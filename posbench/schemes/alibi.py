@@ -12,10 +12,10 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 def exponents(num_heads: int) -> Tensor:
-    """Return `log2` of each head's slope, [H] float32: dyadic fractions, which every number format holds exactly.
+    """Return `log2` of the ALiBi slope of each of H heads, [H] float32: dyadic fractions, exact in every format.
 
-    If H is a power of two they are `-8h / H` for h = 1 .. H. Otherwise, with P the largest power of two below H, they
-    are the exponents of P heads, then every second exponent (1st, 3rd, ...) of 2P heads.
+    If H is a power of two the values are `-8h / H` for h = 1 .. H. Otherwise, with P the largest power of two below H,
+    they are the values for P heads, then every second value (1st, 3rd, ...) for 2P heads.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     regular = -8 * torch.arange(1, power + 1) / power
@@ -24,14 +24,14 @@ def exponents(num_heads: int) -> Tensor:
 
 
 def slopes(num_heads: int) -> Tensor:
-    """Return the slopes `m_h`, [H] float64."""
+    """Return ALiBi's slope `m_h` > 0 of each head, [H] float64."""
     return torch.exp2(exponents(num_heads).to(torch.float64))
 
 
 class Alibi(Scheme):
-    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores.
+    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores, m_h the slope of head h.
 
-    The slope multiplies the distance, not the key's position, which would be wrong by whole logits in low precision.
+    The slope multiplies the distance; times the key's position it would be wrong by whole logits in low precision.
     """
 
     exponents: Tensor
@@ -47,5 +47,5 @@ class Alibi(Scheme):
         return penalty
 
     def log_decay(self) -> Tensor | float | None:
-        """Return `-m_h`, [H]; in linear attention this is the decay of retention (arXiv 2307.08621)."""
+        """Return the bias per token of distance, `-m_h` [H]: the decay of retention (arXiv 2307.08621)."""
         return -torch.exp2(self.exponents)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 
-# (b, h, i, j) -> the term added to the scaled score of query row i and key row j, in head h of sequence b.
+# Indices (b, h, i, j) -> the term added to q . k / sqrt(D) of query row i and key row j, in head h of sequence b.
 Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the decoder that a scheme is built for."""
+    """The sizes of the decoder that a position scheme is built for."""
 
     d_model: int  # C
     num_heads: int  # H
@@ -33,40 +33,40 @@ class Shape:
 
 
 class Placement(NamedTuple):
-    """The positions of the query and key rows of one attention call.
+    """The positions of the query rows and key rows of one attention call.
 
-    `distance` gives the same result if a window is processed whole, in pieces or token by token.
+    `distance` gives the same result if an input is processed whole, in chunks or token by token.
     """
 
     pos: Any  # result of `Scheme.prepare` for the positions of the queries
     first_query: int  # position of the first query, tokens
     first_key: int  # position of the first cached key, tokens
-    length: int  # tokens of the whole window
+    length: int  # tokens of the whole input
     positions: Tensor | None = None  # positions of all cached keys, [B, keys] int64, if each sequence has its own
-    position_limit: int = 0  # 1 + the largest of these `positions`, or more
+    position_limit: int = 0  # 1 + the largest entry of `positions`, or more; 0 if unset
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys (masked)."""
+        """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys."""
         if self.positions is None:
             return (i + self.first_query) - (j + self.first_key)
         return self.positions[b, i + self.first_query - self.first_key] - self.positions[b, j]
 
     def is_later(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return True for key rows `j` after query row `i`: a bias that sums over keys must exclude them."""
+        """Return a mask that is True if key row `j` comes after query row `i`; a bias that sums over keys needs it."""
         return j + self.first_key > i + self.first_query
 
     def distances(self, q: Tensor) -> Tensor:
-        """Return 0, 1, ..., up to the longest distance from queries `q` [B, H, T, .] to any key, int64."""
+        """Return all distances 0, 1, 2, ... that queries `q` [B, H, T, .] can have to a key, a 1-d int64 tensor."""
         count = self.position_limit or self.first_query + q.shape[2] - self.first_key
         return torch.arange(count, device=q.device)
 
     def value_at_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
-        """Return the entry for query row `i` of `values`: [T], or [B, 1, T] if each sequence has its own positions."""
+        """Return the entry for query row `i` from `values` [T], or [B, 1, T] if each sequence has its own positions."""
         return values[i] if self.positions is None else values[b, 0, i]
 
     def look_up(self, by_distance: Tensor) -> Bias:
-        """Return the bias function that looks up `by_distance[h, d]` of a table [H, distances]."""
+        """Return a bias function that looks up head h and distance d in the table `by_distance` [H, distances]."""
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             d = self.distance(b, i, j).clamp(min=0)
@@ -79,10 +79,10 @@ class Placement(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """The result of `Scheme.gate`, [B, G, rows, N] each, and its running sums up to and including each row.
+    """The per-token values from `Scheme.gate` and their running sums over tokens, each [B, G, rows, N].
 
-    In `bias`, G = H. Queries and keys have separate tensors because FlexAttention computes a gradient only for a
-    tensor that is indexed once.
+    Sums include the row's own token. In `Scheme.bias`, G = H. Query rows and key rows have separate tensors because
+    FlexAttention computes a gradient only for a tensor that is indexed once.
     """
 
     at_query: Tensor
@@ -95,7 +95,7 @@ class Scheme(nn.Module):
     """A position scheme of one layer. A subclass overrides one or two hooks and declares its properties below.
 
     Hooks receive `pos`, the result of `prepare`, which runs once per forward pass for all layers that share the scheme.
-    By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the window.
+    By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the input.
 
     The constructor's arguments after `shape` are the options in the scheme's YAML file, by name. A parameter made by
     `normal` is drawn like the decoder's matrices, from (seed, its name); others keep the values of the constructor.
@@ -115,56 +115,56 @@ class Scheme(nn.Module):
         self.shape = shape
 
     def normal(self, *sizes: int) -> nn.Parameter:
-        """Return a parameter that is initialised like the decoder's matrices: normal, with the same deviation."""
+        """Return a new parameter of shape `sizes`, drawn later from the normal of the decoder's matrices."""
         parameter = nn.Parameter(torch.empty(sizes))
         parameter.is_drawn = True  # type: ignore[attr-defined]  # `posbench.model.decoder.initialise` fills it
         return parameter
 
     @property
     def group(self) -> str:
-        """The heading of the scheme in `posbench schemes`, derived from `acts_on` unless a class overrides it."""
+        """Return the heading that lists the scheme in `posbench schemes`, by default derived from `acts_on`."""
         if "bias" in self.acts_on:
             return "biases on the scores"
         return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """The sites at which position enters (embed, q, k, v, o, bias); by default the hooks the class overrides."""
+        """Return where position enters: names from embed, q, k, v, o, bias; by default the overridden hooks."""
         return frozenset(site for site in ("embed", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        """True if the hooks k and v change a tensor in the same way; a shared K = V then needs only one cache."""
+        """Return True if the hooks k and v do the same to a tensor; a shared K = V then needs only one cache."""
         return not (self.overrides("k") or self.overrides("v"))
 
     @property
     def longest(self) -> int | None:
-        """The longest window in tokens for which the scheme is defined; None means any.
+        """Return the longest input in tokens for which the scheme is defined, or None without a limit.
 
-        Longer windows are not trained, evaluated (tables show a dash) or certified.
+        Longer inputs are not trained on, evaluated (tables show a dash) or certified.
         """
         return None
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
-        """Return True if the class overrides any of these hooks."""
+        """Return True if the class overrides any of the hooks named in `hooks`."""
         return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the model FLOPs per token of this layer's hooks in a forward pass over windows of `length` tokens.
+        """Return the FLOPs per token that the hooks add to one layer in a forward pass over `length` tokens.
 
-        Elementwise operations such as rotations are not counted, as in most publications. None means unknown, the
-        default for your own class until it overrides this; reports then do not claim equal compute.
+        Elementwise operations such as rotations are not counted, as in most publications. A class outside posbench
+        returns None (unknown) unless it overrides this; reports then do not claim equal compute.
         """
         return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return what the hooks need of the positions, such as the cosines and sines of a rotation.
+        """Return what the hooks receive as `pos`, such as the cosines and sines of a rotation; by default positions.
 
-        It must not use `per_layer` parameters, because its result is shared by layers.
+        It must not use `per_layer` parameters, because layers share its result.
         Arguments: pos, the positions, [T] int64 from 0 to millions ([B, 1, T] if each sequence has its own); length,
-        tokens of the whole window.
-        Returns: a tensor or tuple of tensors, float64 unless integers. The decoder rounds them once, to its own dtype.
+        the number of tokens of the whole input.
+        Returns: a tensor or tuple of tensors, float64 or integer. The decoder rounds floats once, to its own dtype.
         """
         return pos
 
@@ -173,58 +173,59 @@ class Scheme(nn.Module):
         return x
 
     def gate(self, x: Tensor, pos: Any) -> Any:
-        """Return per-token values computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
+        """Return N values per token computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
 
-        `locate` and `bias` receive them with their running sums, which grow with the length: use at least the dtype of
-        the parameters, and float64 for sums that become angles.
-        Arguments: x, the hidden states after the layer's norm, [B, T, C].
+        `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow with the length: use at
+        least the dtype of the parameters, and float64 for sums that become angles.
+        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the result of `prepare`.
         """
         return None
 
     def locate(self, pos: Any, gates: Any) -> Any:
-        """Return the `pos` that the hooks q, k, v and o of this layer receive; by default it is unchanged.
+        """Return the `pos` that the hooks q, k, v and o of this layer receive; by default the argument, unchanged.
 
-        Arguments: gates, `Gates` of the current rows, with 1 head or one per head of the hooks' tensors. If G = Hkv < H
-        this is called twice, for q and o (H heads) and for k and v (Hkv). With G = H > Hkv it can only serve q and o.
+        Arguments: pos, the result of `prepare`; gates, `Gates` of the current tokens, with 1 head or one per head of
+        the hooks' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv).
+        With G = H > Hkv it can only serve q and o.
         """
         return pos
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the queries `x` [B, H, T, D]; keys and queries may both get wider. The scale stays D ** -0.5."""
+        """Return the queries `x` [B, H, T, D] with position added; q and k may get wider. The scale stays D ** -0.5."""
         return x
 
     def k(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the keys `x` [B, Hkv, T, D]; keys and queries may both get wider."""
+        """Return the keys `x` [B, Hkv, T, D] with position added; q and k may get wider."""
         return x
 
     def v(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the values `x` [B, Hkv, T, D]."""
+        """Return the values `x` [B, Hkv, T, D] with position added; same shape."""
         return x
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the attention output `x` [B, H, T, D] at the query's position, before the output projection."""
+        """Return the attention output `x` [B, H, T, D], before its projection, changed by the query's position."""
         return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
-        """Return a function (b, h, i, j) of sequence, head, query row and key row: the term added to the scaled score.
+        """Return a function (b, h, i, j) that computes the term to add to the scaled scores, or None to add nothing.
 
-        The function is elementwise on integer tensors that broadcast (0-d ones included), so that blocks, masks,
-        FlexAttention's score function and linear attention's decay can all use it. Return None to add nothing and keep
-        the fused kernel. Expand a learned table to [H, distances] outside the function. Indexing a whole [B, H, rows,
-        keys] tensor is allowed, but slow. Later keys are masked afterwards; a bias that sums over keys must exclude
-        them itself (`at.is_later`).
+        The indices are sequence, head, query row and key row. The function works elementwise on integer tensors that
+        broadcast (0-d ones included), so that blocks, masks, FlexAttention's score function and linear attention's
+        decay can all use it. None keeps the fused kernel. Expand a learned table to [H, distances] outside the
+        function. Indexing a whole [B, H, rows, keys] tensor is allowed, but slow. Later keys are masked afterwards; a
+        bias that sums over keys must exclude them itself (`at.is_later`).
 
-        Arguments: q, the queries after their hook, [B, H, T, .]; k, the cached keys after theirs, [B, Hkv, keys, .], to
-        be read only if `reads_keys`; both unscaled. gates, the result of `gate` as `Gates` with H heads; at, the
+        Arguments: q, the unscaled queries after the hook q, [B, H, T, .]; k, the unscaled cached keys after the hook k,
+        [B, Hkv, keys, .], to be read only if `reads_keys`; gates, the result of `gate` as `Gates` with H heads; at, the
         positions of the rows: `at.distance(b, i, j)` is in tokens.
         """
         return None
 
     def log_decay(self) -> Tensor | float | None:
-        """Return the slope of a bias `log_decay[h] * (i - j)`: at most 0, [H] or one number for all heads.
+        """Return the slope of a bias that is linear in distance, `log_decay[h] * (i - j)`, or None for other biases.
 
-        0 means no bias; None means that the bias has another form. Attention without a softmax uses it to compute the
-        same result as with `bias` in linear time.
+        Slopes are at most 0: [H], or one number for all heads; 0 means no bias. Attention without a softmax uses them
+        to compute the same result as with `bias` in linear time.
         """
         return None if self.overrides("bias") else 0.0
 
@@ -255,9 +256,9 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
 
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any) -> Tensor:
-    """Call the hook embed, q, k, v or o on `x` and check the shape; q and k may change the last dimension.
+    """Return the result of the hook named `hook` (embed, q, k, v or o) on tensor `x`, after checking its shape.
 
-    Raises: ConfigError with the hook, its file and line if the result has another shape.
+    Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
     """
     result = getattr(scheme, hook)(x, pos)
     fixed = x.ndim - 1 if hook in ("q", "k") else x.ndim
@@ -272,7 +273,7 @@ def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any) -> Tensor:
 
 
 def evaluate_bias(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Call a bias function and check its result.
+    """Return the result of a bias function at sequence, head, query and key indices b, h, i, j, after checking it.
 
     Raises: ConfigError for booleans, which would be added as 0 and 1, and for more dimensions than the indices have.
     """
@@ -296,14 +297,14 @@ def _source_line(function: Any) -> str:
 
 
 def require_integer(key: str, value: object, least: int, usual: str) -> int:
-    """Return an option's `value` if it is a whole number of at least `least`. Raises: ConfigError otherwise."""
+    """Return `value` of the option `key` if it is an integer of at least `least`. Raises: ConfigError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"scheme.{key}={value} must be a whole number, {least} or more ({usual})")
     return value
 
 
 def require_number(key: str, value: object, low: float, high: float, usual: str) -> float:
-    """Return an option's `value` as a float if it is between `low` and `high`. Raises: ConfigError otherwise."""
+    """Return `value` of the option `key` as a float if `low` <= it <= `high`. Raises: ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(f"scheme.{key}={value} must be between {low:g} and {high:g} ({usual})")
     return float(value)

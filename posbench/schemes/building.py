@@ -1,4 +1,4 @@
-"""Build the scheme of every layer from an entry of `conf/scheme`: find classes, build members, share parameters."""
+"""Build the position scheme of every layer from its YAML in `conf/scheme`, sharing parameters between layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.sc
 
 
 def scheme_class(kind: str) -> type[Scheme]:
-    """Return the class of a `kind`: a registered name, or a class in a file such as `my_scheme.py:Faded`.
+    """Return the scheme class that `kind` names: a registered name, or a file and class, `my_scheme.py:Faded`.
 
     Raises: ConfigError for an unknown kind, and for an error in the file.
     """
@@ -34,7 +34,7 @@ def scheme_class(kind: str) -> type[Scheme]:
 
 
 class Layers(JointProperties, nn.Module):
-    """The scheme of every layer of a decoder, and the properties that they have together.
+    """The position schemes of all layers of a decoder, and the properties that all layers have together.
 
     Layers with the same scheme share one object. If the scheme has `per_layer` parameters, each layer has its own
     object, and only the other parameters are shared. `shared_with[n]` is the first layer with the scheme of layer `n`.
@@ -55,29 +55,29 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def parts(self) -> list[Scheme]:
-        """The scheme of each layer, in order."""
+        """Return the scheme of each layer, in order."""
         return list(self)
 
     @property
     def first(self) -> Scheme:
-        """The scheme of the first layer, which adds to the token embeddings."""
+        """Return the scheme of the first layer, whose hook `embed` the decoder calls on the token embeddings."""
         return self[0]
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the decoder."""
+        """Return the sizes of the decoder."""
         return self.first.shape
 
     @property
     def group(self) -> str:
-        """The heading in `posbench schemes`; "layers" if not all layers have the same scheme."""
+        """Return the heading in `posbench schemes`: the scheme's group, or "layers" if they differ by layer."""
         return self.first.group if len(set(self.shared_with)) == 1 else "layers"
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
-    """Build the scheme that `config` describes for every layer of a decoder of `shape`.
+    """Build the scheme that `config` describes and return its modules for all layers of a decoder of `shape`.
 
-    Arguments: seed, for random numbers that constructors draw; combined with the kind and the layer.
+    Arguments: seed, for random numbers that constructors draw, combined with the scheme's kind and the layer.
     Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
     adds to the token embeddings in only some layers, and an invalid member (`_check_members`).
     """
@@ -96,20 +96,20 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
 
 
 def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
-    """Return the names of the interleaved schemes that none of the first `num_layers` layers uses."""
+    """Return the names in a list of alternating schemes that none of the first `num_layers` layers uses."""
     layers = {_key(_entry_of_layer(config, n)) for n in range(num_layers)}
     return list(dict.fromkeys(entry.name for entry in _alternatives(config) if _key(entry) not in layers))
 
 
 def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes that layers alternate between; only `entry` itself if it is not interleaved."""
+    """Return the schemes that layers alternate between, or only `entry` itself if all layers have the same one."""
     if not _is_interleaved(entry):
         return [entry]
     return [nested for member in _members(entry) for nested in _alternatives(member)]
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the members of `entry`, which is `config` or one of its members.
+    """Check the schemes that `entry` consists of, and theirs in turn; `entry` is the scheme `config` or a part of it.
 
     Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
     """
@@ -128,14 +128,14 @@ def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
 
 
 class _Builder:
-    """Builds the schemes of one decoder and shares parameters between layers."""
+    """A builder of the schemes of one decoder that shares parameters between layers."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
         self.first: dict[str, Scheme] = {}  # first scheme built for each `_key`
 
     def build(self, entry: SchemeConfig, n: int) -> Scheme:
-        """Build the scheme of layer `n` from its entry, or return the object that an earlier layer shares with it."""
+        """Return the scheme of layer `n` described by `entry`: a new object, or one shared with an earlier layer."""
         cls = scheme_class(entry.kind)
         values = dict(entry.options)
         window = None if WINDOW in option_names(cls) else values.pop(WINDOW, None)
@@ -161,7 +161,7 @@ class _Builder:
         return scheme
 
     def _with_members(self, option: Any, n: int) -> Any:
-        """Return an option's value, with a list of entries replaced by schemes; equal entries become one scheme."""
+        """Return an option's value, with a list of descriptions replaced by schemes of layer `n`, equal ones by one."""
         if not entries_in(option):
             return option
         built: dict[str, Scheme] = {}
@@ -182,18 +182,18 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Derive a seed for `name` from the seed of a run."""
+    """Return an integer below 2 ** 56 that depends only on a run's `seed` and on `name`."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if `options` hold a member that is not part of `first`, because this layer has its own."""
+    """Return True if a scheme in `options` is not a submodule of `first`, because this layer has its own."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
 def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the entry of layer `n`: a member if `entry` is interleaved, otherwise `entry` itself."""
+    """Return the description of layer n's scheme: `entry`, or member n modulo their number if layers alternate."""
     if not _is_interleaved(entry):
         return entry
     check_options("scheme", entry.kind, Interleaved, entry.options)
@@ -208,30 +208,30 @@ def _is_interleaved(entry: SchemeConfig) -> bool:
 
 
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes in the options of `entry`."""
+    """Return the descriptions of the schemes in the options of a composite scheme `entry`; [] for others."""
     members = [member for option in entry.options.values() for member in entries_in(option)]
     return [SchemeConfig.from_mapping(dict(member)) for member in members]
 
 
 def _key(entry: SchemeConfig) -> str:
-    """Return a string that is equal for two entries of the same scheme, whatever their names."""
+    """Return a string of kind and options, equal for two entries that describe the same scheme under two names."""
     return json.dumps({"kind": entry.kind, **entry.options}, sort_keys=True, default=str)
 
 
 def entries_in(option: Any) -> list[Mapping[str, Any]]:
-    """Return an option's value if it is a list of schemes, as mappings; otherwise an empty list."""
+    """Return the value of an option if it is a list of schemes (mappings with a kind), otherwise an empty list."""
     is_list = isinstance(option, list) and all(isinstance(item, Mapping) and "kind" in item for item in option)
     return option if is_list else []
 
 
 def takes_option(entry: Mapping[str, Any], option: str) -> bool:
-    """Return True if a scheme, as the mapping in its YAML, or one of its members has the option."""
+    """Return True if the scheme `entry` (the mapping from its YAML), or a scheme it contains, has the option."""
     members = [member for value in entry.values() for member in entries_in(value)]
     return _has_option(entry, option) or any(takes_option(member, option) for member in members)
 
 
 def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of `entry` with the option set: its own, or else the same option of its members."""
+    """Return a copy of scheme `entry` with the option set: in its members if only they have it, else at top level."""
     if _has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}
 

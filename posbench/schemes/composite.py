@@ -14,40 +14,40 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, apply_hook, ev
 
 
 class JointProperties:
-    """The properties that several schemes have together, in one layer or in all layers of a decoder."""
+    """Properties that several schemes have together, in one layer or in all layers of a decoder."""
 
     @property
     def parts(self) -> list[Scheme]:
-        """The schemes in question."""
+        """Return the schemes that are used together."""
         raise NotImplementedError
 
     @property
     def is_relative(self) -> bool:
-        """True if all schemes are relative."""
+        """Return True if logits depend only on differences of positions."""
         return all(scheme.is_relative for scheme in self.parts)
 
     @property
     def keeps_norms(self) -> bool:
-        """True if all schemes keep norms."""
+        """Return True if all hooks keep the length of each vector."""
         return all(scheme.keeps_norms for scheme in self.parts)
 
     @property
     def is_streaming(self) -> bool:
-        """True if all schemes are streaming."""
+        """Return True if no logits depend on how many tokens follow."""
         return all(scheme.is_streaming for scheme in self.parts)
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """All sites at which any of the schemes adds position."""
+        """Return the sites (embed, q, k, v, o, bias) at which any of the schemes adds position."""
         return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
 
     @property
     def longest(self) -> int | None:
-        """The longest window in tokens for which all schemes are defined; None means any."""
+        """Return the longest input in tokens for which all schemes are defined, or None without a limit."""
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the model FLOPs per token of all hooks, or None if a scheme does not know its own."""
+        """Return the FLOPs per token of all hooks at `length` tokens, or None if a scheme returns None."""
         flops = [scheme.flops_per_token(length) for scheme in self.parts]
         return None if None in flops else float(sum(count for count in flops if count is not None))
 
@@ -55,8 +55,8 @@ class JointProperties:
 class Interleaved(Scheme):
     """Schemes that alternate from layer to layer: layer n uses `layers[n % len(layers)]`.
 
-    Equal members are one scheme, with the same parameters and one call of `prepare`. This class only declares the
-    option: `posbench.schemes.build_scheme` gives each layer its member.
+    Equal schemes in the list are one scheme, with the same parameters and one call of `prepare`. This class only
+    declares the option: `posbench.schemes.build_scheme` gives each layer its scheme.
     Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
     """
 
@@ -67,7 +67,7 @@ class Interleaved(Scheme):
 class Combined(JointProperties, Scheme):  # type: ignore[override]
     """Several schemes in one layer: their hooks are applied in order and their biases are added.
 
-    A bias that reads keys (`reads_keys`) sees them after the hooks of all members.
+    A bias that reads keys (`reads_keys`) sees them after the hooks of all schemes.
     Options: `of`, names of schemes, such as [alibi, qk_rope].
     """
 
@@ -81,7 +81,7 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
 
     @property
     def parts(self) -> list[Scheme]:
-        """The members without repetitions."""
+        """Return the combined schemes without repetitions."""
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property

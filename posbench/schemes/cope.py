@@ -14,9 +14,10 @@ class Cope(Scheme):
     """CoPE: add `q_i . e[p_ij] / sqrt(D)`, with `p_ij = sum_{t=j..i} sigmoid(q_i . k_t / sqrt(D))`, to the scores.
 
     p is limited to `positions - 1`. The vectors e [positions, D] are learned from 0 in each layer, shared by heads and
-    interpolated between whole positions. Both products are divided by sqrt(D), as in the authors' code; the paper
-    shows the division only for q . k.
-    Options: `positions` (64 in the paper's language models). Raises: ConfigError unless it is a whole number above 1.
+    interpolated at fractional p. Both products are divided by sqrt(D), as in the authors' code; the paper shows the
+    division only for q . k.
+    Options: `positions`, the number of vectors (64 in the paper's language models).
+    Raises: ConfigError unless it is a whole number above 1.
     """
 
     per_layer = True
@@ -42,12 +43,12 @@ class Cope(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of the products with e; attention computes the products with the keys anyway."""
+        """Return the FLOPs per token of q . e; q . k is not counted, because attention computes it anyway."""
         return 2.0 * self.shape.num_heads * self.e.numel()
 
 
 def scaled_scores(q: Tensor, k: Tensor, head_dim: int) -> Tensor:
-    """Return `q . k / sqrt(D)` [B, H, T, keys], at least float32, for q [B, H, T, .] and k [B, Hkv, keys, .]."""
+    """Return scores `q . k / sqrt(D)` [B, H, T, keys], at least float32, for q [B, H, T, .], k [B, Hkv, keys, .]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return q.to(wide) @ k.to(wide).mT * head_dim**-0.5

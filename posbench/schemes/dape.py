@@ -14,11 +14,11 @@ from posbench.schemes.cope import scaled_scores
 
 
 class Dape(Alibi):
-    """DAPE: add `a_h + f_h(s_1 .. s_H, a_1 .. a_H)` to the scaled scores s, with ALiBi's bias a.
+    """DAPE: add `a_h + f_h(s_1 .. s_H, a_1 .. a_H)` to the scaled scores s of H heads, with ALiBi's biases a.
 
-    f is linear, LeakyReLU (slope 0.01), linear, applied to each pair of query and key; each layer has its own (version
-    1 of the paper and its code). Its matrices are initialised like the model's, its constants to 0.
-    Options: `width` of f (32 in the paper). Raises: ConfigError unless it is a whole number above 0.
+    f is a network (linear, LeakyReLU of slope 0.01, linear) applied to each pair of query and key; each layer has its
+    own (version 1 of the paper and its code). Its matrices are initialised like the model's, its constants to 0.
+    Options: `width`, hidden units of f (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 
     per_layer = True
@@ -45,9 +45,9 @@ class Dape(Alibi):
         return lambda b, h, i, j: alibi(b, h, i, j) + added[b, h, i, j]
 
     def log_decay(self) -> None:
-        """Return None, because the bias depends on the scores."""
+        """Return None, because the bias depends on the scores and is not linear in distance."""
         return None
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of both matrices; each query sees half of the keys on average."""
+        """Return the FLOPs per token of f's two matrices; a query sees half of the keys on average."""
         return 1.0 * length * (self.inner.numel() + self.outer.numel())

@@ -13,15 +13,15 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_intege
 
 
 def inverse_softplus(x: float) -> float:
-    """Return the number whose softplus is `x`."""
+    """Return the y whose softplus, ln(1 + e^y), is `x` > 0."""
     return math.log(math.expm1(x))
 
 
 class Fire(Scheme):
-    """FIRE: add the bias `MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`; all layers share one MLP with a ReLU.
+    """FIRE: add the bias `MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`; all layers share one ReLU MLP.
 
-    c and L are learned and kept positive by softplus; c starts at 0.1 (the authors' code), L at the training length. Up
-    to L tokens the bias depends only on the distance, beyond that also on the query's position, so it is not relative.
+    i - j is the distance. c and L are learned, positive by softplus; c starts at 0.1 (the authors' code), L at the
+    training length. For queries at positions i > L the bias depends on i too, so it is not relative.
     The MLP's matrices are initialised like the model's and its biases to 0 (the authors draw both uniformly), so units
     with a negative weight start inactive.
     Options: `hidden`, hidden units of the MLP (32 in the paper). Raises: ConfigError unless a whole number above 0.
@@ -62,10 +62,10 @@ class Fire(Scheme):
         return mlp
 
     def _pieces(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the MLP as a piecewise linear function on [0, 1], with a knot at the input that switches each unit.
+        """Return the ReLU MLP as a piecewise linear function on [0, 1]; each hidden unit switches at one knot.
 
-        A score then needs only one line of its head, and [H, T, T, hidden] is never allocated.
-        Returns: the `hidden` knots in ascending order; constants and slopes of the lines, [hidden + 1, H] each.
+        The bias of a score is then constant + slope * input, and no [H, T, T, hidden] tensor is allocated.
+        Returns: the `hidden` knots in ascending order; constants and slopes of the pieces, [hidden + 1, H] each.
         """
         weight, bias = self.hidden_weight[:, 0], self.hidden_bias
         with torch.no_grad():

@@ -14,9 +14,9 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 class Fox(Scheme):
     """Forgetting gates: add the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` to the scores.
 
-    x is the hidden states after the layer's norm. Each layer has its own w, initialised like the model's matrices, and
-    b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k, shifted keys) is omitted,
-    because it is not a position scheme.
+    j is the key, i the query, x the hidden states after the layer's norm. Each layer has its own w, initialised like
+    the model's matrices, and b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k,
+    shifted keys) is omitted, because it is not a position scheme.
     """
 
     per_layer = True
@@ -28,7 +28,7 @@ class Fox(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_heads))
 
     def gate(self, x: Tensor, pos: Tensor) -> Tensor:
-        """Return `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1], in the weights' dtype, which may be wider than x's."""
+        """Return each token's log gate `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1], in the dtype of the weights."""
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:

@@ -11,7 +11,7 @@ class Learned(Scheme):
     """Learned positions: add row `p` of a table [longest, C] to the embedding of the token at position `p`.
 
     The table is initialised with the standard deviation of the token embeddings. Its length is the training length, or
-    for tasks the longest problem that may be tested. The scheme is not defined beyond it.
+    for tasks the longest problem that may be tested. Positions beyond the table are not defined.
     """
 
     is_relative = False

@@ -1,6 +1,6 @@
-"""Rotations with learned frequencies, shared by all layers and heads.
+"""RoPE with learned frequencies, shared by all layers and heads.
 
-Angles are float64, as in every rotation, and gradients flow through them.
+Angles are float64, as in every rotation, and gradients flow through them to the learned numbers.
 """
 
 from __future__ import annotations

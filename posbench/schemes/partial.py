@@ -86,9 +86,9 @@ class Hope(Rotary):
 class Clipped(Rotary):
     """Clipped RoPE: multiply the n slowest frequencies by `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1.
 
-    Called "CoPE" (soft clipping) by Li et al. 2026, arXiv 2602.05258. n counts the pairs with a period, 2 pi / inv_freq
-    tokens, above the training length; a single such pair is unchanged. The authors' code clips 20 of Llama 3's 64
-    pairs; this definition clips 29.
+    Li et al. 2026 (arXiv 2602.05258) call it "CoPE" (soft clipping). n is the number of pairs with a period, 2 pi /
+    inv_freq tokens, above the training length; if there is only one, it is unchanged. The authors' code clips 20 of
+    Llama 3's 64 pairs; this definition clips 29.
     """
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:

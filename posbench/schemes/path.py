@@ -20,7 +20,7 @@ class Path(Scheme):
     `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the
     hidden states after the layer's norm. Each key head has its own w and b. A, B and u are initialised like the model's
     matrices and c to 0. The paper's short convolution of w is omitted, because it needs earlier rows of x. With fewer
-    key heads, the authors' map to w has full rank.
+    key heads than query heads, the authors' map to w has full rank.
     Options: `rank` (32 in the authors' code). Raises: ConfigError unless it is a whole number above 0.
     """
 
@@ -36,7 +36,7 @@ class Path(Scheme):
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return w and b of each token, [B, Hkv, T, D + 1]."""
+        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1]."""
         x = x.to(self.A.dtype)
         w = F.normalize(F.linear(F.linear(x, self.A), self.B).unflatten(-1, (self.shape.num_kv_heads, -1)), dim=-1)
         b = 2 * F.linear(x, self.u, self.c).sigmoid()
@@ -54,7 +54,7 @@ class Path(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of A, B and u, of the reflections in a block, and of the scores, computed a second time."""
+        """Return the FLOPs per token of A, B and u, of reflections in blocks, and of computing the scores twice."""
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (self.A.numel() + self.B.numel() + self.u.numel())
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
@@ -62,13 +62,13 @@ class Path(Scheme):
 
 
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Return `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; entries of keys after the query are undefined.
+    """Return the unscaled scores `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; undefined for keys after the query.
 
-    H_i is the reflection at token i. Works in blocks (section 3.2 of the paper): a product of reflections is
-    `1 - W^T M W` with an upper triangular M. Such products turn each key to the end of its block and each query back to
-    the start of its block. Then, from the last block of keys to the first, all later queries are multiplied with its
-    keys and turned back across it.
-    Arguments: q, the queries of the last Tq rows, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
+    H_t = 1 - b_t w_t w_t^T is the reflection at token t. Works in blocks (section 3.2 of the paper): a product of
+    reflections is `1 - W^T M W` with an upper triangular M. Such products move each key to the end of its block and
+    each query back to the start of its block. Then, from the last block of keys to the first, all later queries are
+    multiplied with the block's keys and moved back across the block.
+    Arguments: q, the queries of the last Tq tokens, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]
     first = (T - rows) // BLOCK  # the block of the first query

@@ -27,7 +27,7 @@ class Pope(Scheme):
         self.delta = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return cosines and sines of `p w_c`, [T, D] float64 each."""
+        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each."""
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq
@@ -43,12 +43,12 @@ class Pope(Scheme):
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the extra FLOPs per token of q and k with 2 D channels; on average a query sees half of the keys."""
+        """Return the extra FLOPs per token of scores with 2 D channels; on average a query sees half of the keys."""
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return softplus(x) times cosine and sine, [..., T, 2 D], in the dtype of `x` [..., T, D]."""
+    """Return softplus(x) cos, then softplus(x) sin as more channels, [..., T, 2 D] in the dtype of `x` [..., T, D]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     magnitude = F.softplus(x.to(wide))
     return torch.cat((magnitude * cos.to(wide), magnitude * sin.to(wide)), dim=-1).to(x.dtype)

@@ -33,7 +33,7 @@ class Repo(Scheme):
         self.u = self.normal(shape.num_kv_heads, wide)
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return z of each token, [B, Hkv, T, 1], in float64 because it becomes an angle."""
+        """Return the computed position z of each token, [B, Hkv, T, 1], float64 because it becomes an angle."""
         x = x.to(self.G.dtype)
         z = F.linear(F.silu(F.linear(x, self.G)) * F.linear(x, self.A), self.u)
         return z.double().mT[..., None]

@@ -1,18 +1,18 @@
-"""Change rotation frequencies at evaluation, so that angles in longer windows stay in the range seen in training.
+"""Change rotation frequencies at evaluation, so that angles in longer inputs stay in the range seen in training.
 
 With frequencies `w`, factor `s`, training length `L` and `r` rotated channels:
 
     pi           w / s: all positions are divided by s (Chen et al. 2023, arXiv 2306.15595)
     ntk          base * s ** (r / (r - 2)) as the base: the fastest pair is unchanged, the slowest is divided by s
                  ("NTK-aware", bloc97 2023)
-    dynamic_ntk  ntk with s = length / L of each window (emozilla 2023; transformers' "dynamic" with factor 1)
+    dynamic_ntk  ntk with s = length / L of each input (emozilla 2023; transformers' "dynamic" with factor 1)
     yarn         w ((1 - g) / s + g), with g a ramp that is linear in the turns L w / 2 pi: 0 at 1 turn, 1 at 32 turns
                  (Peng et al. 2023, arXiv 2309.00071)
     yarn_code    yarn with the ramp of the authors' public code, linear in the pair number between the pairs with 32
                  turns and 1 turn (rounded outwards); transformers' "yarn"
 
-YaRN also multiplies the scores by (0.1 ln s + 1) ** 2. `Rotary` multiplies only q by it. (The public code multiplies
-cosine and sine by the square root, which would scale values and outputs too.)
+YaRN also multiplies the scores by (0.1 ln s + 1) ** 2. `Rotary` multiplies q by this factor. (The public code instead
+multiplies cosine and sine by its square root, which would scale values and outputs too.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _yarn_code(trained: TrainedFrequencies, s: float) -> Tensor:
 
 
 def _blend(w: Tensor, s: float, g: Tensor) -> Tensor:
-    """Divide frequencies `w` by `s` with weight 1 - g: g = 1 leaves a frequency unchanged."""
+    """Return a mix of the frequencies `w / s` and `w` [r/2] with weights 1 - g and g; g = 1 leaves w unchanged."""
     return w * ((1 - g) / s + g)
 
 
@@ -79,9 +79,9 @@ _TEMPERED = ("yarn", "yarn_code")  # these also multiply the scores
 
 @dataclass(frozen=True)
 class Rescaling:
-    """A choice from `RESCALINGS` and its factor: the scheme's options `rescale` and `factor`.
+    """A method from `RESCALINGS` and its factor s: the options `rescale` and `factor` of a rotary scheme.
 
-    Without a factor, length of the window / training length is used (at least 1), which brings the longest position
+    Without a factor, length of the input / training length is used (at least 1), which brings the longest position
     into the trained range.
     Raises: ConfigError for an unknown name, a factor below 1, or any factor for `dynamic_ntk`.
     """
@@ -108,20 +108,20 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return the factor for windows of `length` tokens: the set one, or length / context_length, at least 1."""
+        """Return `factor` if it is set, otherwise `length` / `context_length`, at least 1, for inputs of `length`."""
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the frequencies for a window of `length` tokens, [r/2] float64."""
+        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token."""
         return RESCALINGS[self.name](trained, self.factor_at(length, trained.context_length))
 
     def temperature(self, length: int, context_length: int) -> float:
-        """Return the number by which the scores are multiplied: above 1 for YaRN, otherwise 1."""
+        """Return the number that multiplies the scores at `length` tokens: at least 1 for YaRN, 1 for the others."""
         if self.name not in _TEMPERED:
             return 1.0
         return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)
 
     @property
     def is_tempered(self) -> bool:
-        """True if factors above 1 also multiply the scores."""
+        """Return True if the method is YaRN, which also multiplies the scores, and the factor is not fixed at 1."""
         return self.name in _TEMPERED and self.factor != 1

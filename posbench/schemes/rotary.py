@@ -1,4 +1,4 @@
-"""Rotation of any of the four sites q, k, v, o by angles that grow with position (RoPE and its relatives).
+"""RoPE and its relatives: rotate any of q, k, v and o (the four sites) by angles that grow with position.
 
     R_p rotates the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
 
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """A `Turn` with YaRN's factor for q, 0-d. It is separate from the cosine because v and o must not be scaled."""
+    """A `Turn` with YaRN's factor for q, a 0-d tensor kept apart from the cosine because v and o are not scaled."""
 
     cos: Tensor
     sin: Tensor
@@ -39,22 +39,22 @@ class TemperedTurn(NamedTuple):
 
 
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
-    """Rotate the channel pairs (t, t + D/2) of x [..., T, D] by `angles` [T, D/2] radians, or back if `inverse`.
+    """Return x [..., T, D] with channel pairs (t, t + D/2) rotated by `angles` [T, D/2] radians, back if `inverse`.
 
-    Computes in at least float32 and returns x's dtype. Norms do not change, and the inverse undoes the rotation.
+    It computes in at least float32 and returns x's dtype. Norms do not change, and `inverse` undoes the rotation.
     """
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
 
 def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
-    """Rotate `x` [..., T, D] as `rotate` does, with cosines and sines that layers can share."""
+    """Return `x` [..., T, D] rotated as by `rotate`, with precomputed cosines and sines instead of angles."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     # The inverse negates only the sine: the cosine is even, and negating both would add half a turn.
     return _Rotation.apply(x, cos_sin.cos.to(dtype), -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype))
 
 
 class _Rotation(torch.autograd.Function):
-    """A rotation of x [..., T, D]. Its gradient is the inverse rotation, so x need not be saved."""
+    """A rotation of x [..., T, D] whose gradient is the inverse rotation, so x is saved only if angles are learned."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -126,17 +126,17 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """True if rotations come in pairs: q with k, v with o."""
+        """Return True if rotated sites come in pairs: q and k both or neither, and v and o both or neither."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        """True unless YaRN's temperature makes q longer."""
+        """Return True unless YaRN's temperature makes q longer."""
         return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """False if the rescaling factor follows the window's length, which then changes the first tokens' angles."""
+        """Return True unless the rescaling factor, and so the first tokens' angles, depends on the input's length."""
         return self.rescaling is None or self.rescaling.factor is not None
 
     @property
@@ -150,22 +150,22 @@ class Rotary(Scheme):
 
     @property
     def width(self) -> int:
-        """The even number r of rotated channels: the first r of each head, in pairs (t, t + r/2)."""
+        """Return r, the even number of rotated channels: the first r of each head, in pairs (t, t + r/2)."""
         return self.shape.head_dim
 
     @property
     def schedule_base(self) -> float:
-        """The base of `frequencies`, without rescaling."""
+        """Return the base that `frequencies` are computed from, without rescaling."""
         return self.base
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Return `inv_freq` without rescaling, [r/2] float64, radians per token."""
+        """Return the rotation frequencies before rescaling, [r/2] float64 on `device`, radians per token."""
         return inverse_frequencies(self.width, self.base, device)
 
     def angles(self, pos: Tensor, length: int) -> Tensor:
-        """Return `pos * inv_freq`, [T, r/2] radians. Only float64 is exact enough for any length.
+        """Return the rotation angles `pos * inv_freq`, [T, r/2] radians, in float64, as long inputs need.
 
-        Arguments: length, tokens of the whole window.
+        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
         """
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
@@ -175,7 +175,7 @@ class Rotary(Scheme):
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the cosines and sines of the angles at `pos`, computed in float64."""
+        """Return a `Turn` with the float64 cosines and sines at `pos`, or a `TemperedTurn` if YaRN scales q."""
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -202,7 +202,7 @@ class Rotary(Scheme):
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
-        """Rotate the first `width` channels of x if `site` is one of the scheme's sites."""
+        """Return x with the first `width` channels rotated (back for o) if the scheme rotates `site`, otherwise x."""
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width

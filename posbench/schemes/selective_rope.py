@@ -40,7 +40,7 @@ class SelectiveRope(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return each token's addition, [B, Hkv, T, D/2], in float64 because sums of thousands become angles."""
+        """Return `u_t . V x_l / |x_l|` of each token l and pair t, [B, Hkv, T, D/2], in float64 for exact sums."""
         selected = F.linear(F.linear(F.normalize(x.to(self.V.dtype), dim=-1), self.V), self.u)
         return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 

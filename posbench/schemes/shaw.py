@@ -16,7 +16,7 @@ class Shaw(Scheme):
     Each layer has its own table, learned from 0 and shared by heads (section 3.3 of the paper). The paper's vectors for
     values are omitted.
     Options: `clip`, the distance in tokens from which all distances share a vector (16 in the paper).
-    Raises: ConfigError unless it is a whole number above 0.
+    Raises: ConfigError unless `clip` is a whole number above 0.
     """
 
     per_layer = True

@@ -13,10 +13,10 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_intege
 
 
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Return the bucket (int64) of each distance `d` in tokens (int64), as in T5's decoder (section 2.1).
+    """Return the index (int64) of the T5 bucket that each distance `d` (int64, tokens) falls into; same shape as d.
 
-    Each distance below `num_buckets / 2` has its own bucket. The other buckets cover logarithmically growing ranges up
-    to `max_distance`; the last one also covers all longer distances.
+    As in T5's decoder (section 2.1), each distance below `num_buckets / 2` has its own bucket. The others cover
+    logarithmically growing ranges up to `max_distance`; the last one also covers all longer distances.
     """
     exact = num_buckets // 2
     ratio = (d.clamp(min=exact).to(torch.float64) / exact).log() / math.log(max_distance / exact)

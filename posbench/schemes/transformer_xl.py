@@ -1,4 +1,4 @@
-"""Transformer-XL's scores (Dai et al. 2019, arXiv 1901.02860, section 3.3), with any kernel for dot products.
+"""Transformer-XL's scores (Dai et al. 2019, arXiv 1901.02860, section 3.3) as plain dot products, for any kernel.
 
     s_ij = ((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(D),     r_d = (sin(d w_t) ..., cos(d w_t) ...)
 
@@ -25,8 +25,8 @@ class TransformerXL(Scheme):
     """Transformer-XL: compute scores as `((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(D)`.
 
     u and v, [H, D] each, are learned from 0 and shared by all layers, as in the paper; each layer has its own W
-    [H D, channels].
-    Options: `channels` of r; by default head_dim (scores then use 2 D channels), d_model in the paper.
+    [H D, channels]. r_d holds sines and cosines of the distance d.
+    Options: `channels`, the length of r; by default head_dim (scores then use 2 D channels), d_model in the paper.
     Raises: ConfigError unless it is an even number above 0.
     """
 
@@ -48,7 +48,7 @@ class TransformerXL(Scheme):
         self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return cosines and sines of `p w_t`, `w_t = 10000 ** (-2t / channels)`, [T, channels / 2] float64."""
+        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""
         angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
         return Turn(angles.cos(), angles.sin())
 
@@ -63,5 +63,5 @@ class TransformerXL(Scheme):
         return torch.cat((x, waves.expand(*x.shape[:2], -1, -1)), dim=-1)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs of W and of the appended channels; each query sees half of the keys on average."""
+        """Return the FLOPs per token of W and of the appended channels; on average a query sees half of the keys."""
         return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length
