@@ -36,7 +36,7 @@ from posbench.system.torch_internals import allow_recompiles, attention_with_log
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Measured on 2 CPU cores, see docs/internals/speed.md.
+# These were measured on 2 CPU cores, see docs/internals/speed.md.
 BLOCK = 128  # queries per block
 MASKED_CELLS = 1 << 20  # mask entries in memory at a time, per head
 TILE = 128  # rows and columns of FlexAttention's tiles of scores, its default
@@ -55,7 +55,7 @@ def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Return causal attention by the device's fused kernel, for schemes without a bias."""
+    """Return causal attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
@@ -66,7 +66,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Return attention by PyTorch's fused kernel, with an additive `mask`, or causal if `mask` is None.
+    """Return attention [B, H, T, E] by PyTorch's fused kernel, with an additive `mask`, or causal if `mask` is None.
 
     The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
     the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
@@ -94,7 +94,7 @@ def blocks(
     window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
-    """Return attention, computed for one block of queries at a time, with float32 scores (float64 if q is).
+    """Return attention [B, H, T, E], computed by blocks of queries with float32 scores (float64 if q is).
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
     """
@@ -132,7 +132,7 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return attention. Output and gradient are computed for one block of queries at a time, batched over B * H."""
+    """Return attention [B, H, T, E]. Output and gradient are computed by blocks of queries, batched over B * H."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
@@ -246,7 +246,7 @@ def masked(
     window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
-    """Return attention by the CPU's fused kernel, given bias and causality as a float32 mask (float64 if q is).
+    """Return attention [B, H, T, E] by the CPU's fused kernel, with bias and causality as its mask, at least float32.
 
     Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence. With a
     sink and a gradient, `blocks` is called instead.
@@ -315,7 +315,10 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """Return which tiles FlexAttention computes if queries see a window or keys from `first` [B, T] on; mask all."""
+    """Return which tiles FlexAttention computes if queries see only a window or keys from `first` [B, T] on.
+
+    The mask is applied entry by entry in all of them.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
     n = -(-length // TILE)
@@ -342,7 +345,7 @@ def flex(
     reads_rows: bool = True,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Return attention by FlexAttention with the bias as its score function. On CUDA the caller compiles this function.
+    """Return attention [B, H, T, E] by FlexAttention with the bias as its score function. On CUDA, callers compile it.
 
     Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`); first, the first
     key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then left out.
@@ -438,7 +441,9 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """Return attention on a GPU, if possible without holding all scores at once, as uncompiled `flex` would.
+    """Return attention [B, H, T, E] on a GPU, by a kernel that does not hold all scores at once if possible.
+
+    Uncompiled `flex` would hold all of them.
 
     Arguments: compiles, whether attention may run compiled.
     """

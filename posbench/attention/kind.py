@@ -37,7 +37,7 @@ class KVCache:
     def append(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
         """Append `new` [B, heads, t, .] to each cached tensor and return everything cached so far. None stays None.
 
-        With a window, return the rows (tokens) that any new row sees, and keep only the last `window` of them.
+        With a window, return the rows (one per token) that any new row sees, and keep only the last `window` of them.
         """
         if window is not None:
             self.advance(next(x.shape[2] for x in new if x is not None))
@@ -66,7 +66,7 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """Return gates, or a tuple of them, repeated to `heads` heads. A single head is repeated only if `also_one`."""
+    """Return gates repeated to `heads` heads; None stays None. A single head is repeated only if `also_one`."""
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]
@@ -99,7 +99,9 @@ class Kind(nn.Module, ABC):
     def gates_and_positions(
         self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> tuple[Any, Any, Any]:
-        """Return gates (per-token values) for the scheme's `bias`, `pos` for its hooks q and o, and `pos` for k and v.
+        """Return what a scheme's hooks take: gates for `bias`, the argument `pos` of q and o, and that of k and v.
+
+        Gates are values per token, or None if the scheme has none.
 
         Arguments: x, the normalised stream, [B, T, C]. Raises: ConfigError if the gates have another shape.
         """
@@ -115,7 +117,10 @@ class Kind(nn.Module, ABC):
         return _with_heads(gates, H, also_one=True), pos, key_pos
 
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
-        """Return `gate` with its running sums over all tokens so far. None stays None; nested tuples stay nested."""
+        """Return a scheme's gate as `Gates`, with running sums over all tokens so far, and update the cache.
+
+        None stays None. A nested tuple of gates gives a nested tuple of `Gates`.
+        """
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
             pairs = enumerate(zip(gate, members, strict=True))

@@ -41,7 +41,7 @@ def features(x: Tensor) -> Tensor:
 
 
 class NonSoftmax(Kind):
-    """Base class of both kinds: sums in at least float32, in linear time if the scheme states one decay per head."""
+    """The base of both kinds: sums in at least float32, in linear time if the scheme states one decay per head."""
 
     has_keys = False
     _chunks: Callable[..., Tensor]
@@ -97,9 +97,10 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output [B, H, T, .] in linear time, and append to the cache.
+        """Return the attention output [B, H, T, .] in linear time, and update the cache.
 
-        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook."""
+        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook.
+        """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None
@@ -122,7 +123,10 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the same as `_chunks` for any bias, in quadratic time, by blocks of queries."""
+        """Return the output [B, H, T, .] for any bias, in quadratic time, and append to the cache.
+
+        Arguments as in `_chunks`.
+        """
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
             k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, turned_k, v))
@@ -136,7 +140,7 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return FLOPs for updating and reading states, D x D and D, or else for scores of each sum and the output."""
+        """Return FLOPs: in linear time of updating and reading states, else of scores for both sums and the output."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
@@ -200,6 +204,6 @@ class DecayAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return 2 FLOPs per channel (multiply, add) in linear time, or else those of a product with half the keys."""
+        """Return FLOPs: in linear time 2 per channel (multiply, add), else those of a product with half the keys."""
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

@@ -44,7 +44,7 @@ class Softmax(Kind):
         reads_rows: bool = True,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Return attention for q, k, v after their hooks, by `self.kernel` if set, else by `kernels.attend`."""
+        """Return attention [B, H, T, E] of q, k, v after their hooks, by `self.kernel` or else `kernels.attend`."""
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
         return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)

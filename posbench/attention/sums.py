@@ -91,7 +91,7 @@ def _in_chunks(
     tensors: list[Tensor],
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `sum_chunks` of all tokens, and the state: first of all whole chunks at once, then of the rest.
+    """Apply `sum_chunks` to all whole chunks, then to the rest. Return sums [B, H, T, .] and the last state.
 
     Arguments: tensors [B, H, T, .]; sum_chunks takes them as [B, H, N, L, .], and a state or None.
     """

@@ -81,7 +81,7 @@ def build_architecture(config: Config) -> Architecture:
 
 
 def checked_architecture(config: Config) -> Architecture:
-    """Return the architecture of `config` after checking that it can be trained, without reading text or writing.
+    """Return the architecture of `config` after checking that it can be trained. Read no text and write nothing.
 
     Raises: ConfigError as `Architecture.build` does; if the scheme is not defined for the training length; and if the
     scheme or the kind of attention does not support the positions of tasks or of masked documents.
@@ -101,7 +101,7 @@ def checked_architecture(config: Config) -> Architecture:
 
 
 def check_positions(architecture: Architecture) -> None:
-    """Call every hook of the schemes with positions per sequence, [B, 1, T].
+    """Check that every hook of the schemes takes positions per sequence, [B, 1, T].
 
     Raises: ConfigError if a hook takes only positions [T].
     """

@@ -132,7 +132,7 @@ class Decoder(nn.Module):
     def _embed(
         self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
     ) -> tuple[Tensor, list[Placement]]:
-        """Return the stream before the first layer, [B, T, C], and per layer the positions that its scheme prepared.
+        """Return the stream before the first layer, [B, T, C], and the `Placement` (prepared positions) per layer.
 
         Arguments: offset, the position of the window's first token; begin, number of the window's tokens before
         `tokens`; length, tokens of the whole window; positions, [B, begin + T] or more, None if they are consecutive.
@@ -164,7 +164,10 @@ class Decoder(nn.Module):
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """Return what `hidden` returns, layer by layer, to hold only the stream and one layer's cache in memory."""
+        """Return `hidden` of consecutive pieces of `piece` tokens, [B, T, C], computed layer by layer.
+
+        Memory then holds only the whole stream and the cache of one layer.
+        """
         length = tokens.shape[1]
         starts = range(0, length, piece)
         pairs = (self._embed(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
@@ -212,7 +215,7 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [answers]."""
+        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
@@ -264,7 +267,7 @@ def _rows_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return normal numbers drawn from (seed, name), float64 because float32 draws differ in last bits by CPU."""
+    """Return normal numbers drawn from (seed, name), in float64 because float32 draws differ by CPU."""
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 

@@ -38,7 +38,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 class _MeanLoss(torch.autograd.Function):
-    """The loss of `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
+    """The function behind `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
 
     @staticmethod
     def forward(

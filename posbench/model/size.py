@@ -34,7 +34,7 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
-    """Return the forward pass's model FLOPs per token in windows of `length` tokens, with those of hooks if known."""
+    """Return the forward pass's FLOPs per token in windows of `length` tokens; hooks count if they state theirs."""
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
     mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
