@@ -36,7 +36,7 @@ from posbench.system.torch_internals import allow_recompiles, attention_with_log
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Measured on 2 CPU cores, see docs/internals/speed.md.
+# These were measured on 2 CPU cores, see docs/internals/speed.md.
 BLOCK = 128  # queries per block
 MASKED_CELLS = 1 << 20  # mask entries in memory at a time, per head
 TILE = 128  # rows and columns of FlexAttention's tiles of scores, its default
@@ -55,7 +55,7 @@ def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Attend by the device's fused kernel, for schemes without a bias."""
+    """Return causal attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
@@ -66,7 +66,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Call PyTorch's fused kernel, which is causal if there is no mask.
+    """Return attention [B, H, T, E] by PyTorch's fused kernel, with an additive `mask`, or causal if `mask` is None.
 
     The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
     the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
@@ -94,7 +94,7 @@ def blocks(
     window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
-    """Attend block by block of queries, with bias and softmax in float32 (in float64 if q is).
+    """Return attention [B, H, T, E], computed by blocks of queries with float32 scores (float64 if q is).
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
     """
@@ -132,7 +132,7 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attend block by block of queries, by batched products over B * H, with a gradient computed the same way."""
+    """Return attention [B, H, T, E]. Output and gradient are computed by blocks of queries, batched over B * H."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
@@ -165,12 +165,12 @@ def _causal_mask(
 
 
 def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
-    """Return whether query `i` may not see key `j`. Both count in rows of keys."""
+    """Return a boolean tensor, true if query `i` may not see key `j`. Both are indices of keys."""
     return j > i if window is None else (j > i) | (j <= i - window)
 
 
 class _Short(torch.autograd.Function):
-    """Compute o = P v with P = softmax(q k' + mask), block by block of rows, and on request the log-sum-exp l.
+    """The function o = P v with P = softmax(q k' + mask), by blocks of queries, and if `with_sum` the log-sum-exp l.
 
     q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. With g the gradient of o and h
     the gradient of l: dv = P' g; the scores have dS = P (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
@@ -219,12 +219,12 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return b [B, 1, 1, 1] and h [H, 1, 1] to call a bias with. A bias that ignores b then stays [H, T, T]."""
+    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] for a bias; a bias that ignores b then gives [H, T, T]."""
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
 def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
-    """Return the keys that queries `start` to `end` of `length` read: all up to `end`, or those in the window.
+    """Return the slice of `length` keys to read for queries `start` to `end`: up to `end`, or only the window.
 
     Without a window, the number of keys is rounded up to one of 16 sizes. If each block needed a little more memory
     than the previous one, the allocator could not reuse any freed block. With 16 sizes memory grows with the length,
@@ -246,10 +246,10 @@ def masked(
     window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
-    """Attend by the CPU's fused kernel, with bias and causality as its mask in float32 (in float64 if q is).
+    """Return attention [B, H, T, E] by the CPU's fused kernel, with bias and causality as its mask, at least float32.
 
     Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence. With a
-    sink and a gradient, `blocks` does the work.
+    sink and a gradient, `blocks` is called instead.
     """
     if sink is not None and torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
@@ -276,7 +276,7 @@ def masked(
 
 
 def causal_tiles(length: int, device: torch.device) -> BlockMask:
-    """Return the tiles of scores that FlexAttention computes for `length` tokens under a causal mask.
+    """Return which tiles of scores FlexAttention computes for `length` tokens under a causal mask.
 
     Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
     diagonal are computed whole. PyTorch's `create_block_mask` tests every pair of tokens to find them; writing them
@@ -315,7 +315,10 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """Return FlexAttention's tiles if each query sees a window, or only keys from `first` [B, T] on. All are masked."""
+    """Return which tiles FlexAttention computes if queries see only a window or keys from `first` [B, T] on.
+
+    The mask is applied entry by entry in all of them.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
     n = -(-length // TILE)
@@ -342,7 +345,7 @@ def flex(
     reads_rows: bool = True,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Attend by FlexAttention with the bias as its score function. On CUDA the caller compiles this function.
+    """Return attention [B, H, T, E] by FlexAttention with the bias as its score function. On CUDA, callers compile it.
 
     Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`); first, the first
     key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then left out.
@@ -369,7 +372,7 @@ def flex(
 
 
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
-    """Return how many tiles FlexAttention prefetches, if its default needs more shared memory than a GPU has.
+    """Return options by which FlexAttention prefetches fewer tiles, or {} if its default fits in shared memory.
 
     A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
     232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
@@ -383,7 +386,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Compile `flex` for callers that are not compiled: one kernel per scheme for all lengths, in whatever order."""
+    """Return `flex` compiled, for uncompiled callers. One kernel per scheme serves all lengths, in any order."""
     allow_recompiles(SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
@@ -400,7 +403,7 @@ def attend(
     may_compile: bool = False,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Attend causally by the fastest kernel above that supports `bias`, `sink` and `window`.
+    """Return causal attention by the fastest kernel above that supports `bias`, `sink` and `window`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more rows if keys before the first query are
     cached; bias, None or a function of rows; scale, which multiplies q . k; sink, None or [H]; window, tokens that a
@@ -438,7 +441,12 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """Attend on a GPU, if possible by a kernel that does not hold all scores at once, as uncompiled `flex` does."""
+    """Return attention [B, H, T, E] on a GPU, by a kernel that does not hold all scores at once if possible.
+
+    Uncompiled `flex` would hold all of them.
+
+    Arguments: compiles, whether attention may run compiled.
+    """
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:

@@ -37,7 +37,7 @@ class KVCache:
     def append(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
         """Append `new` [B, heads, t, .] to each cached tensor and return everything cached so far. None stays None.
 
-        With a window, return the rows that any new row sees, and keep the last `window` of them.
+        With a window, return the rows (one per token) that any new row sees, and keep only the last `window` of them.
         """
         if window is not None:
             self.advance(next(x.shape[2] for x in new if x is not None))
@@ -58,7 +58,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the cache, bytes, for all sequences of the batch."""
+        """Return the cache's size in bytes, for all sequences of the batch."""
         tensors = [x for x in (*self.tensors, *self.state) if x is not None]
         return sum(x.numel() * x.element_size() for x in tensors) + sum(
             cache.num_bytes for cache in self.gates.values()
@@ -66,7 +66,7 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """Repeat gates of fewer heads for `heads` heads. Gates of one head stay as they are unless `also_one`."""
+    """Return gates repeated to `heads` heads; None stays None. A single head is repeated only if `also_one`."""
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]
@@ -99,7 +99,9 @@ class Kind(nn.Module, ABC):
     def gates_and_positions(
         self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> tuple[Any, Any, Any]:
-        """Return the scheme's gates for its `bias`, the `pos` of its hooks q and o, and the `pos` of its hooks k and v.
+        """Return what a scheme's hooks take: gates for `bias`, the argument `pos` of q and o, and that of k and v.
+
+        Gates are values per token, or None if the scheme has none.
 
         Arguments: x, the normalised stream, [B, T, C]. Raises: ConfigError if the gates have another shape.
         """
@@ -115,7 +117,10 @@ class Kind(nn.Module, ABC):
         return _with_heads(gates, H, also_one=True), pos, key_pos
 
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
-        """Return `Gates` with sums over all tokens so far. A nested tuple of gates gives a nested tuple of `Gates`."""
+        """Return a scheme's gate as `Gates`, with running sums over all tokens so far, and update the cache.
+
+        None stays None. A nested tuple of gates gives a nested tuple of `Gates`.
+        """
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
             pairs = enumerate(zip(gate, members, strict=True))
@@ -154,7 +159,7 @@ class Kind(nn.Module, ABC):
 
     @property
     def scale(self) -> float:
-        """Return the factor of q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
+        """Return the factor that multiplies q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
         return self.shape.head_dim**-0.5
 
     def new_cache(self, length: int) -> KVCache:
@@ -164,7 +169,7 @@ class Kind(nn.Module, ABC):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """Return the kernels that this kind may run on, by name. None means the default choice.
+        """Return the functions that can compute this kind of attention, by name. None means the default choice.
 
         `posbench verify` sets `kernel` to each of them in turn.
         Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores.
@@ -185,9 +190,9 @@ class Kind(nn.Module, ABC):
         """Apply the scheme's hooks and mix the values for each query, causally.
 
         Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
-        normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the positions of the queries; cache, of
-        earlier tokens, to append to, or None if the window is whole.
-        Returns: [B, H, T, D].
+        normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the positions of the queries; cache,
+        which holds earlier tokens and is appended to, None for a whole window.
+        Returns: the output after its hook, [B, H, T, D].
         """
 
     @abstractmethod

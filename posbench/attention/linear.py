@@ -35,13 +35,13 @@ from posbench.schemes.base import apply_hook
 
 
 def features(x: Tensor) -> Tensor:
-    """Return `elu(x) + 1`, written without the sum, which bfloat16 would round to 0 below -8."""
+    """Return `elu(x) + 1`, computed as exp(x) below 0, because bfloat16 would round the sum to 0 below -8."""
     # Without the clamp, the gradient at large x would be NaN.
     return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())
 
 
 class NonSoftmax(Kind):
-    """The common base: sums in at least float32, computed in linear time if the scheme states one decay per head."""
+    """The base of both kinds: sums in at least float32, in linear time if the scheme states one decay per head."""
 
     has_keys = False
     _chunks: Callable[..., Tensor]
@@ -66,7 +66,7 @@ class NonSoftmax(Kind):
 
 
 class LinearAttention(NonSoftmax):
-    """Linear attention, with queries and keys."""
+    """Linear attention, with queries and keys (the first formula above)."""
 
     def mix(
         self,
@@ -97,9 +97,10 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output [B, H, T, .] in linear time, and append to the cache.
+        """Return the attention output [B, H, T, .] in linear time, and update the cache.
 
-        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook."""
+        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook.
+        """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None
@@ -122,7 +123,10 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Attend under any bias, by blocks of queries. Arguments as in `_chunks`."""
+        """Return the output [B, H, T, .] for any bias, in quadratic time, and append to the cache.
+
+        Arguments as in `_chunks`.
+        """
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
             k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, turned_k, v))
@@ -136,7 +140,7 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Count updates and reads of states, D x D and D, or for other biases scores for each sum and the output."""
+        """Return FLOPs: in linear time of updating and reading states, else of scores for both sums and the output."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
@@ -173,7 +177,7 @@ class DecayAttention(NonSoftmax):
         return apply_hook(scheme, "o", o.to(v.dtype), pos)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Attend in linear time. v [B, Hkv, T, D] is after its hook."""
+        """Return the output [B, H, T, D] in linear time, and update the cache. v [B, Hkv, T, D] is after its hook."""
         (v,), log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, v)
@@ -187,7 +191,7 @@ class DecayAttention(NonSoftmax):
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
     def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Attend under any bias, by blocks of queries. v [B, Hkv, T, D] is after its hook."""
+        """Return the output [B, H, T, D] for any bias, by blocks of queries. v [B, Hkv, T, D] is after its hook."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
             v = cast(Tensor, cache.append(v)[0])
@@ -200,6 +204,6 @@ class DecayAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Count a multiplication and an addition per channel in linear time, or else a product with half the keys."""
+        """Return FLOPs: in linear time 2 per channel (multiply, add), else those of a product with half the keys."""
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

@@ -44,7 +44,7 @@ class Softmax(Kind):
         reads_rows: bool = True,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Attend after the hooks, by `self.kernel` or else the fastest kernel: see `posbench.attention.kernels`."""
+        """Return attention [B, H, T, E] of q, k, v after their hooks, by `self.kernel` or else `kernels.attend`."""
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
         return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)
@@ -105,7 +105,7 @@ class Softmax(Kind):
 def _bias_within_documents(
     bias: Bias | None, documents: Tensor, num_cached: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
-    """Return the bias if query and key belong to one document, else -inf.
+    """Return the bias (0 if None) if query and key belong to one document, else -inf.
 
     Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
     """
@@ -114,5 +114,5 @@ def _bias_within_documents(
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the bias if the cache has dropped the first `dropped` keys, so that `j` counts from there."""
+    """Return the bias at key `j`, which counts from the first key still cached; `dropped` keys came before it."""
     return evaluate_bias(bias, b, h, i, j + dropped)

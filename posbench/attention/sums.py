@@ -25,7 +25,7 @@ BLOCK = 128  # queries
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sum values weighted by products of queries and keys and by a decay with distance, without normalising.
+    """Return sums of values weighted by q . k and by a decay with distance, without normalising.
 
     Arguments: q, k [B, H, T, D]; v [B, H, T, E]; log_decay [H]; state, which the call for earlier tokens returned, or
     None if there are none.
@@ -43,7 +43,7 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
 
 
 def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sum vectors with a decay by distance: `s_i = exp(a) s_(i-1) + x_i`.
+    """Return running sums of vectors with a decay by distance: `s_i = exp(a) s_(i-1) + x_i`.
 
     Arguments: x [B, H, T, D]; log_decay [H]; state, which the call for earlier tokens returned, [B, H, 1, D], or None.
     Returns: the sums [B, H, T, D], and the last of them as the state.
@@ -60,9 +60,9 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tu
 
 
 def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the decay between rows of a chunk, [H, L, L], from its entry to each row, and from each row to its end.
+    """Return decay factors in a chunk: between tokens, [H, L, L], from its start to each, and from each to its end.
 
-    The last two, [H, L], weight the state that enters the chunk and what each row adds to the state that leaves it.
+    The last two, [H, L], weight the state that enters the chunk and what each token adds to the state that leaves it.
     """
     row = torch.arange(length, device=log_decay.device)
     distance = (row[:, None] - row).clamp(min=0)
@@ -74,7 +74,7 @@ def _chunk_states(added: Tensor, log_decay: Tensor, initial: Tensor | None) -> t
     """Return the state that enters each chunk, and the final state: `S_(n+1) = exp(a) S_n + added_n`, S_0 = initial.
 
     The span doubles at each step, so that many chunks take few steps.
-    Arguments: added [B, H, N, ., .]; log_decay, over a whole chunk, [H]; initial, None for zeros.
+    Arguments: added, by each chunk, [B, H, N, ., .]; log_decay, over a whole chunk, [H]; initial, None for zeros.
     """
     first = torch.zeros_like(added[:, :, 0]) if initial is None else initial
     states = torch.cat((first[:, :, None], added), dim=2)
@@ -91,7 +91,10 @@ def _in_chunks(
     tensors: list[Tensor],
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum all whole chunks at once, then the remaining tokens as one shorter chunk. Tensors are [B, H, T, .]."""
+    """Apply `sum_chunks` to all whole chunks, then to the rest. Return sums [B, H, T, .] and the last state.
+
+    Arguments: tensors [B, H, T, .]; sum_chunks takes them as [B, H, N, L, .], and a state or None.
+    """
     T = tensors[0].shape[2]
     whole = T // CHUNK * CHUNK
     rows = []
@@ -108,10 +111,10 @@ def weight_blocks(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield the weights `e^bias` by blocks of queries, 0 for keys after their query.
 
-    Arguments: queries and keys, their numbers, the queries belonging to the last keys; like, a tensor with the dtype
+    Arguments: queries and keys, how many there are (the queries belong to the last keys); like, a tensor with the dtype
     and device to use; relative_to_largest, whether each row is divided by its largest weight, which a normalised sum
     does not notice and which keeps exp from overflowing.
-    Yields: rows of queries, rows of keys, and weights [B or 1, H or 1, at most BLOCK, keys].
+    Yields: the slice of queries, the slice of keys, and weights [B or 1, H or 1, at most BLOCK, keys].
     """
     sequence = torch.arange(B, device=like.device)[:, None, None, None]
     head = torch.arange(H, device=like.device)[:, None, None]
@@ -130,7 +133,7 @@ def weight_blocks(
 
 
 def decay_per_head(log_decay: Tensor | float, num_heads: int, like: Tensor) -> Tensor:
-    """Return the log-decay of each head, [H], from what `Scheme.log_decay` returned."""
+    """Return the log-decay of each head, [H] in `like`'s dtype, from a tensor or number (`Scheme.log_decay`)."""
     if isinstance(log_decay, Tensor):
         return log_decay.to(like.dtype)
     return like.new_full((num_heads,), log_decay)

@@ -15,7 +15,7 @@ from posbench.catalogue.own_files import is_class_path, row_of_file, tidy, trust
 from posbench.config import ConfigError, SchemeConfig, nearest
 
 _ALIASES = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type -> our name
-_LISTS_OF_ROWS = ("layers", "of")  # options of a scheme that name entries of conf/scheme
+_LISTS_OF_ROWS = ("layers", "of")  # options of a scheme that list other entries of conf/scheme
 
 
 def conf_dir() -> Path:
@@ -35,20 +35,20 @@ def conf_dirs() -> tuple[Path, ...]:
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """Return the names that `group=` accepts, sorted, with their files: ours first, then packages', then `folders`'."""
+    """Return the names that `group=` accepts, sorted, with files. If names coincide, ours win, then packages'."""
     places = [*conf_dirs(), *folders]
     return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the comment in the first line of a choice, which says what it is and its source, or ""."""
+    """Return the first-line comment in the file of a choice (what it is, and its source), or ""."""
     file = choices(group, *folders).get(name)
     line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that refuses a name, with the nearest known one."""
+    """Return the error message for a choice `name` that does not exist, with the nearest of `known`."""
     listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
     own = f"{group}=my_{group}.py:Name for a class of yours, or " if group in ("scheme", "data") else ""
     hint = nearest(_ALIASES.get(name, name), known)
@@ -61,7 +61,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
     So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Members
     that are mappings are expanded in the same way. A class in a file also names its entry.
 
-    Arguments: row, a mapping or the name of one; read, returns the mapping for a name.
+    Arguments: row, a scheme's mapping or name; read, a function from names to mappings.
     """
     if isinstance(row, str):
         row = read(row)
@@ -79,7 +79,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
 
 
 def read_row(name: str, *folders: Path) -> SchemeConfig:
-    """Return an entry of `conf/scheme` or of `folders`, or a class in a file, without composing a configuration.
+    """Return the configuration of scheme `name`: an entry of `conf/scheme` or `folders`, or a class in a file.
 
     Raises: ConfigError for an unknown name or an invalid file.
     """

@@ -27,12 +27,12 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
-    """Return our classes and the entry points of a group. If names coincide, ours win."""
+    """Return our classes and the entry points of packages in a group, by name. Ours win."""
     return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
 
 def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type[T]:
-    """Return the class with a name, and import it if it is another package's.
+    """Return the class that `name` means in `classes`. Import it if it is another package's.
 
     Arguments: key, the setting that names it, such as `scheme.kind`; base, the class that it must extend.
     Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
@@ -47,12 +47,12 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:
-    """Return the options of a class: the constructor's parameters after the first, the shape of the decoder."""
+    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape)."""
     return [option.name for option in _options(cls)]
 
 
 def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Check the options of a configuration against those of a class.
+    """Check that the class `cls` takes all `options`, and that no option without a default is missing.
 
     Arguments: key, the group of the options, such as `scheme`. Raises: ConfigError for an unknown or missing option.
     """

@@ -44,7 +44,7 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 
 
 def tidy(row: Any) -> Any:
-    """Return a mapping with its files as runs record them: relative below the working directory, else absolute."""
+    """Return the mapping `row` with file paths as runs record them: relative in the working directory, or absolute."""
     if isinstance(row, Mapping):
         named = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
         return {key: tidy(value) for key, value in row.items()} | named
@@ -89,7 +89,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
 
 def kinds_in(row: Any) -> list[str]:
-    """Return the classes in files that a mapping names: the kinds of a scheme and of its members, or a task."""
+    """Return the classes `FILE.py:Name` that a mapping names: the kinds of a scheme and of its members, or a task."""
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
         in_files = [kind for kind in named if parse_class_path(kind) is not None]
@@ -103,28 +103,31 @@ def trust_files(row: Any) -> None:
 
 
 def trust_file(path: Path) -> None:
-    """Allow the import of a file, also instead of a recorded file of that name. Raises: ConfigError if missing."""
+    """Allow the import of a file, also for a missing recorded file of that name. Raises: ConfigError if unreadable."""
     digest(path)
     _trusted.add(path.expanduser().resolve())
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """Return the files that a mapping names with their SHA-256, as a run records them. Raises: ConfigError."""
+    """Return {path: SHA-256} of the files that a mapping names. Raises: ConfigError if one may not be read."""
     return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
-    """Return the recorded files that have changed. Raises: ConfigError for a missing or untrusted file."""
+    """Return the paths in `recorded` ({path: SHA-256}) whose files have changed.
+
+    Raises: ConfigError for a missing or untrusted file.
+    """
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
 def source(path: Path) -> str:
-    """Return the text of a recorded file."""
+    """Return the text of a file that a run recorded. Raises: ConfigError if it is not trusted."""
     return _place(path).read_text(encoding="utf-8")
 
 
 def load(kind: str, base: type[T]) -> type[T]:
-    """Import the class that `my_scheme.py:Faded` names, from the file as it is now.
+    """Import and return the class that `my_scheme.py:Faded` names, from the file as it is now.
 
     Raises: ConfigError with file and line if there is no such file or class, if importing it fails, or if the file was
     named by a run and is not trusted.
@@ -159,7 +162,7 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return the path to import a named file from. Raises: ConfigError if it may not be imported."""
+    """Return the path from which to import a file named by a run. Raises: ConfigError if it may not be imported."""
     place = path.expanduser().resolve()
     if place in _trusted:
         return place

@@ -54,11 +54,11 @@ class Architecture:
     def build(
         cls, model: ModelConfig, scheme: SchemeConfig, context_length: int, longest: int | None = None, seed: int = 0
     ) -> Architecture:
-        """Build the scheme, and one kind of attention per layer.
+        """Return an architecture with the scheme and one kind of attention per layer, built from their configurations.
 
-        Arguments: context_length, the training context in tokens; longest, the longest training window of a task, whose
-        windows differ in length; seed, for random numbers that constructors of schemes draw.
-        Raises: ConfigError if the scheme or the kind of attention refuses its options or the other.
+        Arguments: context_length, the training context in tokens; longest, tokens of the longest training
+        window of a task, None for text; seed, for random numbers that constructors of schemes draw.
+        Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other.
         """
         shape = Shape(
             model.d_model,
@@ -76,12 +76,12 @@ class Architecture:
 
 
 def build_architecture(config: Config) -> Architecture:
-    """Build the architecture that `config` describes. Raises: ConfigError as `Architecture.build` does."""
+    """Return the architecture that `config` describes. Raises: ConfigError as `Architecture.build` does."""
     return Architecture.build(config.model, config.scheme, config.train.context_length, config.data.window, config.seed)
 
 
 def checked_architecture(config: Config) -> Architecture:
-    """Build the architecture of `config` and check that it can be trained, before reading text or writing anything.
+    """Return the architecture of `config` after checking that it can be trained. Read no text and write nothing.
 
     Raises: ConfigError as `Architecture.build` does; if the scheme is not defined for the training length; and if the
     scheme or the kind of attention does not support the positions of tasks or of masked documents.
@@ -101,7 +101,7 @@ def checked_architecture(config: Config) -> Architecture:
 
 
 def check_positions(architecture: Architecture) -> None:
-    """Call every hook of the schemes with positions per sequence, [B, 1, T].
+    """Check that every hook of the schemes takes positions per sequence, [B, 1, T].
 
     Raises: ConfigError if a hook takes only positions [T].
     """
@@ -122,7 +122,10 @@ def check_positions(architecture: Architecture) -> None:
 def call_hooks(
     scheme: Scheme, kind: Kind, pos: Tensor, dtype: torch.dtype | None = None, cache: KVCache | None = None
 ) -> None:
-    """Call every hook of a scheme on zeros of `dtype` at positions `pos`, [T] or [B, 1, T]."""
+    """Call every hook of a scheme on zeros at positions `pos`, [T] or [B, 1, T], and append to `cache` if given.
+
+    The zeros have `dtype`, or by default the dtype of the scheme's parameters.
+    """
     B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
     prepared = round_prepared(weights, scheme.prepare(pos, T))
@@ -134,7 +137,7 @@ def call_hooks(
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
-    """Round the floating-point tensors that a scheme prepared, also those within tuples, to `dtype`."""
+    """Return the result of `Scheme.prepare` with its floating-point tensors, also those in tuples, in `dtype`."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):

@@ -71,7 +71,7 @@ class Decoder(nn.Module):
                 yield "norms" if "norm" in name else inside or part[0], parameter
 
     def compile_blocks(self) -> None:
-        """Compile one block and run every layer through it, which takes a sixth of the time for the whole model.
+        """Compile one block and run every layer through it, in a sixth of the time that compiling all takes.
 
         Only steps with a gradient run compiled, because their shapes never change. Inference runs at many lengths;
         compiling it would make results depend on which lengths came first, and a resumed run differ from a whole one.
@@ -95,10 +95,11 @@ class Decoder(nn.Module):
     def hidden(
         self, tokens: Tensor, offset: int = 0, caches: Sequence[KVCache] | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Compute the stream after the last norm, [B, T, C] in the compute dtype.
+        """Return the residual stream after the last norm, [B, T, C] in the compute dtype.
 
         Arguments: offset, the position of the window's first token, also in later pieces of the window; caches, one per
-        layer, from `self.caches`, which hold earlier tokens of the window and are extended by these.
+        layer, from `self.caches`, which hold the window's earlier tokens and to which `tokens` are appended; positions,
+        [B, T], None if they are consecutive.
         """
         if self.bos_id is not None:
             positions = self._positions_in_documents(tokens, offset, caches[0] if caches else None)
@@ -112,11 +113,11 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def _positions_in_documents(self, tokens: Tensor, offset: int, cache: KVCache | None) -> Tensor:
-        """Return positions [B, tokens so far] that restart at `offset` in each document, and cache them."""
+        """Return positions of all tokens so far, [B, tokens], which restart at `offset` per document; cache them."""
         cached = None if cache is None else cache.positions
         begin = 0 if cached is None else cached.shape[1]
         row = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
-        # The row at which the document that continues from the cache began.
+        # The index of the token at which the document that continues from the cache began.
         first: Tensor | int = 0 if cached is None else begin - 1 + offset - cached[:, -1:]
         positions = offset + row - torch.where(tokens.eq(cast(int, self.bos_id)), row, first).cummax(1).values
         if cache is not None:
@@ -131,10 +132,10 @@ class Decoder(nn.Module):
     def _embed(
         self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
     ) -> tuple[Tensor, list[Placement]]:
-        """Return the stream before the first layer, [B, T, C], and the placement of the tokens for each layer.
+        """Return the stream before the first layer, [B, T, C], and the `Placement` (prepared positions) per layer.
 
-        Arguments: offset, the position of the window's first token; begin, tokens of the window before these; length,
-        tokens of the whole window; positions, of its tokens up to the last of these, None if they are consecutive.
+        Arguments: offset, the position of the window's first token; begin, number of the window's tokens before
+        `tokens`; length, tokens of the whole window; positions, [B, begin + T] or more, None if they are consecutive.
         """
         first, end = offset + begin, begin + tokens.shape[1]
         # Tasks have the same reach in every batch, so that a compiled step compiles once.
@@ -163,7 +164,10 @@ class Decoder(nn.Module):
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """Compute `hidden` layer by layer, so that memory holds only the whole stream and the cache of one layer."""
+        """Return `hidden` of consecutive pieces of `piece` tokens, [B, T, C], computed layer by layer.
+
+        Memory then holds only the whole stream and the cache of one layer.
+        """
         length = tokens.shape[1]
         starts = range(0, length, piece)
         pairs = (self._embed(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
@@ -181,9 +185,9 @@ class Decoder(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
     ) -> Tensor:
-        """Compute the training loss, 0-d: the mean of `nll` in nats per token, with logits chunk by chunk.
+        """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token. Logits are computed in chunks.
 
-        With a divisor, 0-d, it is the sum over the targets that are not negative, divided by the divisor.
+        If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
@@ -211,7 +215,7 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return each answer's loss, nats in float32, and its likeliest token, [answers]. Negative targets are none."""
+        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
@@ -257,13 +261,13 @@ def initialise(model: Decoder, seed: int) -> None:
 
 
 def _rows_by_part(config: ModelConfig) -> dict[str, int]:
-    """Return the number of rows of each part in a packed projection with all parts."""
+    """Return the number of weight rows of q, k and v in a packed projection that has all three."""
     kv = config.kv_heads * config.head_width
     return {"q": config.num_heads * config.head_width, "k": kv, "v": kv}
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Draw normal numbers from (seed, name), in float64: float32 draws differ in their last bits between CPUs."""
+    """Return normal numbers drawn from (seed, name), in float64 because float32 draws differ by CPU."""
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 
@@ -271,12 +275,12 @@ def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
 def build_model(
     config: Config, vocab_size: int, architecture: Architecture | None = None, bos_id: int | None = None
 ) -> Decoder:
-    """Build the decoder of `config`, initialised from its seed, in float32 on the CPU.
+    """Return the decoder of `config`, initialised from its seed, in float32 on the CPU.
 
-    Arguments: vocab_size, V of the tokenizer, although `model.vocab_size` may ask for a larger table; architecture, if
-    it is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
-    Raises: ConfigError if the table is too small for the tokenizer, or the scheme or the kind of attention refuses its
-    options.
+    Arguments: vocab_size, the tokenizer's size (`model.vocab_size` may ask for a larger embedding); architecture, if it
+    is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
+    Raises: ConfigError if the embedding is too small for the tokenizer, or the scheme or the kind of attention refuses
+    its options.
     """
     config.check_vocabulary(vocab_size)
     model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)

@@ -20,7 +20,7 @@ from posbench.system.torch_internals import as_dtype
 
 
 class Linear(nn.Module):
-    """`x @ weight.T (+ bias)` in x's dtype: for bfloat16 activations, the float32 weights are rounded."""
+    """A linear layer `x @ weight.T (+ bias)` in x's dtype, to which its float32 weights are rounded."""
 
     def __init__(self, fan_in: int, fan_out: int, bias: bool = False) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class RMSNorm(nn.Module):
 
 
 class _Normed(torch.autograd.Function):
-    """Compute n * weight with n = x / rms(x). With g the output's gradient, dx = (g w - n mean(g w n)) / rms(x).
+    """The function n w of x and weight w, with n = x / rms(x), and its gradient.
 
-    The weight's gradient is sum(g n).
+    For an output gradient g, x has the gradient (g w - n mean(g w n)) / rms(x), and w has sum(g n).
     """
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Normed(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """The projections before and after a kind of attention, which applies the scheme's hooks."""
+    """Attention [B, T, C] -> [B, T, C]: projections around a kind of attention, which calls the scheme's hooks."""
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:
-        """Return the number of rows of each part in the packed projection."""
+        """Return the number of weight rows of each part (q, k, v) in the packed projection."""
         return {part: heads * self.head_dim for part, heads in self.kind.heads_by_part.items()}
 
 
@@ -111,7 +111,7 @@ class SwiGLU(nn.Module):
 
 
 class _Gated(torch.autograd.Function):
-    """Compute silu(gate) * up from the halves of [..., 2F]. Both passes use one sigmoid, as silu(x) = x sigmoid(x)."""
+    """The function silu(gate) * up of the halves of [..., 2F]. Its gradient reuses the sigmoid in silu."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ CHUNK = {"cpu": 512 * 4096, "cuda": 4096 * 16384}
 
 
 def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's loss, [N] nats in at least float32, and its gradient by the logits, [N, V] in their dtype."""
+    """Return each row's loss, [N] nats in at least float32, and its gradient for the logits, [N, V] in their dtype."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:  # compiles to one kernel; an assignment by index would need another float32 copy of the logits
         log_p = logits.log_softmax(-1, dtype=wide)
@@ -38,7 +38,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 class _MeanLoss(torch.autograd.Function):
-    """The mean loss. The forward pass computes the gradient; backward only scales it."""
+    """The function behind `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
 
     @staticmethod
     def forward(
@@ -82,12 +82,12 @@ def mean_cross_entropy(
     rows: int | None = None,
     divisor: Tensor | None = None,
 ) -> Tensor:
-    """Compute the mean cross-entropy of `x @ weight.T` and targets over rows, in nats, 0-d in at least float32.
+    """Return the mean cross-entropy of logits `x @ weight.T` over rows, nats, 0-d in at least float32.
 
-    With a divisor, 0-d, it is the sum over the rows whose targets are not negative, divided by the divisor.
+    If `divisor`, 0-d, is given, return the sum over rows whose target is not negative, divided by `divisor`.
 
     Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, `losses_and_gradient` or
-    its compiled form; rows, per chunk, by default as suits the device.
+    its compiled form; rows, the number per chunk, by default one that suits the device.
     """
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
     return _MeanLoss.apply(x, weight, targets, rows, gradient_of, divisor)

@@ -30,7 +30,7 @@ PARTS = {  # packed product -> the separate products of most model families, in 
 
 
 def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Return copies of a decoder's tensors by Hugging Face's names, without the tensors of its scheme.
+    """Return copies of a decoder's tensors under Hugging Face's names, without the tensors of its scheme.
 
     Arguments: tensors, by our names; rows, the number of rows of each part of a packed product, such as
     {"attention.qkv": [32, 16, 16]}. A product without an entry stays packed, as in Phi-3.
@@ -51,7 +51,7 @@ def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[i
 
 
 def from_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by our names, with parts packed into one product. Unknown names stay unchanged."""
+    """Return Hugging Face's tensors under our names: q, k, v and gate, up are packed, unknown names kept."""
     whole = {theirs: name for name, theirs in WHOLE.items()}
     in_layer = {theirs: name for name, theirs in LAYER.items()}
     packed = {part: name for name, parts in PARTS.items() for part in parts}

@@ -20,11 +20,11 @@ class CacheSize:
     """The size of the caches of all layers for one sequence that is read token by token."""
 
     bytes_per_token: float  # keys, values, gates
-    state_bytes: float  # of any length: the states of recurrences, and full windows
+    state_bytes: float  # independent of length: the states of recurrences, and full windows
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Count parameters except the scheme's: `embedding` (both tables if they are untied) and `body` (the rest)."""
+    """Count parameters except the scheme's, as `embedding` (both tables if they are untied) and `body` (the rest)."""
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
@@ -34,7 +34,7 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
-    """Count the forward pass's model FLOPs per token over windows of `length`, with hooks if the scheme states them."""
+    """Return the forward pass's FLOPs per token in windows of `length` tokens; hooks count if they state theirs."""
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
     mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
@@ -43,12 +43,12 @@ def forward_flops_per_token(architecture: Architecture, vocab_size: int, length:
 
 
 def training_flops_per_token(architecture: Architecture, vocab_size: int) -> float:
-    """Count model FLOPs per token of the forward and backward passes over windows of the training length."""
+    """Return the model FLOPs per token of the forward and backward passes over windows of the training length."""
     return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 
 def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """Measure the caches with activations of `dtype`, by passing tokens of zeros to each layer's kind of attention."""
+    """Measure and return the size of caches with activations of `dtype`, by passing zeros through each layer."""
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
     length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
@@ -65,12 +65,12 @@ def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -
 
 
 def _parts_heads(architecture: Architecture) -> int:
-    """Count the heads of q, k and v in the packed projections of all layers."""
+    """Return the number of heads of q, k and v in the packed projections of all layers."""
     return sum(sum(kind.heads_by_part.values()) for kind in architecture.kinds)
 
 
 def _matrices(architecture: Architecture) -> int:
-    """Count the parameters of the matrices in all layers."""
+    """Return the number of parameters of all layers' matrices."""
     model = architecture.model
     heads = _parts_heads(architecture) + model.num_layers * model.num_heads  # and the output's
     return model.d_model * (heads * model.head_width + 3 * model.num_layers * model.ffn_width)

@@ -28,7 +28,7 @@ def console(**options: Any) -> Console:
 
 
 def plain_table(*columns: str) -> Table:
-    """Return a table without rules, with names on the left and right-aligned numbers."""
+    """Return an empty table without rules; column 1 is left-aligned, others right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for n, column in enumerate(columns):
         table.add_column(column, justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
@@ -50,20 +50,23 @@ class SweepClock(NamedTuple):
     """The clock of a sweep, which estimates its time left during one of its runs. Work is counted in tokens."""
 
     started: float  # when the sweep began, in seconds since 1970
-    done: float  # work of the runs that finished before this group of parallel runs
+    done: float  # tokens of the runs that finished before this group of parallel runs
     group: float  # work of this run and the runs in parallel with it
     total: float
 
     @classmethod
     def at(cls, number: int, work: Sequence[float], parallel: int, started: float) -> SweepClock:
-        """Return the clock of run `number`, if `parallel` runs at a time keep step with each other."""
+        """Return the clock of run `number` if `parallel` runs train at a time.
+
+        Arguments: work, tokens of each run, 0 for runs already finished.
+        """
         numbers = [n for n, tokens in enumerate(work) if tokens]  # runs that were not finished before the sweep
         first = sum(n < number for n in numbers) // parallel * parallel
         done, group = numbers[:first], numbers[first : first + parallel]
         return cls(started, sum(work[n] for n in done), sum(work[n] for n in group), sum(work))
 
     def left(self, fraction: float) -> str:
-        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or nothing if that is unknown."""
+        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if unknown."""
         done = self.done + fraction * self.group
         seconds = (time.time() - self.started) * (self.total - done) / done if done else None
         return "" if seconds is None else f", sweep {duration(seconds)} left"
@@ -103,11 +106,11 @@ class RunBar:
         self.progress.stop()
 
     def advance(self, step: int) -> None:
-        """Set the number of finished steps."""
+        """Move the bar to `step` finished steps."""
         self.progress.update(self.task, completed=step)
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a row of `metrics.jsonl`."""
+        """Show loss and speed from a training row of `metrics.jsonl`. Ignore other rows."""
         if row["kind"] != "train":
             return
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"

@@ -38,7 +38,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt(3) in glibc
 
 @dataclass(frozen=True)
 class Device:
-    """A device, the dtype of activations, and whether blocks are compiled."""
+    """The device of a run, its dtype of activations, and whether blocks are compiled."""
 
     torch: TorchDevice
     dtype: DType
@@ -51,7 +51,7 @@ class Device:
         return self.torch.type == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts about the device that the manifest records."""
+        """Return the device's type, name, dtype and settings, as the run's manifest records them."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
         return {
             "type": self.torch.type,
@@ -63,7 +63,7 @@ class Device:
         }
 
     def send(self, rows: NDArray[Any]) -> Tensor:
-        """Return `rows` as a tensor on the device. A GPU copies them while the host continues."""
+        """Return the array `rows` as a tensor on the device. A GPU copies it while the host continues."""
         tensor = torch.from_numpy(rows)
         return tensor.pin_memory().to(self.torch, non_blocking=True) if self.is_cuda else tensor
 
@@ -97,7 +97,7 @@ class Device:
 def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) -> Device:
     """Return the device and number format that `config` asks for, or the best ones of this machine.
 
-    Arguments: local_rank, the number of this process on this machine, which is also its GPU if a run has several
+    Arguments: local_rank, the index of this process on this machine, which is also its GPU if a run has several
     `processes`.
     Raises: ConfigError if `config` asks for a GPU that this machine does not have.
     """
@@ -134,7 +134,7 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 
 def gpu_of_process(count: int) -> int:
-    """Return the GPU of this process, 0 to `count` - 1: a joblib worker takes one that no other worker holds.
+    """Return the index of this process's GPU, below `count`. A joblib worker takes one that no other worker holds.
 
     Other processes take GPU 0. If all GPUs are held, workers take them in turn. The number of a worker is not enough,
     because joblib replaces workers whose memory has grown and keeps counting.
@@ -197,10 +197,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
-    """Turn a failed allocation on a CPU or a GPU into a message that says which setting to lower.
+    """Turn a failed allocation within the context into a ConfigError that says which setting to lower.
 
-    Arguments: advice, the request and the setting to lower.
-    Raises: ConfigError naming the request, the peak and the advice.
+    Arguments: advice, text that names the settings in use, and which to lower.
+    Raises: ConfigError naming the bytes asked for, the peak memory and the advice.
     """
     try:
         yield
@@ -215,7 +215,7 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
 
 
 def training_advice(config: TrainConfig) -> str:
-    """Return the advice for a training run that ran out of memory."""
+    """Return the settings that took the memory, and which to change, as text for `exhaustion_explained`."""
     return (
         f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
         f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "

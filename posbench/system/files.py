@@ -24,12 +24,12 @@ from posbench.config import ConfigError
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. Raises: OSError; ValueError."""
+    """Return the parsed content of a JSON file. Raises: OSError; ValueError if it is not JSON."""
     return json.loads(path.read_bytes())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file next to `path`, sync it to disk and rename it. Missing folders are created."""
+    """Write `content` next to `path`, sync it to disk and rename it to `path`. Create missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -44,18 +44,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 as `write_bytes` does."""
+    """Write `text` in UTF-8 to `path` as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON. Raises: ValueError for NaN or infinity, which JSON cannot express."""
+    """Write indented JSON to `path`. Raises: ValueError for NaN or infinity, which JSON cannot express."""
     write_text(path, json.dumps(content, indent=2, sort_keys=False, allow_nan=False) + "\n")
 
 
 @contextmanager
 def folder_beside(final: Path) -> Iterator[Path]:
-    """Create a folder `.<name>.tmp` next to `final`, yield it, and remove it unless it was published.
+    """Create a folder `.<name>.tmp` next to `final`, yield it, and at the end remove it if it remains.
 
     A folder that a killed process left under that name is removed first, so only one process at a time may write to
     one `final`.
@@ -70,7 +70,7 @@ def folder_beside(final: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, final: Path) -> None:
-    """Rename a folder whose files are synced to `final`, and replace an existing folder of that name."""
+    """Rename `temporary`, whose files are synced to disk, to `final`, replacing an existing folder."""
     sync_folder(temporary)
     if final.exists():
         shutil.rmtree(final)
@@ -88,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sum_of(path: Path, sync: bool = False) -> str:
-    """Return the SHA-256 of a file, after writing it to disk if `sync` is set. Raises: OSError."""
+    """Return a file's SHA-256 in hex; if `sync`, force the file to disk first. Raises: OSError."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -97,7 +97,7 @@ def sum_of(path: Path, sync: bool = False) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` for this process, and create it if it is missing.
+    """Lock `folder` for this process during the context. Create the folder if it is missing.
 
     Raises: ConfigError naming the process and host that hold the lock, or why the folder cannot be written.
     """

@@ -24,14 +24,14 @@ ONEDNN_IS_FASTER = _is_amd_with_avx512()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
+    """Return `x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
     if _by_onednn(x):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Compute `a @ b.T`, [N, M], from a [N, K] and b [M, K] in any layout, without a gradient, into `out` if given."""
+    """Return `a @ b.T`, [N, M], from a [N, K] and b [M, K] in any layout, without a gradient, into `out` if given."""
     if not _by_onednn(a):
         return torch.mm(a, b.T, out=out)
     y = torch.ops.posbench.onednn_product(a, b) if torch.compiler.is_compiling() else _onednn_product(a, b)
@@ -50,7 +50,7 @@ torch.library.register_fake("posbench::onednn_product", lambda a, b: a.new_empty
 
 
 def summed_outer(a: Tensor, b: Tensor) -> Tensor:
-    """Compute `a.T @ b`, [N, M], without a gradient from a [K, N] and b [K, M]."""
+    """Return `a.T @ b`, [N, M], without a gradient from a [K, N] and b [K, M]."""
     # oneDNN copies a transposed first factor, so make the narrower matrix the first.
     return product(a.T, b.T) if a.shape[1] <= b.shape[1] else product(b.T, a.T).T
 
@@ -60,7 +60,7 @@ def _by_onednn(x: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """`linear` by oneDNN, with a gradient, which oneDNN's operation lacks."""
+    """The function `linear` by oneDNN, with the gradient that oneDNN's operation lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -52,9 +52,9 @@ ConfigDir = Annotated[
 
 
 def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Replace a function's parameter `options` by keywords, one for each field of the dataclass `cls`.
+    """Return a decorator that replaces a function's parameter `options` by keywords, one per field of dataclass `cls`.
 
-    Arguments: on_command_line, whether Typer reads the function's signature, which otherwise is for users of Python.
+    Arguments: on_command_line, true for a function whose signature Typer reads, false for the Python API.
     """
     hints, keywords = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """Training was stopped by a signal; the same command resumes it.
+    """The exception that ends training after a signal; the same command resumes it.
 
     It is not an Exception, so that it ends a whole sweep. `exit_status` is for the shell: 130 for Ctrl-C, 143 for
     SIGTERM.
@@ -28,10 +28,10 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """A context that catches the first SIGINT or SIGTERM. It catches nothing outside the main thread.
+    """A context manager that catches the first SIGINT or SIGTERM, but only in the main thread.
 
     A launcher may pass on a signal that the system has sent to all processes. So a second signal within `echo_seconds`
-    counts as the first.
+    is ignored.
 
     If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once. If it is true,
     the number of the signal is stored in `received` for the training loop.
@@ -63,7 +63,10 @@ class StopSignals:
             self.stop(self.received, moment)
 
     def stop(self, number: int, moment: str) -> NoReturn:
-        """Raise Stopped for this signal, which may have reached another process of the run."""
+        """Raise Stopped for signal `number`, which may have reached another process of the run.
+
+        Its message ends with `moment`.
+        """
         self.received = number
         raise Stopped(number, f"{self.name} stopped {moment}")
 
@@ -88,7 +91,7 @@ def is_worker() -> bool:
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:
-    """Run `job` and end the process with its exit status, without the interpreter's shutdown.
+    """Run `job` and end the process with the exit status that it asks for, without the interpreter's shutdown.
 
     One process of several needs this: threads of its process group may need the interpreter to release a last tensor,
     while the shutdown waits for these threads.

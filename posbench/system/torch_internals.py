@@ -29,9 +29,9 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def attention_with_logsumexp(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return fused causal or masked attention on a CPU and the log-sum-exp of its scores, without a gradient.
+    """Return fused attention on a CPU, [B, H, T, D], and the log-sum-exp of its scores, [B, H, T], without gradient.
 
-    `scaled_dot_product_attention` does not return the log-sum-exp.
+    It is causal if `mask` is None. `scaled_dot_product_attention` does not return the log-sum-exp.
     """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, logsumexp = kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)

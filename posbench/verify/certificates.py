@@ -50,7 +50,7 @@ ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """A certificate: which specimens it applies to, how it is measured, and its limit."""
+    """A test of schemes: which schemes (specimens) it applies to, how its error is measured, and the limit."""
 
     name: str
     applies: Callable[[Specimen], bool]
@@ -82,7 +82,7 @@ SPECS = (
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one certificate for one scheme. `measured` is None if the certificate does not apply."""
+    """The result of one test of one scheme. `measured` is its error, or None if the test does not apply."""
 
     name: str
     measured: float | None
@@ -106,13 +106,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The results of all checks of one scheme, and whether they match what the scheme promises."""
+    """The results of all tests of one scheme, and whether they match what it promises."""
 
     scheme: str
     promised_relative: bool
     checks: tuple[Check, ...]
     defined: bool = True  # whether `posbench.reference` defines it
-    is_streaming: bool = True  # as promised
+    is_streaming: bool = True  # whether it promises that decoding with caches changes no logits
     longest: int | None = None  # tokens up to which the scheme is defined; None means any length
     text_only: str = ""  # why it does not support positions per sequence; empty if it does
 
@@ -127,7 +127,7 @@ class Certificate:
 
     @property
     def measured(self) -> str:
-        """Return what the shift showed: `relative`, `absolute`, or `unclear` between the two limits."""
+        """Return the result of the test `shift`: `relative`, `absolute`, or `unclear` between the two limits."""
         return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:
@@ -135,13 +135,13 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Classify a scheme by the drift of its logits under a shift: `relative`, `absolute`, or `unclear` in between."""
+    """Return `relative`, `absolute` or (in between) `unclear` for logits that drift this much under a shift."""
     return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: for small tensors as fast as several, and ten times as fast while another process is training."""
+    """Limit torch to one thread in the context: small tensors need no more, and another process may train."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -153,10 +153,10 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 @torch.no_grad()
 def certify(config: Config, compiled: bool = False) -> Certificate:
-    """Measure every certificate of `config.scheme` in a decoder of `config.model` with random weights.
+    """Run every test and return the results for `config.scheme` in a decoder of `config.model` with random weights.
 
     Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
-    Raises: ConfigError if the scheme refuses its options or the shape.
+    Raises: ConfigError if the scheme refuses its options or the decoder's shape.
     """
     specimen = Specimen.build(config, compiled)
     checks: dict[str, Check] = {}

@@ -22,8 +22,8 @@ from posbench.model.decoder import Decoder
 from posbench.verify.specimen import Specimen, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences; a smaller step may avoid a kink that a larger one crosses
-# A gradient may have this factor times the roundings of a logit, because it passes through the model twice and terms
-# cancel. On a CPU, over all schemes, shared weights were measured at up to 39 (fp32) and 8 (bf16) roundings, and
+# A gradient may be off by this factor times the roundings of a logit, because it passes through the model twice and
+# terms cancel. On a CPU, over all schemes, shared weights were measured at up to 39 (fp32) and 8 (bf16) roundings, and
 # learned parameters of schemes at up to 111 (FoX) and 14 (learned frequencies).
 ALLOWANCE = {torch.float32: 8.0, torch.bfloat16: 4.0}
 # The allowance grows by this factor if scores are piecewise linear, because a rounding that crosses a kink changes the
@@ -35,7 +35,7 @@ FLOOR = 1.0
 
 
 def gradients(specimen: Specimen) -> tuple[float, str]:
-    """Return the largest gradient error of the learned tensors, in float64, and its kernel and tensor.
+    """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
 
     A random sum of the logits, of size about 1, is differentiated, and compared with its central difference when a
     tensor moves in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step
@@ -71,7 +71,10 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
 def gradients_of(
     model: Decoder, specimen: Specimen, parameters: dict[str, nn.Parameter], setting: str = "text"
 ) -> dict[str, Tensor]:
-    """Return the gradient of a random sum of the logits by each parameter, as float64 tensors on the CPU."""
+    """Return gradients of a random sum of the logits by parameter name, float64 on the CPU.
+
+    Arguments: setting, one of `specimen.settings`.
+    """
     with torch.enable_grad():
         computed = torch.autograd.grad(_scalar(model, specimen, setting), list(parameters.values()), allow_unused=True)
     return {
@@ -97,7 +100,7 @@ def _scalar(model: Decoder, specimen: Specimen, setting: str = "text") -> Tensor
 
 
 def _difference(model: Decoder, specimen: Specimen, parameter: Tensor, direction: Tensor, step: float) -> float:
-    """Return the central difference of the random sum as `parameter` moves along `direction`."""
+    """Return the central difference of the random sum of logits as `parameter` moves along `direction`."""
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
@@ -110,7 +113,9 @@ def _difference(model: Decoder, specimen: Specimen, parameter: Tensor, direction
 def training_errors(
     specimen: Specimen, narrow: Decoder, dtype: torch.dtype, rounding: float, compiled: bool
 ) -> Iterator[tuple[str, float]]:
-    """Yield each path and its root-mean-square error in roundings. Errors of gradients are divided by their allowance.
+    """Yield the name and root-mean-square error of each code path of training.
+
+    An error is divided by `rounding`, the relative rounding of `dtype`, and for gradients also by their allowance.
 
     Arguments: narrow, the model in `dtype` on its device; compiled, whether to compile its blocks too, which takes a
     minute.
@@ -153,7 +158,7 @@ def _repeats_of_long_window(specimen: Specimen) -> int:
 
 @torch.no_grad()
 def _long_window(specimen: Specimen, narrow: Decoder) -> float:
-    """Return the error of inference logits on a window so long that a GPU compiles its attention."""
+    """Return the relative error of inference logits on a window so long that a GPU compiles its attention."""
     tokens = specimen.tokens.repeat(1, _repeats_of_long_window(specimen))
     return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], specimen.wide(tokens)[0])
 

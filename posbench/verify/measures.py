@@ -26,7 +26,7 @@ PIECE = 56  # tokens: three pieces, the last one short
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference of two entries, in float64."""
+    """Return the largest absolute difference between entries of `a` and `b`, in float64."""
     return float((a.double().cpu() - b.double().cpu()).abs().max())
 
 
@@ -47,7 +47,7 @@ def shift(specimen: Specimen) -> float:
 
 
 def norm(specimen: Specimen) -> float:
-    """Return the largest relative change that the hooks make to the length of a vector."""
+    """Return the largest relative change that a hook makes to the norm of a random vector."""
     return max(
         float((getattr(scheme, site)(x, positions[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in specimen.schemes
@@ -57,12 +57,12 @@ def norm(specimen: Specimen) -> float:
 
 
 def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
-    """Return whether a scheme rotates at least one site, and only rotates there."""
+    """Return whether a scheme rotates at least one of q, k, v and o, and keeps their norms."""
     return isinstance(scheme, Rotary) and bool(scheme.sites) and scheme.keeps_norms
 
 
 def round_trip(specimen: Specimen) -> float:
-    """Return the error after each rotated vector is rotated back."""
+    """Return the largest difference between random vectors and the same rotated there and back."""
     worst = 0.0
     for scheme in specimen.schemes:
         if rotates(scheme):
@@ -82,7 +82,7 @@ def schemes_rotating_values(specimen: Specimen) -> list[Rotary]:
 
 
 def offset_form(specimen: Specimen) -> float:
-    """Return the difference of outputs under rotated V and O from `sum_j a_ij R_(j-i) v_j`, a function of distances."""
+    """Return the largest difference between outputs, with V and O rotated, and `sum_j a_ij R_(j-i) v_j`."""
     return max(_offset_form_error(specimen, scheme) for scheme in schemes_rotating_values(specimen))
 
 
@@ -111,9 +111,9 @@ def _offset_form_error(specimen: Specimen, scheme: Rotary) -> float:
 
 
 def future(specimen: Specimen) -> float:
-    """Return how much logits before t move when all tokens from t on change, for several t.
+    """Return the largest change of logits before t when all tokens from t on change, for several t.
 
-    It is infinite if the logits at t do not change. More tokens are also appended, so many that attention runs on
+    Return infinity if the logits at t do not change. More tokens are also appended, so many that attention runs on
     another kernel, unless the scheme says that the length of the window matters.
     """
     model, tokens, T = specimen.wide, specimen.tokens, specimen.length
@@ -129,7 +129,7 @@ def future(specimen: Specimen) -> float:
 
 
 def batch(specimen: Specimen) -> float:
-    """Return how much the logits of two sequences with different positions differ between one batch and two."""
+    """Return how far logits of two sequences with different positions differ if run as one batch or separately."""
     model, (tokens, positions) = specimen.wide, specimen.batch
     single = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
     return distance(model(tokens, positions=positions), torch.cat(single))
@@ -143,7 +143,7 @@ def growth(specimen: Specimen) -> float:
 
 
 def decode(specimen: Specimen) -> float:
-    """Return the error of logits when tokens are decoded one by one with caches."""
+    """Return the largest difference between logits decoded token by token with caches and in one forward pass."""
     model, tokens = specimen.wide, specimen.tokens
     caches = model.caches(specimen.length)
     steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(specimen.length)]
@@ -156,7 +156,7 @@ def definition(specimen: Specimen) -> float:
 
 
 def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """Return the largest error of all paths in a number format, a root mean square in roundings, and its path."""
+    """Return the largest error of `path_errors` in `dtype`, in units of `rounding`, and the name of its path."""
     errors = dict(path_errors(specimen, dtype, rounding, specimen.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
@@ -165,9 +165,10 @@ def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[
 def path_errors(
     specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Yield each path and its error in roundings: each kernel, reading in pieces, each hook, and the paths of training.
+    """Yield the name and error of each code path: kernels, reading in pieces, hooks, and the paths of training.
 
-    Arguments: devices, by default the CPU, and a GPU if there is one.
+    An error is a relative root mean square divided by `rounding`, the relative rounding of `dtype`.
+    Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
     def error(result: Tensor, expected: Tensor) -> float:
@@ -202,7 +203,7 @@ def path_errors(
 
 
 def _stretch(specimen: Specimen) -> float:
-    """Return the factor, at least 1, by which hooks enlarge the products of q and k, and so their roundings (SSMax)."""
+    """Return the factor, at least 1, by which hooks such as SSMax's enlarge q . k, and so its rounding error."""
     stretch = 1.0
     for scheme in specimen.schemes:
         if not scheme.keeps_norms:
@@ -218,5 +219,5 @@ def _stretch(specimen: Specimen) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean size of `q_c k_c` over channels at the same position."""
+    """Return the mean of |q_c k_c| over channels c, with q and k at the same position."""
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

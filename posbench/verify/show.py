@@ -21,7 +21,7 @@ from posbench.verify.specimen import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table; longer column names are hyphenated
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
-# Certificate -> the column that it shares with others; the column shows the worst of them.
+# Certificate -> the table column that it shares with others; the column shows the worst one.
 SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 
 
@@ -32,7 +32,7 @@ def verify(
 
     Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to certify
     the compiled code of training too.
-    Raises: ConfigError for an unknown scheme, or options that it refuses.
+    Raises: ConfigError for an unknown scheme, or for options that a scheme refuses.
     """
     arguments = [word.removeprefix("scheme=") for word in words or ()]
     folders = [config_dir] if config_dir else []
@@ -51,7 +51,7 @@ def verify(
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """Return a table with one row per scheme and failures in red, 80 characters wide for names of up to 21."""
+    """Return a table, one row per scheme, failures in red. It fits 80 columns if names have up to 21 characters."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
@@ -70,7 +70,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return the check that each column shows: of several in one column, the one furthest beyond its limit."""
+    """Return the check to show in each column, by name: if several share it, the one furthest beyond its limit."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)
@@ -142,7 +142,7 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Return the group, kind, promise and description of a scheme."""
+    """Return a scheme's group, kind, promise (relative or absolute) and description."""
     config = read_row(name, *folders)
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     group = "kinds of attention" if config.attention else scheme.group

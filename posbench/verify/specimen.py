@@ -55,12 +55,12 @@ def _composed(scheme: str, overrides: Sequence[str]) -> Config:
 
 @cache
 def _decoder(overrides: tuple[str, ...]) -> Config:
-    """Compose the small decoder once for all schemes. Callers must not change the result."""
+    """Return the configuration of the small decoder, composed once for all schemes. Callers must not change it."""
     return compose([*MODEL, *overrides])
 
 
 def randomise(model: Decoder) -> None:
-    """Draw all weights: matrices of size 1 / sqrt(fan-in), vectors around their initial values, or around 1.
+    """Set all weights to random numbers: matrices of size 1 / sqrt(fan-in), vectors around their start, or around 1.
 
     A scheme's parameters are drawn too, because a table of zeros would certify nothing. Numbers come from NumPy by the
     parameter's name and are the same on every machine; torch's differ in their last bits between CPUs.
@@ -74,7 +74,7 @@ def randomise(model: Decoder) -> None:
 
 
 def learned(model: Decoder) -> dict[str, nn.Parameter]:
-    """Return the parameters of the scheme and of the kinds of attention, and the first layer's projection, by name."""
+    """Return by name the parameters of the scheme and kinds of attention, and layer 0's q, k, v projection."""
     substrings = (".attention.kind.", "blocks.0.attention.qkv.weight")
     extra = {name: p for name, p in model.named_parameters() if any(part in name for part in substrings)}
     return {**dict(model.scheme.named_parameters()), **extra}
@@ -93,7 +93,7 @@ def random_tokens(length: int = LENGTH) -> Tensor:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A scheme in a small decoder. Results that several certificates need are computed once."""
+    """A scheme in a small decoder with random weights, for tests. Results that tests share are computed once."""
 
     config: Config
     narrow: Decoder  # weights in float32, as in runs
@@ -122,7 +122,7 @@ class Specimen:
 
     @property
     def far(self) -> int:
-        """Return the position `FAR`, or the last one at which the tokens fit if the scheme is not defined there."""
+        """Return the first token's position in tests far out: `FAR`, or the last that the scheme's range allows."""
         longest = self.wide.scheme.longest
         return FAR if longest is None else min(FAR, longest - self.length)
 
@@ -132,7 +132,7 @@ class Specimen:
 
     @cached_property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Return two sequences and their positions, which skip some numbers: [2, T] int64 both."""
+        """Return the tokens of two sequences and their positions, which have gaps, as two int64 tensors [2, T]."""
         reach, random = self.wide.scheme.longest or 4 * self.length, np.random.RandomState(3)
         drawn = [np.sort(random.choice(reach - 1, self.length - 1, replace=False)) for _ in range(2)]
         positions = torch.from_numpy(np.array([[*row, reach - 1] for row in drawn]))  # both end at the same position
@@ -149,7 +149,7 @@ class Specimen:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return the supported settings: consecutive positions (text), per sequence (positions), per document."""
+        """Return how positions can be given: "text" (consecutive), "positions" (per sequence), "documents" (masked)."""
         if self.text_only:
             return ("text",)
         return ("text", "positions", *(["documents"] if self.wide.architecture.kinds[0].takes_windows else []))
@@ -169,14 +169,17 @@ class Specimen:
         return True
 
     def defined_logits(self, offset: int) -> Tensor:
-        """Return the definition's logits, [T, V] float64, or the float64 decoder's if there is no definition."""
+        """Return `posbench.reference`'s logits, [T, V] float64, or if it lacks the scheme, the float64 decoder's.
+
+        Arguments: offset, position of the first token.
+        """
         if not self.is_defined:
             return self.wide(self.tokens, offset=offset)[0]
         return torch.from_numpy(reference.logits(self._weights, self.config, self.tokens[0].tolist(), offset))
 
     @cached_property
     def far_logits(self) -> Tensor:
-        """Return `defined_logits` at the position `far`."""
+        """Return `defined_logits` with the first token at position `far`."""
         return self.defined_logits(self.far)
 
     @property
@@ -185,7 +188,7 @@ class Specimen:
 
     @cached_property
     def heads(self) -> dict[str, Tensor]:
-        """Return random q, k, v and o in the shapes of their hooks, [1, H or Hkv, T, D] float64."""
+        """Return random q, k, v and o, by name, as inputs of hooks, [1, H or Hkv, T, D] float64."""
         shape = self.wide.scheme.shape
         counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         random = np.random.RandomState(1)
@@ -201,7 +204,7 @@ class Specimen:
         return torch.from_numpy(random.standard_normal((1, self.length, self.config.model.d_model)))
 
     def hook_positions(self, scheme: Scheme, first: int = 0, device: str = "cpu") -> dict[str, Any]:
-        """Return the argument `pos` of a scheme's hooks q, k, v and o for positions from `first` on."""
+        """Return the argument `pos` of each hook q, k, v and o, by name, for positions from `first` on."""
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
         _, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(
