@@ -1,4 +1,4 @@
-"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures.
+"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures its quality.
 
 Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
 """
@@ -55,9 +55,9 @@ def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_
 def generate(
     model: Decoder, tokens: Tensor, length: int, sampling: SamplingConfig, missing: Sequence[int] = ()
 ) -> Iterator[int]:
-    """Yield sampled tokens that continue `tokens` [1, T] to `length`, except ids in `missing`.
+    """Yield the ids of sampled tokens that continue `tokens` [1, T] up to `length` tokens in all.
 
-    Arguments: missing, ids of the embedding that the tokenizer does not have.
+    Arguments: missing, ids that are never drawn, because the tokenizer does not have them.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     caches = model.caches(length)
