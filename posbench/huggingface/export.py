@@ -44,7 +44,7 @@ class Export:
 
 
 def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
-    """Write a run's model to `folder`, and return the comparison of logits.
+    """Write a run's model to `folder`, and return the Export, which tells how its logits compare.
 
     Arguments: under and at_step, as in `Run.load_model`. Raises: ConfigError, as `export_model` and `load_model` do.
     """
@@ -55,7 +55,7 @@ def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int |
 
 
 def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
-    """Write `model` and its tokenizer to `folder`, which must be empty or not exist yet; return the comparison.
+    """Write `model` and its tokenizer to `folder`, which must be empty or not exist yet, and return the Export.
 
     Arguments: config, the run's configuration; name, the model's name in the folder's README.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives

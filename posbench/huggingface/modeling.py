@@ -73,7 +73,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return logits [B, T, V] and, with labels [B, T], the mean loss in nats (else None), also as a tuple.
+        """Return the logits [B, T, V] and the mean loss in nats, which is None without labels [B, T].
 
         Arguments: attention_mask, [B, T], 0 for padding, which must come after a sequence; logits_to_keep, the number
         of last positions to compute logits for, 0 for all; return_dict, False to get a tuple.

@@ -179,7 +179,7 @@ class Run:
         return any((self.path / "checkpoints").glob("step=*"))
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
-        """Return True if a file that defines the run's scheme has changed since training.
+        """Return True if a user's file that defines the run's scheme has changed since training, else False.
 
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
@@ -205,9 +205,9 @@ class Run:
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme that has
         no parameters, `scheme=nope` (the trained scheme's parameters are dropped); at_step, the step of an older
         checkpoint, by default the run's last; scheme_changed, True to accept that the user's scheme file has changed;
-        architecture, if it is already built for these options.
-        Raises: ConfigError if the weights are missing, damaged or another run's (it lists the steps that exist), or if
-        the options change the model's parameters.
+        architecture, the model's, if it is already built for these options.
+        Raises: ConfigError if the weights are missing, damaged or another run's (the message lists the steps that
+        exist), or if the options change the model's parameters.
         """
         from posbench.data.text.tokenizer import find_bos
         from posbench.model.decoder import build_model

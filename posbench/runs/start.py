@@ -56,7 +56,7 @@ class Start:
     checkpoint: Path | None = None  # a checkpoint to continue exactly, with its moments, loop state and logged rows
     tokens: int = 0  # tokens that the source was trained on; 0: not known
     training_flops: float | None = None
-    batches: str = ""  # chain over the batches that the source has read (`posbench.data.dataset.chained`)
+    batches: str = ""  # digest of all batches that the source has read (`posbench.data.dataset.chained`)
     identity: dict[str, Any] | None = None  # the identity in the source's manifest
     initial_weights: dict[str, str] | None = None  # digests of the source's own initial weights
     tokenizer: str | None = None  # fingerprint of the source's tokenizer
@@ -97,7 +97,7 @@ class Start:
 
 
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
-    """Return the weights to start from that `train.from_run` names, as a Start, or None if it is not set.
+    """Return a Start with the weights that `train.from_run` names, or None if it is not set.
 
     Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
     of a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors

@@ -1,8 +1,8 @@
 """Log runs to Weights & Biases, and reports as artifacts. Only this module imports wandb.
 
     tracker = open_tracker(config, run, run.manifest, say)
-    run.update_manifest(wandb=tracker.record)  # its id, so that it is resumed when the run is
-    tracker.log_missing(run.logged)            # if the run is resumed
+    run.update_manifest(wandb=tracker.record)  # the wandb id, so that a resumed run continues its wandb run
+    tracker.log_missing(run.logged)            # if the run was resumed
     tracker.log(row)                           # each new row of metrics.jsonl
     tracker.summary({"loss": 2.71})
     tracker.finish()

@@ -116,7 +116,7 @@ def _is_promising(rates: Rates, edge: float, next_rate: float) -> bool:
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:
-    """Return the search that the overrides `words` describe. If they sweep over data, `data` is the choice, else ""."""
+    """Return the search that the overrides `words` describe, with the choice `data` ("" if they do not sweep data)."""
     own_words = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])

@@ -1,4 +1,4 @@
-"""Pre-train models: `train(config)` starts, resumes or, if finished, returns the run that `config` names."""
+"""Pre-train models: `train(config)` starts, resumes, or returns the finished run that `config` names."""
 
 from posbench.training.step import Died
 from posbench.training.train import train

@@ -43,7 +43,7 @@ class Processes:
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return a module, by DDP or FSDP (`strategy`) if needed, whose call is `model.loss`: the mean loss in nats."""
+        """Return a module whose call is `model.loss`, the mean loss in nats, through DDP or FSDP (`strategy`)."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:

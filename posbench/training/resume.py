@@ -46,10 +46,10 @@ class LoopState:
     """The progress of a run. Losses are in nats per token."""
 
     steps_done: int = 0
-    batches: str = ""  # SHA-256 chain over the batches consumed
+    batches: str = ""  # SHA-256 digest of all batches consumed
     loss_sum: float = 0.0  # sum over the finite steps since the last logged row
     loss_count: int = 0  # number of these steps
-    grad_norm_max: float | None = None  # largest norm of these steps, before clipping
+    grad_norm_max: float | None = None  # largest gradient norm of these steps, before clipping
     skipped_steps: int = 0
     train_seconds: float = 0.0  # time of the timed steps: all but the first of each process, which compiles
     timed_steps: int = 0
@@ -87,7 +87,7 @@ class LoopState:
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the fields from `saved`: the result of the method `saved`, and `step`, the number of steps done."""
+        """Set the fields from the result of the method `saved`, plus `step`, the number of steps done."""
         self.steps_done = self.timed_steps = saved["step"]
         for name in _SAVED:  # checkpoints of older versions lack some
             setattr(self, name, saved.get(name, getattr(self, name)))
@@ -163,7 +163,7 @@ def existing_manifest(
 ) -> Manifest | None:
     """Return the manifest of `run`, finished or not, or None if there is none. It must agree with `config`.
 
-    None also if another run stopped there before its first checkpoint. A damaged one is read from a checkpoint.
+    None also if a different run stopped there before its first checkpoint. A damaged one is read from a checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:
@@ -201,7 +201,7 @@ def existing_manifest(
 
 
 def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
-    """Print which versions, device settings or code changed since an interrupted run began; all may change."""
+    """Print which versions, device settings or code changed since an interrupted run began."""
     circumstances = (
         fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
         for m in (existing, manifest)

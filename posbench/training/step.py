@@ -22,8 +22,8 @@ class Died(Exception):
     """Training diverged: losses or gradients became infinite or NaN. The run's manifest gives the reason."""
 
 
-# A clock, a profiler or a test, called with (phase, n, step) at the end of each phase of step n: `batch` (by the loop),
-# `forward` and `backward` of each micro-batch, `optimizer`, and `checkpoint` (by the loop) if one was written.
+# A function, such as a profiler's, called with (phase, n, step) at the end of each phase of step n: `batch` (by the
+# loop), `forward` and `backward` of each micro-batch, `optimizer`, and `checkpoint` (by the loop) if one was written.
 Observer = Callable[[str, int, "TrainingStep"], object]
 
 
@@ -32,7 +32,7 @@ def unobserved(phase: str, n: int, step: TrainingStep) -> None:
 
 
 class TrainingStep:
-    """A model on its device, compiled if the device says so, with its optimizer. A call takes one training step."""
+    """A model on its device, compiled if `device.compiled`, with its optimizer. A call takes one training step."""
 
     def __init__(self, config: Config, model: Decoder, device: Device, processes: Processes | None = None) -> None:
         self.device, self.processes = device, processes or Processes()

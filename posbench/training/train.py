@@ -340,7 +340,7 @@ class Training:
     def _log_step(self, steps: int, seconds: float) -> None:
         """Log a metrics row about the steps since the previous row: mean loss, gradient norms, learning rate, speed.
 
-        Arguments: steps, number of timed steps since then (without a process's first, which compiles); seconds, theirs.
+        Arguments: steps, number of steps timed since then (not a process's first, which compiles); seconds, their time.
         """
         state, train = self.state, self.config.row_train
         speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
@@ -482,7 +482,7 @@ class Training:
 
     @contextmanager
     def record_failure(self) -> Iterator[None]:
-        """If the body raises, write the reason to the manifest, with status died (after Died) or stopped.
+        """If the `with` block raises, write the reason to the manifest, with status died (after Died) or stopped.
 
         The tracker is always closed. Raises: the error itself, or the Stopped or ConfigError that explains it.
         """
