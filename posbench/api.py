@@ -1,6 +1,7 @@
 """Call the commands as functions: `posbench.train` and `posbench.evaluate` (`posbench.report` is in `reporting`).
 
-They print what the commands print (`quiet=True`: nothing), raise errors with the same messages, and return results.
+The functions print what the commands print (nothing with `quiet=True`), raise the same error messages and return
+results.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
     """Train the run that `config` describes, resume it if it was interrupted, or return it if it is finished.
 
     Arguments: config, from `posbench.compose`, or overrides such as `["scheme=vo_rope", "model=tiny"]`.
-    Raises: ConfigError for errors that the user can fix; Died if numbers became infinite or NaN; Stopped (a
-    BaseException, not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
+    Returns: the finished run.
+    Raises: ConfigError for errors that the user can fix; Died if the loss or gradients became infinite or NaN; Stopped
+    (a BaseException, not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
     """
     from posbench.training import train as train_here
 
@@ -39,14 +41,14 @@ def evaluate(
     """Score finished runs at lengths that have no result yet, and return all requested results.
 
     Arguments: runs, folders of runs or experiments. The options are as in `posbench eval`
-    (`posbench.evaluation.request`): lengths, tokens or words such as `8k`, and protocols, by default the experiment's;
-    under, options of the scheme for this evaluation only (`rescale=yarn`), scored in addition to the runs as trained;
-    data, a text that the runs were not trained on: `"wikitext103"`, or `["files", "data.path=~/notes",
-    "data.name=notes"]`, by default scored only at the training length.
-    Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data (the
-    name of the text; empty: the run's own), loss (nats/token), perplexity, bits_per_byte (None if a protocol counts no
-    bytes), targets, and for tasks accuracy and exact (None for text).
-    Raises: ConfigError if no run can be scored, or if one of them failed; results scored until then are stored.
+    (`posbench.evaluation.request`): lengths, in tokens or as words such as `8k`, and protocols, ways to score, both by
+    default the experiment's; under, options of the scheme for this evaluation only (`rescale=yarn`), scored in addition
+    to the runs as trained; data, a text that the runs were not trained on: `"wikitext103"`, or `["files",
+    "data.path=~/notes", "data.name=notes"]`, scored only at the training length by default.
+    Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data
+    (name of the text; empty for the run's own), loss (nats/token), perplexity, bits_per_byte (None if not counted),
+    targets (scored tokens), and accuracy and exact (shares of right answers and right problems; None for text).
+    Raises: ConfigError if no run can be scored, or if scoring a run failed; earlier results are stored.
     """
     from posbench.evaluation.command import evaluate_runs
     from posbench.runs.finding import runs_named

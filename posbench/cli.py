@@ -1,4 +1,4 @@
-"""Define the commands of `posbench`, print errors and exit.
+"""Define the commands of `posbench`, which print errors and set the exit status.
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` is
 fast. Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by
@@ -59,7 +59,7 @@ Names = Annotated[
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the command `posbench`: read the command line, run the subcommand, print errors and exit."""
     # Threads that wait for each other should soon sleep instead of spinning, which made a training step on a shared
     # machine at least fifteen times slower (docs/internals/decisions.md). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -75,7 +75,7 @@ def _application() -> None:
 
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """Print an error as one message and exit. With POSBENCH_TRACEBACK=1 the traceback is shown instead."""
+    """Print an error of the body as one message and exit. With POSBENCH_TRACEBACK=1, show its traceback instead."""
     from posbench.system.signals import Stopped
 
     try:
@@ -101,7 +101,7 @@ def _fail(error: Exception, status: int, message: str = "") -> None:
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
-    """Return Hydra's completions of `group=choice` and `group.field=value`."""
+    """Return Hydra's completions of the word `incomplete`: `group=choice` or `group.field=value`."""
     from posbench.composition.compose import complete
 
     return complete(incomplete)
@@ -119,7 +119,7 @@ Overrides = Annotated[
 
 
 def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
-    """Return all overrides of a command, including the folder of the user's own choices for `compose`."""
+    """Return a command's overrides for `compose`, with `--config-dir=...` if the user gave a folder of own choices."""
     return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
 
 
@@ -134,7 +134,7 @@ Jobs = Annotated[
 
 
 def _in_parallel(jobs: int | None) -> list[str]:
-    """Return the overrides that train `jobs` runs of a sweep at the same time."""
+    """Return the Hydra overrides that train `jobs` runs of a sweep at the same time; none if `jobs` is None."""
     return [] if jobs is None else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 

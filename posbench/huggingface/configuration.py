@@ -16,9 +16,9 @@ from posbench.model.decoder import Decoder
 class PosbenchConfig(PreTrainedConfig):
     """The content of `config.json` for a posbench model.
 
-    `sizes` is a mapping of `ModelConfig`, `scheme` the scheme's flat mapping, `context_length` the training length in
-    tokens, and `longest` the length that the model may read if it is longer. The sizes that other programs look for
-    (`hidden_size`, `max_position_embeddings` ...) are derived from them.
+    `sizes` has the fields of `ModelConfig`, `scheme` the keys of `conf/scheme/*.yaml`, `context_length` is the training
+    length in tokens, and `longest` a greater length that the model may read, or None. The sizes that other programs
+    look for, such as `hidden_size` and `max_position_embeddings`, are derived from them.
     """
 
     model_type = "posbench"
@@ -47,9 +47,9 @@ class PosbenchConfig(PreTrainedConfig):
 
     @classmethod
     def for_run(cls, config: Config, vocab_size: int, **kwargs: Any) -> PosbenchConfig:
-        """Return the configuration of a run's model.
+        """Return the transformers configuration of the model that the run configuration `config` describes.
 
-        Arguments: vocab_size, rows of its embedding table; kwargs, further arguments of `PreTrainedConfig`.
+        Arguments: vocab_size, rows of its embedding table; kwargs, more arguments of `PreTrainedConfig`.
         """
         return cls(
             sizes=asdict(config.model),
@@ -61,7 +61,7 @@ class PosbenchConfig(PreTrainedConfig):
         )
 
     def build(self) -> Decoder:
-        """Return the decoder on the CPU. Its weights are not initialised, because they will be loaded.
+        """Return the posbench decoder, on the CPU. Its weights are not initialised, because they will be loaded.
 
         Raises: ConfigError if the scheme is unknown (such as a plug-in that is not installed) or refuses its options.
         """

@@ -1,6 +1,6 @@
 """Write a run's model and tokenizer as a folder that transformers reads (`posbench export`).
 
-Before the folder is published, the model is read back as a user would read it, and its logits are compared with ours.
+Before the folder gets its name, the model is loaded as a user would load it, and its logits are compared with ours.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPARED_TOKENS = 256
 
 @dataclass(frozen=True)
 class Export:
-    """A model that was exported and compared."""
+    """An exported model, and how its logits compare with posbench's."""
 
     folder: Path
     class_name: str  # such as LlamaForCausalLM
@@ -44,7 +44,10 @@ class Export:
 
 
 def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
-    """Write a run's model to `folder`. `under` and `at_step` are as in `Run.load_model`. Raises: ConfigError."""
+    """Write a run's model to `folder`, and return the Export, which tells how its logits compare.
+
+    Arguments: under and at_step, as in `Run.load_model`. Raises: ConfigError, as `export_model` and `load_model` do.
+    """
     model = run.load_model(under, at_step)
     config = run.config_under(under) if under else run.config
     name = " ".join([run.name, *under, *([f"step {at_step}"] if at_step is not None else [])])
@@ -52,9 +55,9 @@ def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int |
 
 
 def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
-    """Write the model that `config` describes to `folder`, which does not exist yet or is empty.
+    """Write `model` and its tokenizer to `folder`, which must be empty or not exist yet, and return the Export.
 
-    Arguments: name, the model's name in the folder's README.
+    Arguments: config, the run's configuration; name, the model's name in the folder's README.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
     """
@@ -101,7 +104,7 @@ def _in_transformers(
 
 @torch.no_grad()
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
-    """Return the largest difference between logits on random tokens, and the largest absolute logit.
+    """Return the largest difference between both models' logits on random tokens, and posbench's largest logit.
 
     Raises: ConfigError if the difference is larger than rounding explains.
     """
@@ -144,13 +147,16 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=Tru
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the id of BOS, which begins documents, ends the previous one, and pads. A task has no special tokens."""
+    """Return transformers' bos, eos and pad token ids, all of them BOS (which separates documents); {} for a task."""
     bos = find_bos(tokenizer)
     return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
 def longest_read(model: Decoder) -> int:
-    """Return how many tokens the model is meant to read: the training length times the factor of a rescaling."""
+    """Return how many tokens the model is meant to read.
+
+    It is the scheme's `shape.longest`, or else the training length times the largest factor of RoPE rescaling, if any.
+    """
     rescalings = [scheme.rescaling for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
     factors = [rescaling.factor for rescaling in rescalings if rescaling is not None and rescaling.factor is not None]
     shape = model.scheme.shape
@@ -158,10 +164,10 @@ def longest_read(model: Decoder) -> int:
 
 
 def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of transformers that, as in training, puts BOS first and reads no special tokens in text.
+    """Return a transformers tokenizer that, as in training, puts BOS first and reads special tokens in text as text.
 
-    Arguments: longest, how many tokens the model reads; padding_side, left for generation, right for models that refuse
-    padding before a sequence.
+    Arguments: longest, how many tokens the model reads; padding_side, `left` for generation, `right` for models that
+    refuse padding before a sequence.
     """
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
     bos_id, special = find_bos(tokenizer), {}

@@ -1,4 +1,4 @@
-"""Run EleutherAI's lm-eval (pip install 'lm_eval[hf]') on exported models; arguments are lm-eval's own.
+"""Run EleutherAI's lm-eval (pip install 'lm_eval[hf]') on exported models, with the arguments of lm-eval.
 
 python -m posbench.huggingface.lm_eval --model hf --model_args pretrained=FOLDER --tasks lambada_openai
 

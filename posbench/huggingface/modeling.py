@@ -1,4 +1,4 @@
-"""Wrap our decoder in a class of transformers, so that it is loaded, called and sampled from as their models are."""
+"""Wrap our decoder in a class of transformers, so that it loads, runs and generates as their models do."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from posbench.model.decoder import initialise
 
 
 class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
-    """A posbench model in transformers: `input_ids` [B, T] -> `logits` [B, T, V].
+    """A posbench model in transformers: `input_ids` [B, T] -> `logits` [B, T, V] over the vocabulary.
 
-    `generate` reads the whole window for each token. Weights stay float32; `dtype=torch.bfloat16` sets the type of the
-    activations, as in training.
+    `generate` reads the whole sequence for each new token. Weights stay float32; `dtype=torch.bfloat16` sets the type
+    of the activations, as in training.
     """
 
     config_class = PosbenchConfig
@@ -37,7 +37,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the further names of shared tensors: tied embeddings, and parameters that layers share of a scheme."""
+        """Return alias -> first name of each shared tensor: tied embeddings, and scheme parameters shared by layers."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -48,7 +48,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Compute the buffers of a module, which are not stored with the weights. `from_pretrained` calls this."""
+        """Fill a module's buffers, which are not stored with the weights, in place. `from_pretrained` calls this."""
         if any(True for _ in module.buffers(recurse=False)):
             [name] = [name for name, submodule in self.decoder.named_modules() if submodule is module]
             computed = self.config.build().get_submodule(name)
@@ -58,7 +58,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the inputs for the next token: the whole window, without a cache.
+        """Return the `forward` arguments that predict the next token: all tokens so far, without a cache.
 
         Schemes differ in what could be cached, and exported models are for scoring rather than serving.
         """
@@ -73,10 +73,10 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Compute logits [B, T, V] and, with labels [B, T], the mean loss in nats.
+        """Return the logits [B, T, V] and the mean loss in nats, which is None without labels [B, T].
 
         Arguments: attention_mask, [B, T], 0 for padding, which must come after a sequence; logits_to_keep, the number
-        of last positions to compute logits for, 0 for all.
+        of last positions to compute logits for, 0 for all; return_dict, False to get a tuple.
         Raises: ValueError for padding before a sequence, which would move its positions.
         """
         if attention_mask is not None and (attention_mask.long().diff(dim=-1) > 0).any():

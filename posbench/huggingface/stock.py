@@ -1,4 +1,4 @@
-"""Translate models that a class of transformers computes exactly into its configuration and weights.
+"""Translate a model to the configuration and weights of a transformers class that computes exactly the same.
 
     LlamaForCausalLM      q and k rotated in every layer, all channels
     Qwen3ForCausalLM      the same, with q and k normalised first (`model.qk_norm`)
@@ -6,10 +6,10 @@
     Phi3ForCausalLM       only some of the channels rotated
     SmolLM3ForCausalLM    only some of the layers rotated, or none (NoPE)
 
-Any frequencies can be translated. A geometric schedule is given by its base, any other one by the factors of
-"longrope", which divide the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). YaRN's temperature becomes
-the attention factor, and learned frequencies are written as learned. The classes compute angles in float32, posbench in
-float64.
+Any rotary frequencies can be translated. RoPE's geometric schedule is given by its base, any other one by the factors
+of "longrope", which divide the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). YaRN's temperature
+becomes the attention factor, and learned frequencies are written as learned. The classes compute angles in float32,
+posbench in float64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TransformersModel:
 
 
 def transformers_model(model: Decoder) -> TransformersModel | None:
-    """Return the class of transformers that computes what `model` computes, or None if there is none."""
+    """Return `model` as a class of transformers that computes the same, or None if there is no such class."""
     rotations = _rotations(model)
     sizes = model.config
     if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
@@ -76,9 +76,9 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
 
 
 def _rotations(model: Decoder) -> list[Rotary | None] | None:
-    """Return the rotation of q and k in each layer, None for NoPE. All rotated layers share one rotation.
+    """Return, for each layer, the scheme that rotates q and k, or None for a layer without positions (NoPE).
 
-    Returns None instead of a list if a layer does anything else, or if rotations differ.
+    Return None instead of a list if a layer does anything else, or if the rotated layers do not share one scheme.
     """
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv or kind.sink is not None for kind in kinds):
@@ -104,7 +104,7 @@ def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
 
 
 def _temperature(rotary: Rotary | None) -> float:
-    """Return the factor by which a rescaling multiplies the scores."""
+    """Return the factor by which a RoPE rescaling (YaRN) multiplies the attention scores, 1 without a rescaling."""
     if rotary is None or rotary.rescaling is None:
         return 1.0
     return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.context_length)
@@ -134,7 +134,7 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return the weights by the names of transformers. `is_packed`: q, k and v are one matrix, as in Phi-3."""
+    """Return transformers' names -> weights. If `is_packed`, q, k, v stay one matrix, and gate, up too, as in Phi-3."""
     block = cast(Block, model.blocks[0])
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
     return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)

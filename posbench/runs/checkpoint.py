@@ -3,9 +3,9 @@
     checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json  SHA256SUMS
 
 A checkpoint is written under a temporary name and then renamed. `state.json` holds the training loop's state and the
-manifest, so a checkpoint is all that is needed to resume a run. `sha256sum -c SHA256SUMS` checks it too. There is no
-pointer to the newest checkpoint: it is the one with the highest step whose files match their checksums, which are
-computed when a checkpoint is loaded.
+manifest (the content of `run.json`), so a checkpoint is all that is needed to resume a run. `sha256sum -c SHA256SUMS`
+checks it too. The newest checkpoint is the one with the highest step whose files match their checksums, which are
+verified when a checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def save(
     keep: int,
     branching: Set[int] = frozenset(),
 ) -> Path:
-    """Write the checkpoint `folder/step=...` and remove checkpoints that are no longer needed.
+    """Write the checkpoint `folder/step=<step>`, remove checkpoints that are no longer needed, and return its path.
 
-    Arguments: keep, how many of the newest checkpoints to keep, at least two; branching, steps whose checkpoints are
-    kept because shorter runs begin from them. Checkpoints of later steps are removed.
+    Arguments: metrics, the content of metrics.jsonl; state, entries for state.json; keep, how many of the newest
+    checkpoints to keep, at least two; branching, steps whose checkpoints are kept because shorter runs begin from them.
+    Checkpoints of later steps are removed.
     Raises: ConfigError if the disk is full; earlier checkpoints stay as they were.
     """
     final = folder / _name(step)
@@ -77,10 +78,10 @@ def save(
 
 
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
-    """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) up to it.
+    """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) of the others.
 
-    Checkpoints of the steps `branching` stay. They are renamed first: if the process is killed meanwhile, a checkpoint
-    is whole or has a temporary name, which is removed when the run is resumed.
+    Checkpoints of the steps `branching` stay. A folder is renamed before it is removed, so that a kill leaves a whole
+    checkpoint or one with a temporary name, which is removed when the run is resumed.
     """
     checkpoints = _folders(folder)
     later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
@@ -93,7 +94,7 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
 
 def newest(folder: Path, notice: Say) -> Path | None:
-    """Return the newest intact checkpoint, or None. Call `notice` for each damaged one that is skipped."""
+    """Return the folder of the newest intact checkpoint, or None. Call `notice` for each damaged one skipped."""
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -104,7 +105,7 @@ def newest(folder: Path, notice: Say) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """Return the checkpoint of a step, or None if it does not exist. Raises: TornCheckpoint if it is damaged."""
+    """Return the folder of the checkpoint of `step`, or None if there is none. Raises: TornCheckpoint if damaged."""
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -113,9 +114,9 @@ def at_step(folder: Path, step: int) -> Path | None:
 
 
 def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
-    """Check a checkpoint's files against their checksums. Raises: TornCheckpoint.
+    """Check a checkpoint's files against their checksums. Raises: TornCheckpoint if one is missing or differs.
 
-    Arguments: expected, file -> SHA-256 of the only files to check; by default all, against `SHA256SUMS`.
+    Arguments: expected, file -> SHA-256, to check only these files; by default all files, against `SHA256SUMS`.
     """
     try:
         sums = expected or _sums(checkpoint)
@@ -127,13 +128,13 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """Return file -> SHA-256 as recorded in `SHA256SUMS`. Raises: OSError."""
+    """Return file -> SHA-256 as recorded in `SHA256SUMS`. Raises: OSError if it cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the training loop's state in a checkpoint that was checked."""
+    """Return the content of `state.json` (step, loop state, manifest) in a checkpoint that was checked."""
     return dict(read_json(checkpoint / STATE))
 
 
@@ -143,20 +144,20 @@ def manifest_in(checkpoint: Path) -> Manifest:
 
 
 def weights_digest(folder: Path, step: int) -> str:
-    """Return the recorded SHA-256 of the model's weights at a step. Raises: OSError."""
+    """Return the SHA-256 recorded for the model's weights at `step`. Raises: OSError if there is no such checkpoint."""
     return _sums(folder / _name(step))[MODEL]
 
 
 def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """Return the tensors in one file of a checkpoint that was checked."""
+    """Return the tensors, by name, in file `name` of a checkpoint that was checked."""
     return load_file(checkpoint / name)
 
 
 def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
-    """Return the weights of the run's last step, or of an older one.
+    """Return the weights, by name, of the run's last step, or of the step `at_step`.
 
-    The last step's weights are checked against the digest in the run's manifest, older ones against the checkpoint's.
-    Raises: ConfigError if they are missing or damaged; it lists the other steps.
+    The last step's weights are checked against the digest in `manifest`, older ones against the checkpoint's checksum.
+    Raises: ConfigError if they are missing or damaged; the message lists the other steps.
     """
     step = manifest.num_steps if at_step is None else at_step
     checkpoint = folder / _name(step)
@@ -188,7 +189,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name, shared ones once. Sharded ones are gathered on the first process."""
+    """Return every parameter by name, shared ones once. Sharded ones are gathered on rank 0, empty on other ranks."""
     return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
@@ -204,7 +205,7 @@ def _name(step: int) -> str:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint's folder."""
+    """Return the step in the name of a checkpoint's folder."""
     return int(checkpoint.name.removeprefix("step="))
 
 
@@ -212,14 +213,15 @@ def step_of(checkpoint: Path) -> int:
 
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
-    """Return this process's part of a sharded parameter, in the same memory, or an unsharded parameter as it is."""
+    """Return this process's shard of a parameter, in the same memory; an unsharded parameter is returned unchanged."""
     return nn.Parameter(parameter.to_local().detach()) if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """Gather the tensor of which each process holds a `shard`, laid out as `like` is, on the first process's CPU.
+    """Gather the processes' shards, split as the DTensor `like` is, and return the full tensor on rank 0's CPU.
 
-    The other processes get an empty tensor, because a model that is sharded may not fit on one device.
+    Other ranks get an empty tensor, because a sharded model may not fit on one device. If `like` is not sharded,
+    `shard` is returned.
     """
     if not is_sharded(like):
         return shard
@@ -232,7 +234,7 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of `value`, laid out as `like` is. Every process holds all of `value`."""
+    """Return this process's shard of the full tensor `value`, split as the DTensor `like` is; else `value` itself."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor

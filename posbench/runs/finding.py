@@ -1,7 +1,7 @@
 """Find the runs below a folder, and the runs that names on a command line mean.
 
-Runs are stored in run folders and in packs. A name is a folder below `runs_dir`, a path, or the name of an experiment's
-folder; if it matches nothing, the error lists what exists.
+Runs are stored in run folders and in packs (zip files). A name is a folder below `runs_dir`, a path, or the name of an
+experiment's folder; if it matches nothing, the error lists the experiments that exist.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists
 
 
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
-    """Return every run at or below `folder`, sorted by path. A pack is read as the folder of its experiment.
+    """Return every run at or below `folder`, sorted by path, including runs in packs.
 
-    So `runs/demo`, `runs/demo.zip`, `runs/demo/alibi` and `runs` also find runs in `runs/demo.zip` and
-    `runs/demo.2.zip`. If a run is in a folder and in a pack, the folder is used. Links are followed. Packs that cannot
-    be read are skipped, with a message by `notice`. Pilots of `posbench tune` in `runs/demo-tune` are found only if
-    `folder` is that folder or inside it.
+    The pack `runs/demo.zip` is read as if it were the folder `runs/demo`, so `runs`, `runs/demo`, `runs/demo.zip` and
+    `runs/demo/alibi` find runs in `runs/demo.zip` and `runs/demo.2.zip`. If a run is in a folder and in a pack, the
+    folder is used. Links are followed. Packs that cannot be read are skipped, and `notice` prints why. Runs of
+    `posbench tune` in `runs/demo-tune` are found only if `folder` is that folder or inside it.
     """
     root, runs, visited = folder_of(Path(folder)), {}, set()
     packs = [pack for parent in (root, *root.parents[:3]) for pack in packs_of(parent)]
@@ -54,12 +54,12 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a pack's experiment, or any other path as it is."""
+    """Return the experiment's folder if `path` is a pack (`runs/demo` for `runs/demo.zip`), else `path` itself."""
     return open_pack(path).experiment if path.suffix == ".zip" and path.is_file() else path
 
 
 def run_at(path: str | Path) -> Run:
-    """Return the run stored at `path`, in a folder or in a pack."""
+    """Return the run stored at `path`, in a folder or a pack. It need not exist."""
     path = Path(path)
     parents = [] if (path / "run.json").is_file() else path.parents[1:3]
     packs = [(pack, path.relative_to(folder).as_posix()) for folder in parents for pack in packs_of(folder)]
@@ -72,17 +72,17 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run at `path`. Raises: ConfigError if there is none."""
+    """Return the run at `path`, after reading its manifest. Raises: ConfigError if there is none."""
     run = run_at(path)
     _ = run.manifest
     return run
 
 
 def state_of(run: Run) -> str:
-    """Return a run's status: the manifest's, INTERRUPTED or UNREADABLE.
+    """Return a run's status: the status in its manifest, INTERRUPTED or UNREADABLE.
 
     A run is interrupted if its manifest says `running` but no process trains it. It is unreadable if its manifest is
-    missing, damaged, or has another format.
+    missing, damaged, or in another format.
     """
     try:
         status = run.manifest.status
@@ -92,13 +92,13 @@ def state_of(run: Run) -> str:
 
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights: bool = False) -> Path:
-    """Write the finished runs of an experiment's folder to a new zip, and return its path.
+    """Write the finished runs in the folder `experiment` to a new zip file, and return its path.
 
-    Runs that one of the experiment's packs has already are left out.
+    Runs that are in an earlier pack of the experiment are left out.
 
-    Arguments: output, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist;
-    notice, called with each run that is left out, and the reason; weights, whether to include the last weights, rounded
-    to bfloat16.
+    Arguments: output, the zip, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not
+    exist; notice, called with a line for each run that is left out, and the reason; weights, True to include the last
+    weights, rounded to bfloat16.
     Raises: ConfigError if there is no run, if one is not in `experiment/<scheme>/seed=<n>`, or if the output exists.
     """
     output = output or free_name(experiment)
@@ -126,7 +126,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
 
 
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """Return the runs that `names` mean, without duplicates, or all of `runs_dir` if there are none.
+    """Return the runs that `names` mean, without duplicates, or all runs below `runs_dir` if `names` is empty.
 
     Raises: ConfigError if a name matches nothing.
     """
@@ -140,10 +140,10 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
 
 
 def rates_of(run: Run) -> list[str]:
-    """Return the tables of learning rates, as CSV, that `posbench tune` wrote for a run's experiment.
+    """Return the texts of the CSV tables of learning rates that `posbench tune` wrote for a run's experiment.
 
-    For a branch, the tables of its trunk's experiment follow. The table in an experiment's folder comes first, then
-    those in its packs, newest first.
+    The table in the experiment's folder comes first, then the tables in its packs, newest first. For a branch (a run
+    that starts from a checkpoint of a longer one, its trunk), the tables of the trunk's experiment follow.
     """
     experiment = run.path.parents[1]
     tables: list[str | None] = []
@@ -158,7 +158,7 @@ def rates_of(run: Run) -> list[str]:
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
-    """Return the run that `name` means. Raises: ConfigError if there is none, or more than one."""
+    """Return the only run that `name` means. Raises: ConfigError if there is none, or more than one."""
     runs = runs_named([name], runs_dir)
     if len(runs) > 1:
         raise ConfigError(f"{name!r} names {len(runs)} runs: give the folder of one, such as {runs[0].path}")
@@ -166,7 +166,7 @@ def run_named(name: str, runs_dir: Path) -> Run:
 
 
 def only_experiment(runs_dir: Path) -> Path:
-    """Return the only experiment in `runs_dir`, except `reference/`. Raises: ConfigError for none or several."""
+    """Return the one experiment's folder in `runs_dir`, ignoring `reference/`. Raises: ConfigError for 0 or several."""
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
     experiments = sorted(folder for folder in folders if runs_dir / "reference" not in folder.parents)
     if len(experiments) != 1:
@@ -176,10 +176,10 @@ def only_experiment(runs_dir: Path) -> Path:
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """Return the folder that `name` means.
+    """Return the folder that `name` means: the first of these that exists.
 
-    That is a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose folder has this name, or a
-    reference experiment, from any working directory. Raises: ConfigError with the most similar name that exists.
+    A folder below `runs_dir`, a path, the only experiment below `runs_dir` whose folder has this name, or (from any
+    working directory) a reference experiment. Raises: ConfigError with the most similar name that exists.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):

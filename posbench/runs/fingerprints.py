@@ -55,12 +55,12 @@ def digest(content: bytes | str) -> str:
 
 
 def identity(config: Config, device: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
-    """Return the settings that decide what a run computes, as flat `group.field` -> value.
+    """Return the settings that decide what a run computes, as a flat mapping `group.field` -> value.
 
     Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
     task, its lengths and the device's number format are included.
 
-    Arguments: start, the model that the run begins with (`train.from_run`).
+    Arguments: device, from `Device.describe`; start, the model that the run begins with (`train.from_run`), or None.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
@@ -82,10 +82,10 @@ def identity(config: Config, device: dict[str, Any], start: Start | None = None)
 
 
 def _make_comparable(fields: dict[str, Any], config: Config, start: Start) -> None:
-    """Make a continued run comparable with runs of the same total token count, in place.
+    """Change `fields` so that a continued run is comparable with runs of the same total token count.
 
-    `train` becomes the source run's, with the tokens of both, and the settings that differ are recorded in
-    `scheme.continued`. Windows are not replaced: with other windows the runs are not comparable.
+    Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
+    recorded in `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
     """
     train, source = fields["train"], start.identity or {}
     source_train = {
@@ -115,7 +115,7 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the digest of an identity without its scheme and seed. All runs of a table must share it."""
+    """Return the digest of the settings in `identity` except scheme and seed. All runs of a table must share it."""
     shared = {
         key: value
         for key, value in identity.items()
@@ -125,9 +125,9 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def comparable_fingerprint(identity: dict[str, Any]) -> str:
-    """Return `config_fingerprint` of a recorded identity without the settings that have their default.
+    """Return the `config_fingerprint` of a recorded identity, leaving out settings that have their default value.
 
-    So a run that was made before a setting existed agrees with one that has the setting at its default.
+    So a run made before a setting existed has the same fingerprint as a run with the setting at its default.
     """
     groups = {"model": ModelConfig, "train": TrainConfig}
     defaults = {f"{group}.{entry.name}": entry.default for group, cls in groups.items() for entry in fields(cls)}
@@ -142,7 +142,7 @@ def versions_used(previous: str | None, current: str) -> str:
 
 
 def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Return a line `key: previous -> current` for each value that differs."""
+    """Return a line `key: previous -> current` for each key whose values differ; a missing key counts as None."""
     keys = [key for key in {**previous, **current} if previous.get(key) != current.get(key)]
     return [f"{key}: {previous.get(key)} -> {current.get(key)}" for key in keys]
 
@@ -150,10 +150,10 @@ def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
 def facts(
     identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
 ) -> dict[str, Any]:
-    """Return what must not change when a run is resumed.
+    """Return the facts that must not change when a run is resumed, as a flat mapping of name -> value.
 
-    That is its identity, text, tokenizer, the user's own files (path -> SHA-256), and the digest of the weights that it
-    began with if they were not drawn from its seed.
+    Arguments: data and tokenizer, their fingerprints; scheme_files, the user's own files, path -> SHA-256; began_with,
+    the digest of the weights that the run began with, None if they were drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
@@ -161,7 +161,7 @@ def facts(
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
-    """Return a digest of the initial weights for each part that schemes share, such as `attention.q`."""
+    """Return a digest of the initial weights by part, for parts that all schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
     for name, tensor in model.shared_parts():
         total = totals.setdefault(name, hashlib.sha256())

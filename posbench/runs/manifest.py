@@ -1,4 +1,4 @@
-"""Define a run's record of itself, `run.json`, the manifest. It is checked once, when it is parsed."""
+"""Define the manifest, `run.json`: the record of a run's settings, state and result. It is checked when parsed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class DamagedFile(ConfigError):
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Digests that runs of one table share (`posbench.runs.fingerprints` computes them).
+    """Digests by which runs are compared (`posbench.runs.fingerprints` computes them).
 
-    Except `code`, which changes with every commit: runs with different code are still comparable.
+    Runs of one table must share all but `code`, which changes with every commit.
     """
 
     data: str  # the text of all splits
@@ -34,7 +34,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of training. None: not measured."""
+    """The speed, time and memory of training. A field is None if it was not measured."""
 
     tokens_per_second: float | None
     train_seconds: float | None
@@ -84,21 +84,21 @@ class Manifest:
 
     @property
     def epochs(self) -> float | None:
-        """Return how many times the run reads its text, or None if the text's size was not recorded."""
+        """Return how many times training reads the train split, or None if the split's size was not recorded."""
         return self.tokens / self.text_tokens if self.text_tokens else None
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Return a finished run's final losses, costs, tokens and FLOPs, as trackers show them."""
+        """Return name -> value of a finished run's losses, costs, tokens and FLOPs, as shown in wandb."""
         costs = {} if self.costs is None else asdict(self.costs)
         losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
 
 
 def parse(content: bytes, file: Path) -> Manifest:
-    """Parse the JSON of a manifest. Fields that this version does not know are ignored.
+    """Parse the JSON of a manifest and return it. Fields that this version does not know are ignored.
 
-    Arguments: file, the path that errors name.
+    Arguments: file, the path to name in errors.
     Raises: DamagedFile if the JSON is damaged or a field is missing; ConfigError if its format is unknown.
     """
     try:

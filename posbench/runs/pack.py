@@ -4,10 +4,10 @@
         pack.json                  the runs' text files (equal ones once), the headers of their results, and the table
                                    of `posbench tune` if the experiment has one
         metrics.parquet            one row per line of metrics.jsonl, with its run
-        windows-<protocol>.parquet one row per window: the windows of all results, in the order of their headers
+        windows-<protocol>.parquet one row per scored window of text, of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
-In the pack of a search for learning rates (`<experiment>-tune.zip`) a run is `lr=<rate>/<scheme>/seed=<n>`.
+In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`.
 
 Checkpoints are left out. Similar files of all runs are stored together because they compress better: a zip of the
 reference runs' folders would be twice as large.
@@ -46,7 +46,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip, so that equal content g
 
 @dataclass(frozen=True)
 class Pack:
-    """A zip of runs. Its parts are read when they are first used, and then cached."""
+    """A zip file of runs. Its parts are read when they are first used, and then cached."""
 
     file: Path
 
@@ -57,9 +57,9 @@ class Pack:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """Return `pack.json`: format, experiment, texts, runs, results, weights, rates.
+        """Return the content of `pack.json`: format, experiment, texts, runs, results, weights, rates.
 
-        Its `runs` maps a run's name and a file's name to the number of the file's content in `texts`.
+        `runs[run][file]` is the index in `texts` of that file's content.
         Raises: ConfigError if it has another format.
         """
         index: dict[str, Any] = json.loads(self.read(INDEX))
@@ -69,12 +69,12 @@ class Pack:
 
     @property
     def runs(self) -> list[Run]:
-        """Return all runs of the pack, sorted by name. Raises: ConfigError."""
+        """Return all runs of the pack, sorted by name. Raises: ConfigError if the zip cannot be read."""
         return [PackedRun(self.experiment / name, self) for name in sorted(self.index["runs"])]
 
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of metrics.jsonl by run. Raises: ConfigError."""
+        """Return run -> rows of its metrics.jsonl. Raises: ConfigError if the zip cannot be read."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
@@ -82,9 +82,9 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Return each run's results. Runs share one table per protocol, so drop columns that are empty for a result.
+        """Return run -> its results. All runs share one table per protocol; columns empty for a result are dropped.
 
-        Raises: ConfigError.
+        Raises: ConfigError if the zip cannot be read.
         """
         results: dict[str, list[Result]] = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
@@ -100,7 +100,7 @@ class Pack:
         return results
 
     def read(self, name: str) -> bytes:
-        """Return the content of one of the zip's files. Raises: ConfigError if it is missing or damaged."""
+        """Return the content of file `name` in the zip. Raises: ConfigError if it is missing or damaged."""
         try:
             with zipfile.ZipFile(self.file) as archive:
                 return archive.read(name)
@@ -110,7 +110,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class PackedRun(Run):
-    """A run in a pack. Its path is the run folder that it would have; later results are stored there."""
+    """A run in a pack. `path` is the folder that it would have unpacked; new evaluation results are stored there."""
 
     pack: Pack = field(compare=False, repr=False)
 
@@ -163,14 +163,14 @@ def _key(header: dict[str, Any]) -> ResultKey:
 
 
 def packs_of(experiment: Path) -> list[Pack]:
-    """Return the packs of an experiment, the one without a number first. Raises: ConfigError if one cannot be read."""
+    """Return the packs of the folder `experiment`: `demo.zip` first, then `demo.2.zip` and so on."""
     zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
     packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     return [pack for pack in packs if pack.experiment == experiment]
 
 
 def experiment_in(output: Path) -> Path:
-    """Return the experiment's folder that a zip of this name belongs to.
+    """Return the folder of the experiment to which the zip `output` belongs.
 
     `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     """
@@ -180,7 +180,7 @@ def experiment_in(output: Path) -> Path:
 
 
 def open_pack(file: Path) -> Pack:
-    """Return the pack in a zip. It is cached until the file changes, so that each zip is parsed once."""
+    """Return the pack in the zip `file`. It is cached until the file changes, so that each zip is parsed once."""
     stat = file.stat()  # also tells apart files of the same relative path after a change of directory
     return _cached_pack(file, stat.st_mtime_ns, stat.st_size)
 
@@ -191,10 +191,10 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
 
 
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of one experiment to a zip.
+    """Write finished runs of one experiment to the zip `output`.
 
     Arguments: runs, by their names in the pack; notice, called with a line for each result that is left out; weights,
-    whether to include the last weights.
+    True to include the last weights in bfloat16.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.tmp")
@@ -219,7 +219,7 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Complete the index, and write it and all tables to the archive."""
+    """Add the runs' files and results to `index`, in place, and write it and all tables to the archive."""
     import pyarrow
 
     texts: dict[str, int] = {}
@@ -254,7 +254,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write the last weights of each run in bfloat16, and return their SHA-256 by run. Raises: ConfigError."""
+    """Write each run's last weights in bfloat16; return run -> SHA-256. Raises: ConfigError if weights are missing."""
     import torch
     from safetensors.torch import save
 

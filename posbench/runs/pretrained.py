@@ -39,12 +39,12 @@ _SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
 class Positions:
     """The position scheme of a trained model."""
 
-    row: dict[str, Any] | None  # the scheme's flat mapping; None: posbench has no such scheme
+    row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line
-    length: int | None = None  # training length that its rescaling is relative to, tokens; None: any
+    length: int | None = None  # training length for which its rescaling is defined, tokens; None: any
 
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
-        """Return the row for a run that trains on windows of `length` tokens. Raises: ConfigError if there is none."""
+        """Return `row` if a run may train with it on windows of `length` tokens. Raises: ConfigError if it may not."""
         reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
         if self.row is not None and self.length not in (None, length):
             reason = f", which need train.context_length={self.length}"
@@ -57,7 +57,7 @@ class Positions:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
+    """Return the folder's `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
     config = _read_json(folder / "config.json")
     family = config.get("model_type")
     architectures = config.get("architectures") or ["ForCausalLM"]
@@ -75,7 +75,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return a scheme's flat mapping in one line, without its name and its learning rate."""
+    """Return the scheme mapping `row` as one line of JSON, without its name and learning rate."""
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
@@ -90,7 +90,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of ModelConfig for a model called `name`."""
+    """Return the fields of ModelConfig, and `vocab_size`, that `config.json` describes, for a model called `name`."""
     family, entries = config["model_type"], {"vocab_size": config["vocab_size"]}
     if family == "posbench":
         return config["sizes"] | entries
@@ -107,7 +107,10 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme: rotations in all layers, or in some (SmolLM3), with or without sliding windows."""
+    """Return the position scheme that `config.json` describes: rotations in all or some layers, sliding windows.
+
+    `row` is None if posbench has no such scheme.
+    """
     if config["model_type"] == "posbench":
         row = config["scheme"]
         return Positions(None if kinds_in(row) else row, described(row))  # a folder must not name code to run
@@ -131,7 +134,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters` of transformers 5, also from the keys of older versions."""
+    """Return the RoPE settings in the form of transformers 5's `rope_parameters`, also from keys of older versions."""
     older_keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     rope = {key: config[key] for key in older_keys if key in config}
     rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -140,9 +143,9 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rescaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int | None]:
-    """Return the scheme's options for a rope type, and the training length that they are relative to.
+    """Return posbench's scheme options for a model's `rope_type`, and the training length that they are defined for.
 
-    The options are None if posbench has no such rescaling; the length is None if any will do.
+    The options are None if posbench has no such rescaling. The length is None if they suit any.
     """
     kind, factor = rope["rope_type"], rope.get("factor")
     longest = config.get("max_position_embeddings")
@@ -168,7 +171,7 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    """Return the window of each layer in tokens, or None if a layer sees all earlier tokens."""
+    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens."""
     family = config["model_type"]
     window = config.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
     if family in ("llama", "mistral", "phi3"):
@@ -184,9 +187,9 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder.
+    """Return the paths of a folder's weight files.
 
-    They are `model.safetensors`, else the files in its index, else all safetensors files.
+    They are `model.safetensors`, or else the files in its index, or else all safetensors files.
     Raises: ConfigError if there are none, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
@@ -202,9 +205,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Return the weights in float32 by our names. Unknown names stay, so that loading them into a model fails.
+    """Return posbench's parameter names -> weights in float32. Unknown names are kept, so loading them will fail.
 
-    Arguments: is_tied, True if the embedding and unembedding are one tensor.
+    Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.
+    Raises: ConfigError if a file is damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

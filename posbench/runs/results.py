@@ -1,9 +1,9 @@
 """Store and read the results of a run, in its `eval/` folder.
 
-    eval/<protocol>/<length>.parquet              one row per window, of the model as trained
+    eval/<protocol>/<length>.parquet              one row per window of text, scored with the model as trained
     eval/<protocol>/<length>@<options>.parquet    the same, with other options of the scheme for this evaluation
     eval/<protocol>/<length>@data=<name>.parquet  the same, on another text than the run was trained on
-    eval/<protocol>/<length>.json                 the header of each: settings, means, and its run, weights and text
+    eval/<protocol>/<length>.json                 the header of each result: settings, means, run, weights and text
 
 A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run, or
 other weights than its run folder has, was copied from elsewhere or is out of date: `Run.results` returns it as invalid.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-# Marks on results of rounded weights, and of a scheme whose file has changed. They are not options of the evaluation.
+# Entries of `under` that are not options: they mark results of rounded weights, and of a scheme whose file has changed.
 BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"
 MARKS = (BFLOAT16, FILE_CHANGED)
 # Columns that identify the scored windows.
@@ -54,7 +54,7 @@ class ResultKey:
 
     @property
     def step(self) -> int | None:
-        """Return the step whose weights were scored, or None for the run's last step."""
+        """Return the training step whose weights were scored, or None for the run's last step."""
         steps = [option.removeprefix("step=") for option in self.under if option.startswith("step=")]
         return int(steps[0]) if steps else None
 
@@ -65,12 +65,12 @@ class ResultKey:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return `under` without the name of the text."""
+        """Return `under` without the entry `data=<name>`."""
         return tuple(option for option in self.under if not option.startswith("data="))
 
     @property
     def stem(self) -> str:
-        """Return the name of the result's two files without the suffix."""
+        """Return the name, without suffix, of the result's two files: `8192@rescale=yarn`."""
         return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # the path of a scheme's file may have a /
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class ResultKey:
 
 
 def row_name(scheme: str, options: Sequence[str]) -> str:
-    """Return the name of a scheme with options, as tables show it: `qk_rope · factor=4 rescale=yarn`."""
+    """Return the name of a table row for a scheme with evaluation options: `qk_rope · factor=4 rescale=yarn`."""
     return f"{scheme} · {' '.join(options)}" if options else scheme
 
 
@@ -100,24 +100,24 @@ class Result:
 
     @cached_property
     def windows(self) -> pd.DataFrame:
-        """Return the scores, one row per window."""
+        """Return the scores as a DataFrame with one row per window of text."""
         return self.table.to_pandas()
 
     @property
     def loss(self) -> float:
-        """Return the mean negative log-likelihood, nats/token."""
+        """Return the mean negative log-likelihood over all scored tokens, nats/token."""
         return self._sum("nll") / self._sum("targets")
 
     @property
     def bits_per_byte(self) -> float:
-        """Return bits per byte of text, which is comparable between tokenizers. NaN if no bytes were counted."""
+        """Return the loss in bits per byte of text, comparable between tokenizers, or NaN if no bytes were counted."""
         if "bytes" not in self.table.column_names:
             return math.nan
         return self._sum("nll") / math.log(2) / self._sum("bytes")
 
     @cached_property
     def windows_digest(self) -> str:
-        """Return a digest of the scored windows, their text and tokenizer, and the number format."""
+        """Return 8 hex digits, equal for results with the same windows, text, tokenizer and number format."""
         digest = crc32(repr([self.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
         for name in _WINDOW_COLUMNS:
             if name in self.table.column_names:
@@ -141,7 +141,7 @@ class InvalidResult:
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """Return a table as the content of a Parquet file, with a checksum for each page."""
+    """Return `table` encoded as a Parquet file, with a checksum for each page."""
     import pyarrow
     import pyarrow.parquet
 
@@ -164,7 +164,7 @@ def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> 
 
 
 def read_parquet(content: bytes) -> pyarrow.Table:
-    """Return the table in the content of a Parquet file. Raises: OSError or ValueError if it is damaged."""
+    """Return the table in the Parquet bytes `content`. Raises: OSError or ValueError if they are damaged."""
     import pyarrow.parquet
 
     # In one thread: a thread that still holds `content` when Python ends aborts the process.
@@ -172,7 +172,7 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 
 
 def keys_in(folder: Path) -> list[ResultKey]:
-    """Return the keys of the results in an `eval/` folder, sorted, from the names of its files only."""
+    """Return the keys of the results in the `eval/` folder `folder`, sorted. Only file names are read."""
     files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
     return sorted(
         ResultKey(file.parent.name, int(m[1]), tuple(m[2].replace("%2F", "/").split("@")[1:])) for file, m in files if m
@@ -180,5 +180,5 @@ def keys_in(folder: Path) -> list[ResultKey]:
 
 
 def perplexity(loss: float) -> float:
-    """Return `exp` of a mean loss in nats/token, capped so that it stays a finite number."""
+    """Return exp(loss) for a mean loss in nats/token, capped so that it stays finite."""
     return math.exp(min(loss, 700.0))  # exp overflows above about 709

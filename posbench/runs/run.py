@@ -51,7 +51,7 @@ class Run:
         return "/".join(self.path.parts[-3:])
 
     def content(self, name: str) -> bytes:
-        """Return the content of one of the run's files. Raises: DamagedFile if it is missing or not readable."""
+        """Return the bytes of the run's file `name`. Raises: DamagedFile if it is missing or not readable."""
         try:
             return (self.path / name).read_bytes()
         except OSError as error:
@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def config(self) -> Config:
-        """Return the resolved configuration. Raises: ConfigError if its file is missing or not valid."""
+        """Return the run's resolved configuration. Raises: ConfigError if its file is missing or not valid."""
         from omegaconf.errors import OmegaConfBaseException
 
         content = self.content("config.yaml")
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """Return `run.json`. Raises: DamagedFile if it is missing or damaged, ConfigError if its format is unknown."""
+        """Return the parsed `run.json`. Raises: DamagedFile if missing or damaged, ConfigError for another format."""
         return parse(self.content("run.json"), self.path / "run.json")
 
     def write_manifest(self, manifest: Manifest) -> None:
@@ -87,7 +87,7 @@ class Run:
         write_json(self.path / "run.json", asdict(manifest))
 
     def update_manifest(self, **changes: Any) -> None:
-        """Change fields of `run.json` atomically."""
+        """Set the fields `changes` of `run.json`, and replace the file atomically."""
         self.write_manifest(replace(self.manifest, **changes))
 
     @property
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """Return the rows of `metrics.jsonl`, except an unfinished last line. Raises: ConfigError if one is damaged."""
+        """Return the rows of `metrics.jsonl`; an unfinished last line is ignored. Raises: ConfigError if damaged."""
         file = self.path / "metrics.jsonl"
         complete = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
         try:
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Return `metrics.jsonl` with one row per line. Raises: ConfigError for a damaged line."""
+        """Return `metrics.jsonl` as a DataFrame, one row per line. Raises: ConfigError for a damaged line."""
         import pandas as pd
 
         return pd.DataFrame(self.logged)
@@ -125,10 +125,10 @@ class Run:
         )
 
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
-        """Return the results of a finished run and the invalid files in its `eval/` folder, both sorted by key.
+        """Return the valid results in the `eval/` folder and the invalid files in it, both sorted by key.
 
         A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
-        run it may also name the weights from before the pack rounded them.
+        run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
         """
         manifest, results, invalid = self.manifest, [], []
         for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
@@ -147,10 +147,10 @@ class Run:
         return results, invalid
 
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
-        """Write a result's windows, then its header with the run's name. A result needs both files to be valid.
+        """Write a result's rows, then its header with the run's name, and return it. It is valid with both files only.
 
-        Arguments: rows, one per window; header, the settings and means, and `weights`, the digest of the weights that
-        were scored.
+        Arguments: rows, one per window of text; header, the settings and means, and `weights`, the digest of the
+        weights that were scored.
         """
         import pyarrow
 
@@ -165,21 +165,21 @@ class Run:
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """Return the keys of the run's results, sorted, from the names of the files only, without checks."""
+        """Return the keys of the run's results, sorted. Only file names are read: the results may be invalid."""
         return keys_in(self.path / "eval")
 
     @property
     def weights_digest(self) -> str | None:
-        """Return the digest of the weights that `load_model` reads, or None if there are none."""
+        """Return the SHA-256 of the final weights, which `load_model` reads by default, or None if there are none."""
         return self.manifest.weights
 
     @property
     def has_weights(self) -> bool:
-        """Return True if a checkpoint exists, intact or not."""
+        """Return True if the run has a checkpoint, intact or not."""
         return any((self.path / "checkpoints").glob("step=*"))
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
-        """Return True if a file that defines the run's scheme has changed since training.
+        """Return True if a user's file that defines the run's scheme has changed since training, else False.
 
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
@@ -205,9 +205,9 @@ class Run:
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme that has
         no parameters, `scheme=nope` (the trained scheme's parameters are dropped); at_step, the step of an older
         checkpoint, by default the run's last; scheme_changed, True to accept that the user's scheme file has changed;
-        architecture, if it is already built for these options.
-        Raises: ConfigError if the weights are missing, damaged or another run's (it lists the steps that exist), or if
-        the options change the model's parameters.
+        architecture, the model's, if it is already built for these options.
+        Raises: ConfigError if the weights are missing, damaged or another run's (the message lists the steps that
+        exist), or if the options change the model's parameters.
         """
         from posbench.data.text.tokenizer import find_bos
         from posbench.model.decoder import build_model
@@ -224,16 +224,16 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """Return the weights of the run's last step, or of an older one, by name. Raises: ConfigError."""
+        """Return the weights of the last step, or of step `at_step`, by name. Raises: ConfigError if unusable."""
         from posbench.runs.checkpoint import load_weights
 
         return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
-        """Return the run's configuration with other options of its task or scheme, or with another scheme.
+        """Return the run's configuration with `options` (`key=value`) changed in its task or scheme, or a new scheme.
 
-        An option that the scheme does not have is set in its member schemes. After `scheme=nope`, options belong to
-        the new scheme. Raises: ConfigError for unknown options, and for a scheme with another kind of attention.
+        An option that a combined scheme does not have is set in its member schemes. With `scheme=nope`, other options
+        belong to the new scheme. Raises: ConfigError for unknown options, or a scheme of another kind of attention.
         """
         from omegaconf import OmegaConf
 
@@ -263,9 +263,9 @@ class Run:
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """Return the entries that the header of this run's result must have: its key, run, tokenizer and text.
+    """Return the entries that the header of a run's result must have: its key, run, tokenizer and text.
 
-    A result on another text is not checked for the text, whose fingerprint the run does not know.
+    The text is left out for a result on another text, because the run does not know its fingerprint.
     """
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     text = {} if key.data else {"data": manifest.fingerprints.data}
@@ -277,22 +277,22 @@ _REMOVED_SETTINGS = (("train", "cuda_graph"), ("launch", "nproc"))
 
 
 def run_folder(config: Config) -> Path:
-    """Return the path `runs_dir/experiment/scheme/seed=n`."""
+    """Return the path of the run folder of `config`: `runs_dir/experiment/scheme/seed=n`."""
     return Path(config.runs_dir) / config.experiment_name / config.scheme.name / f"seed={config.seed}"
 
 
 def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the validation loss before the first step, nats/token, or None if `rows` of metrics lack it."""
+    """Return the validation loss before the first step, nats/token, or None if the metrics `rows` do not have it."""
     return next((row["loss"] for row in rows if (row["kind"], row["step"]) == ("validation", 0)), None)
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one line to `metrics.jsonl` in a single write, so that a kill leaves whole lines or none."""
+    """Add `row` as a line to the `metrics.jsonl` at `path`, in a single write, so that a kill leaves no part of it."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files (`.*.tmp`) that killed processes left in a run folder. The caller must hold its lock."""
+    """Remove temporary files (`.*.tmp`) of killed processes from a run folder. The caller must hold the run's lock."""
     for path in list(folder.rglob(".*.tmp")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,13 +1,13 @@
-"""Choose the weights that a run starts from: its seed's, its trunk's, another run's or a Hugging Face model's.
+"""Choose the weights that a run starts from: from its seed, its trunk, another run or a Hugging Face model.
 
 `train.from_run` names a run or a folder. The decoder's weights are loaded. Weights of the scheme and of its kind of
 attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. AdamW's
 moments start at zero, and the schedule starts again. A continued run sees the batches it would have seen if trained in
 one go: they follow the batches that the source has read.
 
-A branch is a shorter run of a family (`train.branch_tokens`). Until its decay begins it is the same run as its trunk.
-So a branch that starts at the trunk's checkpoint of that step ends with the same bytes as one that is trained from its
-first step: weights, moments and rows of metrics (except times).
+A branch is a shorter version of a run, its trunk (`train.branch_tokens`). Until its learning rate begins to decay, both
+are the same run. So a branch that starts at the trunk's checkpoint of that step ends with the same weights, moments and
+rows of metrics (except times), to the byte, as if it had been trained from its first step.
 
 An interrupted run starts at its own newest checkpoint in the same way.
 """
@@ -56,7 +56,7 @@ class Start:
     checkpoint: Path | None = None  # a checkpoint to continue exactly, with its moments, loop state and logged rows
     tokens: int = 0  # tokens that the source was trained on; 0: not known
     training_flops: float | None = None
-    batches: str = ""  # chain over the batches that the source has read (`posbench.data.dataset.chained`)
+    batches: str = ""  # digest of all batches that the source has read (`posbench.data.dataset.chained`)
     identity: dict[str, Any] | None = None  # the identity in the source's manifest
     initial_weights: dict[str, str] | None = None  # digests of the source's own initial weights
     tokenizer: str | None = None  # fingerprint of the source's tokenizer
@@ -64,11 +64,11 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the entry `continued` of the manifest of a run that starts here."""
+        """Return facts about the source, for the field `continued` in the manifest of the run that starts from it."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
-        """Check that the source was trained with the tokenizer of this `fingerprint`. Raises: ConfigError."""
+        """Check that the source was trained with the tokenizer of this `fingerprint`. Raises: ConfigError if not."""
         if self.tokenizer not in (None, fingerprint):
             raise ConfigError(
                 f"the tokenizer differs from the tokenizer of train.from_run={config.train.from_run}: give the same "
@@ -78,10 +78,10 @@ class Start:
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
         """Set the model's parameters, except parameters of its scheme that the source lacks or has in another shape.
 
-        A `checkpoint` must match exactly.
+        If `checkpoint` is set, all names and shapes must match.
 
-        Returns: names of the scheme's parameters that keep their initial values, and names of weights that the model
-        does not have.
+        Returns: names of the scheme's parameters that keep their initial values, and names of weights that were not
+        used.
         Raises: ConfigError if the decoders differ.
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
@@ -97,11 +97,11 @@ class Start:
 
 
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
-    """Return the start that `train.from_run` names, or None if it is not set.
+    """Return a Start with the weights that `train.from_run` names, or None if it is not set.
 
-    Arguments: from_run, a finished run; a checkpoint's folder in a run (`.../checkpoints/step=00000200`); the folder of
-    a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors files
-    in Hugging Face's format.
+    Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
+    of a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors
+    files in Hugging Face's format.
     Raises: ConfigError if there is no such model, or if it has another architecture.
     """
     if from_run is None:
@@ -140,7 +140,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    """Return the start at a checkpoint's folder, or for None at the run's last weights, which may be in a pack."""
+    """Return a Start from the checkpoint `folder` of `run`, or, if None, from its last weights, maybe in a pack."""
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -186,16 +186,15 @@ def _start_from_folder(folder: Path) -> Start:
 
 
 def start_at(folder: Path) -> Start:
-    """Return the start at an intact checkpoint, which continues its run exactly. Raises: ConfigError."""
+    """Return a Start that continues a run exactly from its intact checkpoint `folder`. Raises: ConfigError."""
     start = _start_from_run(Run(folder.parents[1]), folder)
     return replace(start, checkpoint=folder, load=partial(checkpoint.load_tensors, folder, checkpoint.MODEL))
 
 
 def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
-    """Return the start of a branch at its trunk's checkpoint, or None if the run starts with its first step.
+    """Return a Start from the trunk's checkpoint for a branch, or None if the run must begin with its first step.
 
-    Arguments: manifest, the run's before its first step; say, called with the checkpoint, or with the reason why there
-    is none.
+    Arguments: manifest, the run's new manifest; say, prints for a branch which checkpoint is used, or why none is.
     """
     if not config.train.is_branch:
         return None
@@ -217,7 +216,7 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return the differences between a trunk and a branch at the branch's first step; empty if it can start there."""
+    """Return a line for each difference that forbids a branch to start from its trunk's checkpoint; empty if none."""
 
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]

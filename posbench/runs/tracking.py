@@ -1,8 +1,8 @@
 """Log runs to Weights & Biases, and reports as artifacts. Only this module imports wandb.
 
     tracker = open_tracker(config, run, run.manifest, say)
-    run.update_manifest(wandb=tracker.record)  # its id, so that it is resumed when the run is
-    tracker.log_missing(run.logged)            # if the run is resumed
+    run.update_manifest(wandb=tracker.record)  # the wandb id, so that a resumed run continues its wandb run
+    tracker.log_missing(run.logged)            # if the run was resumed
     tracker.log(row)                           # each new row of metrics.jsonl
     tracker.summary({"loss": 2.71})
     tracker.finish()
@@ -36,7 +36,7 @@ _unreachable: dict[str, str] = {}  # server -> error; this process does not ask 
 class Tracker:
     """The wandb run of a posbench run. Without a wandb run, as with `tracking=none`, every method does nothing.
 
-    `record` is the entry `wandb` of run.json: id, project, mode (online, offline) and the folder of recordings.
+    `record`, which run.json stores as `wandb`, has id, project, mode (online, offline) and the folder of recordings.
     """
 
     def __init__(self, wandb_run: Any = None, record: dict[str, Any] | None = None, say: Say = print) -> None:
@@ -49,10 +49,10 @@ class Tracker:
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
 
     def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the `rows` of earlier processes that wandb does not have.
+        """Log those of the run's `rows` from earlier processes that wandb does not have.
 
-        wandb writes a recording every 15 seconds, so a killed process loses its newest rows. Online, the server counts
-        the rows that it has.
+        wandb writes to disk every 15 seconds, so a killed process loses its newest rows. Online, the server's count of
+        rows tells which are missing; offline, the recordings do.
         """
 
         def log() -> None:
@@ -64,16 +64,16 @@ class Tracker:
         self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
-        """Log figures of the whole run, such as its final loss, except None, infinite values and NaN."""
+        """Log name -> value figures of the whole run, such as its final loss; skip None, infinite values and NaN."""
         self._ask(lambda: self._run.summary.update(_finite(figures)))
 
     def finish(self, failed: bool = False) -> None:
-        """Close the run. Wait for the server at most `tracking.init_timeout` seconds."""
+        """Close the wandb run, as failed or not. Wait for the server at most `tracking.init_timeout` seconds."""
         self._ask(lambda: self._run.finish(exit_code=int(failed)))
         self._run = None
 
     def _ask(self, action: Callable[[], object]) -> None:
-        """Call wandb. After its first error, print it and stop tracking."""
+        """Call `action`, which calls wandb. If it raises, print the error and stop tracking."""
         if self._run is None:
             return
         try:
@@ -84,9 +84,9 @@ class Tracker:
 
 
 def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Tracker:
-    """Return the tracker that `config.tracking` asks for. If `manifest` names a wandb run, it is resumed.
+    """Return the tracker that `config.tracking` asks for. If `manifest` names a wandb run, that one is resumed.
 
-    Never raises: without a key or a server the run is recorded offline; if that fails too, it is not tracked.
+    Never raises: without a key or a server the run is recorded offline; if that fails too, the tracker does nothing.
     """
     tracking = config.tracking
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
@@ -126,7 +126,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return (tokens, kind) of each row in the recordings that earlier processes made of a run."""
+    """Return (tokens, kind) of each metrics row in the offline recordings that earlier processes made of a run."""
     rows = set()
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
@@ -144,9 +144,9 @@ def offline_hint(folder: str | Path) -> str:
 
 
 def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> str:
-    """Log the folder of a report as an artifact `report-<experiment>`, and return a sentence with its location.
+    """Log a report's folder as the wandb artifact `report-<experiment>`, and return a sentence with its location.
 
-    Arguments: tracking, the configuration of a run, with `project` and `entity`.
+    Arguments: tracking, a run's tracking settings, with `project` and `entity`.
     Never raises: if wandb fails, the sentence says so.
     """
     project = str(tracking.get("project") or "posbench")
@@ -168,9 +168,10 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
 
 
 def _init(timeout: float, say: Say, **about: Any) -> Any:
-    """Call `wandb.init` without output and prompts. It uploads nothing about the machine, code or environment.
+    """Call `wandb.init(**about)` without output and prompts, and return the wandb run.
 
-    The run is offline if WANDB_MODE says so, without a key, or if the server does not answer within `timeout` seconds.
+    Nothing about the machine, code or environment is uploaded. The run is offline if WANDB_MODE says so, without a key,
+    or if the server does not answer within `timeout` seconds.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb

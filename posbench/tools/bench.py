@@ -1,9 +1,9 @@
 """Measure tokens per second of the training step for each scheme.
 
 `posbench.training.step` is timed, as `posbench train` calls it. Schemes take turns in each round, so that a machine
-whose speed drifts slows all of them; results are medians over rounds. Each ratio to the first scheme is measured in two
-turns in a row, so that it is valid on a shared machine too. MFU is the rate of model FLOPs divided by the rate of a
-large matrix product in the same number format, measured between the same rounds.
+whose speed drifts slows all of them; results are medians over rounds. A scheme's ratio to the first scheme is measured
+by timing one right after the other, so that it is valid on a shared machine too. MFU (model FLOPs utilisation) is model
+FLOP/s divided by the FLOP/s of a large matrix product in the same number format, measured before each round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARMUP_STEPS = 3
 
 
 class TimedScheme:
-    """The training step of one scheme on random tokens, with its measurements."""
+    """The training step of one scheme on a fixed batch, with its measurements."""
 
     def __init__(self, config: Config, device: Device, model: Decoder) -> None:
         self.device = device
@@ -45,17 +45,17 @@ class TimedScheme:
         self._seconds(WARMUP_STEPS - 1)
 
     def rate(self, steps: int) -> float:
-        """Measure tokens per second over `steps` steps."""
+        """Run `steps` steps and return their tokens per second."""
         return steps * self.tokens_per_step / self._seconds(steps)
 
     def measure(self, steps: int, first: TimedScheme) -> None:
-        """Time one round: `steps` steps of the first scheme, then the same number of this one."""
+        """Time `steps` steps of the scheme `first`, then of this one, and record this rate and the rates' ratio."""
         first_rate = first.rate(steps)
         self.rates.append(self.rate(steps))
         self.ratios.append(self.rates[-1] / first_rate)
 
     def _seconds(self, steps: int) -> float:
-        """Return the seconds that `steps` steps take. Synchronise the device only at the end, as training does."""
+        """Return the seconds that `steps` steps take. The device is synchronised before and after, not in between."""
         self.device.wait()
         began = time.perf_counter()
         for _ in range(steps):
@@ -64,7 +64,7 @@ class TimedScheme:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return the sizes and the medians over rounds, given the matrix-product rate in FLOP/s."""
+        """Return sizes and medians over rounds by name. Arguments: matmul_rate, FLOP/s of a matrix product, for MFU."""
         rate = median(self.rates)
         return {
             **self.sizes,
@@ -78,7 +78,7 @@ class TimedScheme:
 
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
-    """Return a batch of random tokens, or of problems if the data is a task."""
+    """Return a batch on the device: random tokens [B, T + 1], or problems if the data is a task."""
     if config.is_task:
         return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
     size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
@@ -128,7 +128,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return a model's parameters, training FLOPs per token, and cache sizes in bytes, computed from its definition."""
+    """Return name -> count computed from the architecture: parameters, training FLOPs per token, cache bytes."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {

@@ -24,7 +24,7 @@ _VALIDATION = "validation"  # not listed for the run's own text, because every f
 
 
 class RunSummary(NamedTuple):
-    """The state of a run. None: not known."""
+    """The state of a run, for `posbench ls`. None: not known."""
 
     run: Run
     state: str  # finished | running | interrupted | stopped | died | unreadable
@@ -37,18 +37,18 @@ class RunSummary(NamedTuple):
 
 
 def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs that have a run folder, or all runs if none has."""
+    """Return the runs that are in a run folder and not in a pack (zip), or all runs if every one is in a pack."""
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
 def exit_status(rows: Sequence[RunSummary]) -> int:
-    """Return 0 if all runs are finished, 1 if one failed or is unreadable, 3 if some are running or interrupted."""
+    """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted)."""
     states = {row.state for row in rows}
     return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
 
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:
-    """Print a table for each experiment."""
+    """Print a table for each experiment, and why runs failed. `rows` must be sorted by experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
         states = [_STATE_WORDS.get(row.state, row.state) for row in members]
@@ -61,7 +61,7 @@ def show(rows: Sequence[RunSummary], console: Console) -> None:
 
 
 def summarise(run: Run) -> RunSummary:
-    """Return a run's state from its folder, without checking weights or results."""
+    """Return a run's state from its manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
         rows = [] if manifest.loss is not None else run.logged
@@ -104,7 +104,7 @@ def _table(rows: Sequence[RunSummary]) -> Table:
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
-    """Return the shortest and longest length, and the number of results: `fixed 64-2k (9), validation 128 on pg19`."""
+    """Return each protocol's shortest and longest length and count: `fixed 64-2k (9), validation 128 on pg19`."""
     lengths: dict[str, list[int]] = {}
     for key in evaluated:
         lengths.setdefault(f"{key.protocol} {{}}" + (f" on {key.data}" if key.data else ""), []).append(key.length)

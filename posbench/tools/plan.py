@@ -1,6 +1,7 @@
 """Estimate what an experiment would cost before it is run: runs, FLOPs, memory, hours.
 
-Every estimate is computed from counts in this file; `tests/tools/test_plan.py` compares memory with a measured peak.
+Memory is computed from counts of tensors (`training_memory`); `tests/tools/test_plan.py` compares it with a measured
+peak.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def plan(
     gpus: int = 1,
     time_here: bool = False,
 ) -> Plan:
-    """Estimate the cost of the runs that `posbench train -m WORDS` would train.
+    """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a name in `posbench.system.device.DATASHEET`; mfu, the share of its rate that training reaches;
-    time_here, True to time a few steps on this machine.
+    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
+    gpus, the number of GPUs, each training one run at a time; time_here, True to time a few steps on this machine.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -102,7 +103,7 @@ def plan(
 
 
 def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
-    """Return this machine's device, and the model FLOP/s of uncompiled training steps on it.
+    """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
     If a few steps would take too long, the rate is `mfu` times the rate of a matrix product.
     """
@@ -116,7 +117,10 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 
 
 def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
-    """Return the configurations of a sweep for one seed, branches last, and the number of seeds."""
+    """Return the run configurations of a sweep for one seed, and the number of seeds.
+
+    Branches, shorter runs that start from a checkpoint of another run of the sweep, come last.
+    """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
@@ -162,12 +166,12 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
 
 
 def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Estimate the bytes that training needs on its device, by purpose, with float32 weights.
+    """Return purpose -> estimated bytes that training with float32 weights needs on its device.
 
     state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
     reads, 2 bytes per parameter.
-    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 C + 3 F numbers per token:
-    the hidden states twice, both normalised, q, k, v, rotated q and k, the attention output, gate, up, their product.
+    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 d_model + 3 ffn_dim per
+    token: two hidden states, the same normalised, q, k, v, rotated q and k, attention output, gate, up, gate * up.
     logits: the logits of one chunk with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
     """
     model, train = config.model, config.train
@@ -186,7 +190,7 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
 
 
 def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs of one run's validations: before its first step, during training, and after its last step."""
+    """Return the FLOPs of all validations of one run: before the first step, during training, after the last step."""
     train, context = config.train, config.train.context_length
     tokens = max(train.validation_tokens, context) // context * context
     interval = train.steps_between_validations
@@ -196,9 +200,9 @@ def _validation_flops(config: Config, architecture: Architecture, vocab_size: in
 
 
 def _order_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs of scoring distant order during one run.
+    """Return the FLOPs of scoring the worth of distant order during one run, 0 if `train.order_every` is not set.
 
-    Each window is read twice, with logits for its second half only.
+    Each window is read twice (whole and shuffled), with logits for its second half only.
     """
     train, length = config.train, config.train.context_length
     if not train.order_every:
@@ -211,7 +215,7 @@ def _order_flops(config: Config, architecture: Architecture, vocab_size: int) ->
 
 
 def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
-    """Return the window sizes, in tokens, at the lengths that a protocol scores."""
+    """Return the window sizes in tokens, one for each length that the protocol scores."""
     configured = config.evaluation.lengths
     if not config.is_task:
         return protocol.lengths((), config.train.context_length, configured=configured)

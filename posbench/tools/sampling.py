@@ -1,4 +1,4 @@
-"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures.
+"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures its quality.
 
 Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
 """
@@ -29,7 +29,7 @@ class SamplingConfig:
 
 
 def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
-    """Return the text that the model writes after BOS and the prompt: at most `tokens` tokens of one document.
+    """Return the text that the model writes after BOS and the prompt, at most `tokens` tokens, up to the next BOS.
 
     Arguments: scheme_changed, True to accept that the user's scheme file has changed since training.
     Raises: ConfigError if the run has no weights, if a task's run gets no prompt, or if the prompt is longer than the
@@ -55,9 +55,9 @@ def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_
 def generate(
     model: Decoder, tokens: Tensor, length: int, sampling: SamplingConfig, missing: Sequence[int] = ()
 ) -> Iterator[int]:
-    """Yield sampled tokens that continue `tokens` [1, T] to `length`, except ids in `missing`.
+    """Yield the ids of sampled tokens that continue `tokens` [1, T] up to `length` tokens in all.
 
-    Arguments: missing, ids of the embedding that the tokenizer does not have.
+    Arguments: missing, ids that are never drawn, because the tokenizer does not have them.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     caches = model.caches(length)

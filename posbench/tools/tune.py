@@ -4,9 +4,9 @@
     runs/demo/rates.csv                            one row per scheme and rate; also in packs and reports of demo
 
 The rule is the same for all schemes (docs/statistics.md). They are trained at half, once and twice `train.lr`. If a
-scheme's best rate is the lowest or the highest, the next rate is tried for all. Pilots use seeds that are not scored.
-Their loss is measured on documents that are held out of the train text (`data.tuning_fraction`), or on problems at
-trained lengths.
+scheme's best rate is the lowest or the highest, the next rate is tried for all. Pilots use seeds that are not in result
+tables. Their loss is measured on documents that are held out of the train text (`data.tuning_fraction`), or for tasks
+on problems at trained lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Rates = dict[float, float]  # learning rate -> loss in nats/token; infinite if t
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search of learning rates for one experiment."""
+    """A search for the best learning rate of each scheme of one experiment."""
 
     words: tuple[str, ...]  # overrides of the experiment
     pilot: tuple[str, ...]  # overrides of a pilot, except its scheme, rate and seed
@@ -54,7 +54,7 @@ class Tuning:
     seeds: int  # number of pilots per scheme and rate
 
     def runs(self, scheme: str, lr: float) -> list[Run]:
-        """Return the pilots of a scheme at a rate, in folders or packs."""
+        """Return the pilot runs of a scheme at learning rate `lr`, one per seed, in folders or packs (zips)."""
         folder = self.folder.with_name(f"{self.folder.name}-tune") / f"lr={lr!r}" / scheme
         return [run_at(folder / f"seed={SEED + n}") for n in range(self.seeds)]
 
@@ -67,12 +67,12 @@ def tune(
     fraction: float = 0.05,
     seeds: int = 1,
 ) -> dict[Path, pd.DataFrame]:
-    """Train the pilots that are missing, print and store the tables, and return them by the experiments' folders.
+    """Train the missing pilot runs, print and store the tables of losses by rate; return experiment folder -> table.
 
-    Arguments: words, overrides as after `posbench train -m`; job, trains a run; say, called with what a sweep will run;
+    Arguments: words, overrides as after `posbench train -m`; job, trains a run; say, prints what will be trained;
     fraction, the share of the train documents that pilots are scored on; seeds, pilots per scheme and rate, whose mean
     loss counts.
-    Raises: ConfigError for words that are refused, and if a pilot neither finished nor died.
+    Raises: ConfigError for words that are refused, and if a pilot neither finished nor diverged.
     """
     swept = sweep_of(words)
     if any(word.startswith("train.from_run=") for word in words):
@@ -90,10 +90,10 @@ def tune(
 
 
 def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]]:
-    """Return the rates to try next, and the schemes to train at each.
+    """Return learning rate -> schemes to train with it next. Empty if the search is done.
 
-    A rate beyond the lowest or highest is tried if that one is the best of any scheme, with all schemes except those
-    that are HOPELESS there. Empty if every scheme's best rate is inside the range, or at the limit.
+    If a scheme's best rate is the lowest or highest tried (in `losses`), the next rate beyond is tried, for all schemes
+    but those that are HOPELESS at that edge, up to MOST_WIDER rates on each side of the first three around `lr`.
     """
     tried = sorted({rate for rates in losses.values() for rate in rates})
     limit = FACTOR ** (1 + MOST_WIDER) * 1.001
@@ -107,16 +107,16 @@ def wider_rates(losses: Mapping[str, Rates], lr: float) -> dict[float, list[str]
 
 
 def _is_promising(rates: Rates, edge: float, next_rate: float) -> bool:
-    """Return True if a scheme should be trained at `next_rate`, beyond its lowest or highest rate `edge`.
+    """Return True if a scheme should be trained at `next_rate`, beyond its lowest or highest tried rate `edge`.
 
-    If all its pilots died, only lower rates are promising.
+    If all its pilots diverged, only lower rates are promising.
     """
     lowest_loss = min(rates.values())
     return rates[edge] < lowest_loss + HOPELESS if lowest_loss < math.inf else next_rate < edge
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fraction: float, seeds: int) -> Tuning:
-    """Return the search that the overrides `words` describe, for the data `data` if they sweep over data."""
+    """Return the search that the overrides `words` describe, with the choice `data` ("" if they do not sweep data)."""
     own_words = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
@@ -136,7 +136,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str, fra
 
 
 def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console) -> pd.DataFrame:
-    """Train pilots until every scheme's best rate is inside the range of tried rates, or at the limit."""
+    """Train pilots until each scheme's best rate is inside the tried range or at its limit; return the loss table."""
     lr, choices = tuning.config.train.lr, {name: choice for choice, name in tuning.schemes.items()}
     schemes_by_rate = {rate: list(choices) for rate in (lr / FACTOR, lr, lr * FACTOR)}
     losses: dict[str, Rates] = {name: {} for name in choices}
@@ -158,7 +158,7 @@ def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: 
 
 
 def _loss(pilots: Sequence[Run]) -> float:
-    """Return the pilots' mean loss, or infinity if one diverged. Raises: ConfigError if one is unfinished."""
+    """Return the pilots' mean loss, nats/token, infinity if one diverged. Raises: ConfigError if one is unfinished."""
     losses = []
     for pilot in pilots:
         state, loss = state_of(pilot), None
@@ -173,7 +173,7 @@ def _loss(pilots: Sequence[Run]) -> float:
 
 
 def _store(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
-    """Write the schemes' rows of `rates.csv`, one per rate, and return them. Rows of other schemes stay."""
+    """Write these schemes' rows of `rates.csv`, one per scheme and rate, and return them. Other schemes' rows stay."""
     rows = []
     for rate in sorted({rate for rates in losses.values() for rate in rates}):
         for scheme, rates in losses.items():
@@ -190,7 +190,7 @@ def _store(tuning: Tuning, losses: Mapping[str, Rates]) -> pd.DataFrame:
 
 
 def _show(tuning: Tuning, losses: Mapping[str, Rates], rates: pd.DataFrame, console: Console) -> None:
-    """Print the table, notes on it, and the command that trains each scheme at its best rate."""
+    """Print the table of losses by rate, notes on it, and the command that trains each scheme at its best rate."""
     frame = rate_table(rates.assign(experiment="", trained_at=math.nan)).drop(columns="trained at")
     table = plain_table(*frame.columns)
     for row in frame.to_numpy().tolist():

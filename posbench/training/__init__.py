@@ -1,4 +1,4 @@
-"""Pre-train models: `train(config)` starts, resumes or finds the run that a configuration names."""
+"""Pre-train models: `train(config)` starts, resumes, or returns the finished run that `config` names."""
 
 from posbench.training.step import Died
 from posbench.training.train import train

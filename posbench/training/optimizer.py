@@ -15,11 +15,11 @@ from posbench.schemes import Scheme
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Return the learning rate of step `step` (0-based): linear warm-up, then cosine, constant or `wsd`.
+    """Return the learning rate of step `step` (0-based): linear warm-up, then the schedule cosine, constant or wsd.
 
     `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
     rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up takes `warmup_ratio` of
-    the steps; a branch uses its trunk's number of steps for that.
+    the steps; a branch, which starts from a longer run's checkpoint, uses the longer run's number of steps.
     """
     total, warmup = config.num_steps, config.warmup_steps
     if step < warmup:
@@ -35,7 +35,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
-    """Return the norm of all gradients together, 0-d. If they are sharded, add up the shards of all processes."""
+    """Return the L2 norm of all gradients together, 0-d. If they are `sharded`, include the shards of all processes."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     if not sharded:
@@ -46,7 +46,7 @@ def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
 
 
 def decayed_parameters(model: nn.Module) -> set[str]:
-    """Return the names of the parameters with weight decay: matrices, but for a position scheme its `decayed` only."""
+    """Return the names of the parameters with weight decay: all matrices, but of a position scheme only `decayed`."""
     schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
     decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
     of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}
@@ -54,10 +54,10 @@ def decayed_parameters(model: nn.Module) -> set[str]:
 
 
 class AdamW:
-    """PyTorch's fused AdamW (Loshchilov and Hutter 2019), which clips gradients and skips bad ones in the same pass.
+    """PyTorch's fused AdamW (Loshchilov and Hutter 2019) that clips gradients and skips non-finite ones in its kernel.
 
     `step` divides the gradients by `max(1, norm / grad_clip)` inside the kernel. If the norm is not finite, the kernel
-    leaves weights and moments as they were. The host learns nothing of either, so it never waits for a GPU.
+    leaves weights and moments as they were. The host does not read the norm, so it never waits for the GPU.
 
     Parameters of the scheme have a learning rate of `scheme_lr_factor` times the usual one.
 
@@ -82,12 +82,12 @@ class AdamW:
         )
 
     def set_rate(self, step: int) -> None:
-        """Set the learning rate of step `step` (0-based)."""
+        """Set the optimizer's learning rates for step `step` (0-based)."""
         for group in self.inner.param_groups:
             group["lr"] = group["factor"] * learning_rate(step, self.config)
 
     def norm(self) -> Tensor:
-        """Return the global norm of the current gradients, 0-d."""
+        """Return the L2 norm of all current gradients together, over all processes, 0-d."""
         for name, p in self.parameters.items():
             if self.shards[name] is not p and p.grad is not None:
                 self.shards[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
@@ -96,9 +96,9 @@ class AdamW:
         )
 
     def step(self, healthy: Tensor) -> Tensor:
-        """Update the weights with the current gradients and return the norm of these before clipping, 0-d.
+        """Update the weights with the current gradients, and return the gradients' norm before clipping, 0-d.
 
-        Arguments: healthy, 0-d bool, false if the loss was not finite; then nothing is updated.
+        Arguments: healthy, 0-d bool on the device, False if the loss was not finite; then nothing is updated.
         """
         norm = self.norm()
         good = healthy & norm.isfinite()
@@ -112,13 +112,13 @@ class AdamW:
         return norm
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set all gradients to None."""
         self.inner.zero_grad(set_to_none=True)
         for p in self.parameters.values():
             p.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments and step counts by name: `<parameter>/exp_avg` and so on."""
+        """Return the moments and step counts by name, `<parameter>/exp_avg` and so on, unsharded on rank 0."""
         return {
             f"{name}/{key}": value if key == "step" else put_together(value, p)
             for name, p in self.parameters.items()
@@ -126,7 +126,7 @@ class AdamW:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load the moments and step counts that `state` returned."""
+        """Load the moments and step counts that the method `state` returned."""
         for entry, value in state.items():
             name, _, key = entry.rpartition("/")
             p = self.parameters[name]

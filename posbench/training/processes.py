@@ -1,8 +1,8 @@
-"""Train one run on one process or on many.
+"""Share the training of one run among several processes, or run it in one.
 
 Every process reads the same global batch and takes its own rows of each micro-batch, so the data of a run depends on
 (seed, step) only. DDP averages the gradients, or FSDP2 shards parameters and moments. Only the first process writes.
-A run on one process makes no process group: the methods of `Processes` then do nothing.
+A run on one process makes no process group: the methods of `Processes` then return their argument or do nothing.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from posbench.system.torch_internals import default_store
 
 TIMEOUT = timedelta(minutes=30)  # the longest that processes wait for each other in a collective
 PREPARATION = timedelta(days=7)  # the longest that they wait while the first one fetches and tokenizes text
-RELEASE_SECONDS = 0.05  # gloo's thread needs the interpreter for so long to release its last tensors
+RELEASE_SECONDS = 0.05  # time that gloo's thread needs the interpreter to release its last tensors
 
 
 class Processes:
-    """The processes of a run. This class is for a single one, which shares nothing and waits for nothing."""
+    """The processes of a run, here only one, which shares nothing and waits for nothing; `ProcessGroup` is for more."""
 
     rank, size, local_rank = 0, 1, 0
 
     @property
     def is_first(self) -> bool:
-        """Return whether this process is the one that writes files and prints."""
+        """Return True if this process is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def share_of(self, part: Tensor) -> Tensor:
-        """Return this process's rows of a micro-batch [B, T + 1]."""
+        """Return this process's rows, [b / processes, T + 1], of a micro-batch's tensor [b, T + 1]."""
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return the model as a module whose call returns the mean loss of (tokens, targets), nats."""
+        """Return a module whose call is `model.loss`, the mean loss in nats, through DDP or FSDP (`strategy`)."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context manager for one micro-batch, which exchanges gradients only if it is the last one."""
+        """Return a context for a micro-batch in which processes exchange gradients only if it is the step's last."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -55,22 +55,22 @@ class Processes:
         return value
 
     def stop_signal(self, received: int | None) -> int | None:
-        """Return a signal that any process has received, or None. All processes return the same."""
+        """Return the number of a signal that any process has received, or None, the same in all processes."""
         return received
 
     def broadcast(self, value: Any) -> Any:
-        """Return the first process's value in all processes, once all have called this."""
+        """Return the `value` that the first process passed, in every process. Wait until all have called this."""
         return value
 
     def announce(self, event: str) -> None:
-        """Tell the other processes, which may have waited for days, that `event` has happened."""
+        """Tell the processes in `wait_for(event)`, which may have waited for days, that `event` has happened."""
 
     def wait_for(self, event: str) -> None:
         """Wait until the first process has announced `event`."""
 
 
 class Loss(nn.Module):
-    """A module whose call is `model.loss`, since DDP and FSDP hook into the call of a module."""
+    """A module whose call is `model.loss`, because DDP and FSDP hook into the call of a module."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -153,9 +153,10 @@ def check_divides(config: Config, processes: int) -> None:
 
 @contextmanager
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
-    """Join the processes of this run: a `ProcessGroup` if a launcher has set RANK and WORLD_SIZE, else this process.
+    """Join the process group of this run if a launcher has set RANK and WORLD_SIZE, and leave it at the end.
 
-    Arguments: device, `train.device`. Yields: the group; this process leaves it at the end.
+    Arguments: device, the setting `train.device`.
+    Yields: a `ProcessGroup`, or `Processes` for a single process.
     Raises: ConfigError if this machine has fewer GPUs than processes.
     """
     if not is_worker():

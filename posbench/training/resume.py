@@ -1,4 +1,4 @@
-"""Begin a run: write its manifest, and start from other weights or at a checkpoint (`posbench.runs.start`).
+"""Begin or resume a run: make or check its manifest, load other weights or a checkpoint (`posbench.runs.start`).
 
 `LoopState` is the part of a checkpoint that is neither weights nor moments.
 """
@@ -46,10 +46,10 @@ class LoopState:
     """The progress of a run. Losses are in nats per token."""
 
     steps_done: int = 0
-    batches: str = ""  # SHA-256 chain over the batches consumed
+    batches: str = ""  # SHA-256 digest of all batches consumed
     loss_sum: float = 0.0  # sum over the finite steps since the last logged row
     loss_count: int = 0  # number of these steps
-    grad_norm_max: float | None = None  # largest norm of these steps, before clipping
+    grad_norm_max: float | None = None  # largest gradient norm of these steps, before clipping
     skipped_steps: int = 0
     train_seconds: float = 0.0  # time of the timed steps: all but the first of each process, which compiles
     timed_steps: int = 0
@@ -58,9 +58,9 @@ class LoopState:
     grad_norm: float | None = None  # norm of the last fetched step, before clipping; None if it was skipped
 
     def fetch(self) -> Iterator[tuple[int, float, float]]:
-        """Wait for the device, fetch the pending losses and add up the finite ones.
+        """Wait for the device, fetch the pending losses and norms, and add up the finite losses.
 
-        Yields: (n, loss, norm) of each skipped step, after counting it; n is 0-based.
+        Yields: (n, loss, norm) of each skipped step n (0-based): loss or gradient norm was not finite.
         """
         first, pending = self.steps_done - len(self.pending), self.pending
         self.pending = []
@@ -76,7 +76,7 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """Return the mean loss and the gradient norms since the last call, None if every step was skipped."""
+        """Return loss (mean), grad_norm (last) and grad_norm_max since the last call; None if no step was finite."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
         self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None
@@ -87,14 +87,14 @@ class LoopState:
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the fields that `saved` returned, and the step that was stored with them."""
+        """Set the fields from the result of the method `saved`, plus `step`, the number of steps done."""
         self.steps_done = self.timed_steps = saved["step"]
         for name in _SAVED:  # checkpoints of older versions lack some
             setattr(self, name, saved.get(name, getattr(self, name)))
 
 
 def now() -> str:
-    """Return the current time in UTC, ISO 8601."""
+    """Return the current UTC time as an ISO 8601 string in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -106,10 +106,10 @@ def new_manifest(
     existing: Manifest | None,
     start: Start | None = None,
 ) -> Manifest:
-    """Return the content of `run.json` before the first step.
+    """Return the run's manifest (`run.json`) before the first step.
 
-    Arguments: model, with its initial weights; existing, the manifest of an interrupted run, from which the time when
-    it began and its wandb run are kept.
+    Arguments: corpus, the tokens or task to train on; model, with its initial weights; existing, the manifest of the
+    interrupted run, whose start time and wandb run are kept; start, the weights to begin with instead of the seed's.
     """
     identity = fingerprints.identity(config, device.describe(), start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
@@ -161,8 +161,9 @@ def new_manifest(
 def existing_manifest(
     run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
-    """Return the manifest of the run of `config` if its folder, or a pack, has this run already, finished or not.
+    """Return the manifest of `run`, finished or not, or None if there is none. It must agree with `config`.
 
+    None also if a different run stopped there before its first checkpoint. A damaged one is read from a checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:
@@ -200,7 +201,7 @@ def existing_manifest(
 
 
 def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
-    """Print changes of versions, device and code since an interrupted run began, all of which are allowed."""
+    """Print which versions, device settings or code changed since an interrupted run began."""
     circumstances = (
         fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
         for m in (existing, manifest)
@@ -213,9 +214,10 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
 
 
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
-    """Load the weights of `start`, and if it is a checkpoint to continue exactly, the moments and the loop's state.
+    """Load the weights of `start` and, if it is a checkpoint to continue exactly, the moments and the loop state.
 
-    Returns: what `Start.load_into` returns. Raises: ConfigError if `start` holds another model.
+    Returns: names of parameters that keep their initial values, and names of weights that were not used.
+    Raises: ConfigError if `start` holds another model.
     """
     differences = start.load_into(step.model)
     if start.checkpoint is None:

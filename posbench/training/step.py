@@ -22,8 +22,8 @@ class Died(Exception):
     """Training diverged: losses or gradients became infinite or NaN. The run's manifest gives the reason."""
 
 
-# A clock, a profiler or a test, called with (phase, n, step) at the end of each phase of step n: `batch` (by the loop),
-# `forward` and `backward` of each micro-batch, `optimizer`, and `checkpoint` (by the loop) if one was written.
+# A function, such as a profiler's, called with (phase, n, step) at the end of each phase of step n: `batch` (by the
+# loop), `forward` and `backward` of each micro-batch, `optimizer`, and `checkpoint` (by the loop) if one was written.
 Observer = Callable[[str, int, "TrainingStep"], object]
 
 
@@ -32,7 +32,7 @@ def unobserved(phase: str, n: int, step: TrainingStep) -> None:
 
 
 class TrainingStep:
-    """A model on its device, compiled if that pays, with its optimizer. A call takes one step."""
+    """A model on its device, compiled if `device.compiled`, with its optimizer. A call takes one training step."""
 
     def __init__(self, config: Config, model: Decoder, device: Device, processes: Processes | None = None) -> None:
         self.device, self.processes = device, processes or Processes()
@@ -45,15 +45,16 @@ class TrainingStep:
         self.optimizer = AdamW(self.model, config.row_train, config.scheme.lr_factor)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
-        """Take step n (0-based), which decides the learning rate, with the whole batch, which is on the device.
+        """Take one training step: forward and backward over micro-batches, then AdamW.
 
-        Returns: the loss in nats per scored token, and the norm of the gradients before clipping, [2], on the device.
-        If one of them is not finite, weights and moments stay as they were.
+        Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device.
+        Returns: [loss in nats per scored token, gradient norm before clipping], shape [2], on the device. If one of
+        them is not finite, weights and moments stay as they were.
         """
         self.optimizer.set_rate(n)
         self.optimizer.zero_grad()
         mean_loss = torch.zeros((), device=self.device.torch)
-        divisor = None  # of a micro-batch's sum over answers: the mean number of answers per micro-batch and process
+        divisor = None  # divides a micro-batch's summed loss: mean number of answers per micro-batch and process
         if batch.answers is not None:
             divisor = (batch.answers >= 0).sum() / (self.accumulation * self.processes.size)
         micro_batches = batch.chunks(self.accumulation)

@@ -1,4 +1,4 @@
-"""Train one run, from its configuration to its last validation: set up, loop, finish. Read it from top to bottom.
+"""Train one run, from its configuration to its last validation: set up, loop, finish. Read this file top to bottom.
 
     configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> AdamW ] -> validation -> manifest
 
@@ -76,8 +76,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
 
     Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
     Returns: the finished run.
-    Raises: ConfigError for what a user can fix, which leaves no files; Stopped after Ctrl-C or SIGTERM, with a
-    checkpoint; Died if the numbers became infinite or NaN, with the reason in the manifest.
+    Raises: ConfigError for errors that the user can fix, before any file is written; Stopped after Ctrl-C or SIGTERM,
+    with a checkpoint; Died if losses or gradients became infinite or NaN, with the reason in the manifest.
     """
     # One process may train many schemes, and each needs its own compiled code. This comes before the processes are
     # joined, because the modules that it imports would keep the threads of a process group alive.
@@ -141,7 +141,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
-    """Return the problems of a task, or the text as tokens, which the first process prepares and the others read.
+    """Return the data set of `config`: a task's problems, or text as tokens, prepared by the first process for all.
 
     Raises: ConfigError if there is too little text to validate on.
     """
@@ -164,14 +164,14 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
 @contextmanager
 def _evaluated(model: Decoder) -> Iterator[Decoder]:
-    """Set the model to evaluation mode for a while: a user's scheme may act differently in training."""
+    """Yield the model in evaluation mode, then set it to training mode: a user's scheme may differ between them."""
     model.eval()
     yield model
     model.train()
 
 
 class Training:
-    """A run while it trains: `begin`, `take_steps`, `finish`. Only the first process writes files and prints."""
+    """A run in training. Call `begin`, `take_steps` and `finish`. Only the first process writes files and prints."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the first files and start: at the newest intact checkpoint, at the trunk's, or from other weights."""
+        """Write the run folder's first files, and load the start: the newest checkpoint, the trunk's, or `start`."""
         folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
@@ -252,7 +252,7 @@ class Training:
     # ------------------------------------------------------------ loop
 
     def take_steps(self) -> None:
-        """Take all remaining steps. Afterwards the newest checkpoint is the last step's.
+        """Take all remaining steps, with logging, validations and checkpoints, the last one after the last step.
 
         Raises: Stopped after a signal, with a checkpoint; Died if losses or gradients are not finite.
         """
@@ -317,11 +317,11 @@ class Training:
                     self.signals.stop(signal_number, f"{progress}: run the same command again to resume")
 
     def validate(self) -> None:
-        """Score the validation windows with the current weights and log a point of the loss curve. Raises: Died."""
+        """Score the validation windows and log their mean loss in metrics.jsonl. Raises: Died if it is not finite."""
         self._log_validation(self._validation_scores()[1])
 
     def _fetch_losses(self) -> None:
-        """Fetch the losses of the steps since the last call, and report skipped steps.
+        """Fetch the losses of the steps since the last call from the device, and print a line per skipped step.
 
         Raises: Died if more steps were skipped than `train.max_skipped_steps`.
         """
@@ -338,9 +338,9 @@ class Training:
                 )
 
     def _log_step(self, steps: int, seconds: float) -> None:
-        """Log a row about the steps since the last one. The first step of a process compiles and is left out of speed.
+        """Log a metrics row about the steps since the previous row: mean loss, gradient norms, learning rate, speed.
 
-        Arguments: steps and seconds, of the timed steps.
+        Arguments: steps, number of steps timed since then (not a process's first, which compiles); seconds, their time.
         """
         state, train = self.state, self.config.row_train
         speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
@@ -359,9 +359,9 @@ class Training:
     def _validation_scores(
         self, advance: Callable[[int], object] = lambda tokens: None
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score the validation windows, always the same ones, and return the rows and the header of the result.
+        """Score the validation windows, always the same ones; return one row per window, and the header with means.
 
-        Raises: Died if the loss is not finite.
+        Arguments: advance, called as scoring proceeds, with a number of tokens. Raises: Died if the loss is not finite.
         """
         length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
         with _evaluated(self.step.model) as model:
@@ -373,7 +373,7 @@ class Training:
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """Log a row about a validation."""
+        """Log a metrics row with the loss of a validation, from the header of its result."""
         step = self.state.steps_done
         self._append(
             {
@@ -386,7 +386,7 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """Log what distant order is worth on a few windows of the validation text, always the same ones."""
+        """Log how much the loss on fixed validation windows rises without the order of distant tokens. Raises: Died."""
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
             worth = order.worth_beyond_near(
@@ -398,11 +398,11 @@ class Training:
 
     @property
     def tokens_done(self) -> int:
-        """Return the tokens trained on so far, including the tokens of the model that the run started from."""
+        """Return the number of tokens trained on so far, including those of the model that the run started from."""
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Add a row to metrics.jsonl, to the tracker and to the progress bar."""
+        """Write a metrics row to metrics.jsonl, to the tracker (wandb) and to the progress bar."""
         if self.is_first:
             runs.append_metrics(self.run.path / "metrics.jsonl", row)
         self.tracker.log(row)
@@ -427,7 +427,7 @@ class Training:
     # ------------------------------------------------------------ finish
 
     def finish(self) -> None:
-        """Store the final validation loss of each window (the loss table), and mark the run as finished.
+        """Validate, store the loss of each window as a result of the run, and mark the run as finished.
 
         Raises: Died if the loss is not finite; Stopped after a signal.
         """
@@ -482,9 +482,9 @@ class Training:
 
     @contextmanager
     def record_failure(self) -> Iterator[None]:
-        """Write to the manifest why a run ends early, as died if numbers are not finite, else as stopped.
+        """If the `with` block raises, write the reason to the manifest, with status died (after Died) or stopped.
 
-        The tracker is closed in any case. Raises: the error, or the Stopped or ConfigError that explains it.
+        The tracker is always closed. Raises: the error itself, or the Stopped or ConfigError that explains it.
         """
         failed = True
         try:
