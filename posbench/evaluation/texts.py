@@ -47,7 +47,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     """Return the text of `data`, tokenized by the run's tokenizer; without `data`, the text the run was trained on.
 
     `overlap` of another text gives the share also in the training text, by split; empty if that is not cached.
-    Raises: ConfigError if the text or the tokenizer is missing.
+    Raises: ConfigError if the text or the tokenizer is missing. `notice` gets a warning if the overlap is large.
     """
     config, cache = run.config, run.config.data.cache_dir
     if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone

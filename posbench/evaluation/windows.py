@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """A window of a split: the model reads `length` tokens from `start` on, and its last `scored` targets count."""
+    """A window of a split: a model reads `length` tokens from `start` on and is scored on the last `scored` targets."""
 
     start: int
     length: int
@@ -67,7 +67,7 @@ def losses_of(
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Return the losses on the last `scored` next-token targets of each row, nats, float32 [N, scored]; no NaN.
+    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]. NaN becomes infinity.
 
     Arguments: rows, tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called after each
     pass with its number of tokens.
@@ -109,7 +109,7 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length longer than the text, which has `tokens` tokens `scope` ("in all")."""
+    """Return the error message for a length longer than the text. Arguments: scope, what has `tokens`: "in all"."""
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "
         f"({split.num_documents} documents); ask for a shorter length or give longer text"

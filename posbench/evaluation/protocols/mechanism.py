@@ -221,9 +221,9 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def measure(
     model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
-    """Return the losses of the second halves of windows, [B, T - T // 2] in nats, and measures of all heads there.
+    """Return the losses of the windows' second halves, nats [B, T - T // 2], and `Measured` tuples of all heads there.
 
-    The sums of a measure are [B, H, distances or channel pairs].
+    The sums in a tuple are [B, H, distances or channel pairs].
     Arguments: tokens, windows [B, T + 1]; are_repeated, whether the second half of a window repeats its first; then
     only `induction` is measured; positions, [B, T], if they are not consecutive.
     """

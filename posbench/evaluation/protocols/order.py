@@ -221,7 +221,7 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return as text, by scheme, the largest distance up to which order is worth at least REACH by its interval.
+    """Return as text, by scheme, the largest distance up to which order's interval stays at REACH or above.
 
     Arguments: cells, the `lost_order` cells of one length.
     Returns: such as `16`; `≥ 64` if order is worth that at all distances up to 64; `0` if at none.

@@ -87,7 +87,7 @@ class EvalProtocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score a model and return the table of rows to store, and the figures for its header.
 
-        Figures are `nll_mean` (nats per target), `targets_total` and more. Arguments: anchor, the longest length.
+        Figures are `nll_mean` (nats/target), `targets_total` and more. Arguments: anchor, the longest length compared.
         """
 
     def reads(self, config: Config) -> bool:

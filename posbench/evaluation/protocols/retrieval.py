@@ -164,7 +164,7 @@ def probe(
 
 
 def _sequences(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
-    """Return the tokens of `again`, `control` and `shuffled`, [trials, 2 passage + gap] each."""
+    """Return the token ids of `again`, `control` and `shuffled`, [trials, 2 * passage + gap] each."""
     parts = [
         [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
         for trial in trials

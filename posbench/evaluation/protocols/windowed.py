@@ -82,7 +82,7 @@ class Windowed(EvalProtocol):
 
 
 class ByLength(Windowed):
-    """Perplexity against length, on the test split."""
+    """Base class of protocols that report perplexity against length, on the test split."""
 
     is_by_length: ClassVar[bool] = True
 
