@@ -39,9 +39,9 @@ def evaluate_runs(
 
     Arguments: by_name, whether the user named these runs; if not, runs without weights, such as `runs/reference`,
     are skipped.
-    Returns: the requested results, new and old.
-    Raises: ConfigError if no run can be scored; or, after all other runs are scored and the tables are printed, with
-    the errors of the runs that failed.
+    Returns: each requested result, new or stored earlier, with its run.
+    Raises: ConfigError if no run can be scored. If some runs fail, the others are scored and the tables are printed
+    before it is raised with the errors.
     """
     if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
@@ -102,11 +102,11 @@ def _progress(console: Console) -> Progress:
 
 @dataclass
 class _Scoring:
-    """The outcome of scoring one run. After an error it holds the results up to that."""
+    """The outcome of scoring one run. If an error occurred, it has the results from before it."""
 
     results: list[tuple[Result, bool]] = field(default_factory=list)  # each with whether it is new
     notices: list[str] = field(default_factory=list)  # lines to print
-    error: str | None = None  # an error that the user can fix; any other ends the evaluation
+    error: str | None = None  # message of an error that the user can fix; any other error ends the evaluation
 
 
 def _evaluate(
@@ -116,10 +116,10 @@ def _evaluate(
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
-    """Score one run.
+    """Score one run and return its results, and its error if the user can fix that.
 
-    Arguments: headers, of all results of the run's experiment; say, called with each notice at once. Without `say`,
-    the notices are returned.
+    Arguments: headers, the headers of all results of the run's experiment; say, called with each notice at once.
+    Without `say`, the notices are returned.
     """
     scoring = _Scoring()
     say = say or scoring.notices.append
@@ -138,7 +138,7 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
-    """Send all stored results to the run's wandb run, as figures `eval/<protocol>/<figure>@<length>`."""
+    """Send all stored results to the run's wandb run, if any, as figures `eval/<protocol>/<figure>@<length>`."""
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
@@ -156,7 +156,7 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """Return the outcome of one run as text: `scored fixed 64, 128; fixed · yarn 128, then failed`."""
+    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`."""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -167,7 +167,10 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
 
 
 def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
-    """Return the finished runs. An unreadable run is skipped, or fails later if the user named it."""
+    """Return the finished runs, without `by_name` only those with weights, and report the others to `notice`.
+
+    Unreadable runs that the user named are returned too, and fail later. Raises: ConfigError if no run is left.
+    """
     states = [(run, state_of(run)) for run in runs]
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
     for run, state in states:
@@ -187,7 +190,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return the request for each run, without options if its scheme lacks them. Raises: ConfigError if all do."""
+    """Return a request per run, without options if its scheme lacks them. Raises: ConfigError if all schemes do."""
     from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
@@ -210,7 +213,10 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
 
 def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
-    """Return for each run the headers of all results of its experiment, also of runs that are not scored now."""
+    """Return for each run the headers of all results of its experiment, also of runs that are not scored now.
+
+    The list is empty for a run that was copied to another folder.
+    """
 
     @cache
     def stored_in(experiment: Path) -> list[Mapping[str, Any]]:
@@ -226,7 +232,7 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
-    """Print a table of one figure by scheme and length, over all seeds. Options (`--under`) have their own rows."""
+    """Print the mean over seeds of the protocol's headline: a row per scheme and options, a column per length."""
     lengths = sorted({result.length for _, result in evaluations})
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:

@@ -37,11 +37,12 @@ def score_split(
     anchor: int | None = None,
     advance: Advance = lambda tokens: None,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Score one split and return the rows and the header to store in `eval/`.
+    """Score a model on one split by a protocol at one length, and return the rows and the header to store in `eval/`.
 
-    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`).
-    Returns: the rows (document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per target) and
-    bits_per_byte.
+    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
+    advance, called with the number of tokens after each forward pass.
+    Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
+    target) and, if bytes are counted, bits_per_byte.
     """
     protocol_ = PROTOCOLS[protocol]
     began = time.perf_counter()
@@ -75,12 +76,12 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    A request with options scores the run as trained first. All runs of an experiment share one anchor. If it is longer
-    than the anchor of results that the run already has, these are scored again, so that all stay comparable; `notice`
-    is called with a line that says so.
+    A request with scheme options scores the run as trained first. All runs of an experiment share one anchor, the
+    longest length, which decides the scored text. Results of the run with a shorter anchor are scored again, so that
+    all stay comparable; `notice` is called with a line that says so.
 
-    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); experiment,
-    the headers of all results of the run's experiment.
+    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); tell, called
+    with each result and whether it is new; experiment, the headers of all results of the run's experiment.
     Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result,
     but it still counts as the longest, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
@@ -106,7 +107,7 @@ def _evaluate_variant(
     notice: Say,
     experiment: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Result, bool]]:
-    """Yield each result with the request's options, and whether it is new. Arguments: results, of the run so far."""
+    """Score a run with one set of options; yield (result, is it new?). Arguments: results, the run's stored ones."""
     if request.under:
         corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
@@ -140,7 +141,7 @@ def _evaluate_variant(
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raise ConfigError if a run cannot be scored on this text."""
+    """Raise ConfigError if the text has another tokenizer or, if none is requested, is not the training text."""
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     if request.data is None:
@@ -154,7 +155,7 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 
 
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
-    """Return the lengths to score. Default lengths are left out, with a notice, if the text is too short for them.
+    """Return the lengths to score a run at. Default lengths that the text is too short for are left out with a notice.
 
     Raises: ConfigError if the text is too short for a requested length, or for all lengths.
     """
@@ -185,7 +186,7 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
 
 
 class _Scorer:
-    """Scores one run and stores the results. The model is loaded when the first length is scored."""
+    """A scorer of one run that stores the results. The model is loaded when the first length is scored."""
 
     def __init__(self, run: Run, corpus: Dataset, request: Request) -> None:
         self.run, self.corpus, self.request = run, corpus, request
@@ -193,7 +194,7 @@ class _Scorer:
         self.at_step = None if step == run.manifest.num_steps else step
         self.options = tuple(sorted(request.under))
         self.marks = [] if self.at_step is None else [f"step={step}"]
-        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # a pack rounds weights
+        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # a pack has rounded weights
         self.marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
         self.marks += [] if request.data is None else [f"data={request.data.name}"]
 
@@ -209,7 +210,7 @@ class _Scorer:
         return ResultKey(protocol.name, length, (*self.options, *self.marks))
 
     def usable(self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
-        """Return the stored results with the requested windows, settings and number format, by length."""
+        """Return by length the stored results that have the requested windows, settings and number format."""
         return {
             result.length: result
             for result in stored
@@ -222,7 +223,7 @@ class _Scorer:
     def moved(
         self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]
     ) -> list[tuple[tuple[str, ...], int]]:
-        """Return the options and the length of each stored result that was scored with another anchor."""
+        """Return (options, length) of each stored result to score again, because its anchor is another one."""
         moved = []
         for result in stored:
             options = tuple(o for o in result.key.under if o not in MARKS and not o.startswith(("step=", "data=")))
@@ -235,7 +236,7 @@ class _Scorer:
         return moved
 
     def anchor(self, protocol: EvalProtocol, requested: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
-        """Return the longest length of the comparison, among the requested ones and the results that will stay."""
+        """Return the longest length among the requested ones and the stored results that they are compared with."""
         replaced = {self.key(protocol, length) for length in requested if self.request.again}
         remaining = [
             header
@@ -248,13 +249,16 @@ class _Scorer:
         return max([*requested, *(int(header.get("anchor", header["length"])) for header in remaining)])
 
     def _is_alike(self, protocol: EvalProtocol, header: Mapping[str, Any]) -> bool:
-        """Return whether a result was computed on this text with the current settings."""
+        """Return whether the result of this header was computed on this text with the current settings."""
         settings, names = protocol.settings(self.run.config), PROTOCOLS[header["protocol"]].decided_by
         alike = all(header["settings"].get(name) == getattr(settings, name) for name in names)
         return alike and bool(header.get("data") == self.corpus.fingerprint)
 
     def score(self, protocol: EvalProtocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
+        """Score one length, store the result and return it.
+
+        Raises: ConfigError if a loss is not finite or memory runs out.
+        """
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
         model.piece = self.request.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
@@ -282,7 +286,7 @@ class _Scorer:
         return self.run.store(self.key(protocol, length), rows, header)
 
     def _device(self) -> Device:
-        """Return the device, with the number format of training unless the request names another."""
+        """Return the device to score on, with the number format of training unless the request names another."""
         dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))

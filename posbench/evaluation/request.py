@@ -24,8 +24,8 @@ _COMMA = r",(?![^\[]*\])"  # separates values, except inside brackets
 class Request:
     """Options of `posbench eval` and `posbench.evaluate`. Missing lengths or protocols come from the run's config.
 
-    Lengths without a protocol apply only to the protocols that follow them (`EvalProtocol.follows_lengths`). On another
-    text, the loss at the training length is scored and, if lengths are given, perplexity by the run's own protocols.
+    Lengths without a protocol apply only to protocols with `EvalProtocol.follows_lengths`. On another text (`data`),
+    the loss at the training length is scored and, if lengths are given, perplexity by the run's own protocols.
 
     Raises: ConfigError for an unknown protocol, a bad length or option, or a text whose name cannot be used.
     """
@@ -122,9 +122,9 @@ class Request:
 
     @property
     def variants(self) -> list[Request]:
-        """Return a request for each combination of values in `under`, such as `rescale=pi,yarn`.
+        """Return a request for each combination of values in `under`: `rescale=pi,yarn` gives none, pi and yarn.
 
-        The first one has no options, so that results with options can be compared with the scheme as trained.
+        The first request has no options, so that results with options can be compared with the scheme as trained.
         """
         options = [option.partition("=") for option in self.under]
         values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]
@@ -132,13 +132,16 @@ class Request:
 
     @property
     def wants_ngrams(self) -> bool:
-        """Return whether to score n-gram models too: if they are named, or if nothing is named."""
+        """Return whether to score n-gram models too: if `ngram` or no protocol, length or text is requested."""
         from posbench.evaluation.protocols import NGRAM
 
         return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
-        """Return the names of the protocols to score by. Arguments: configured, the names in the run's config."""
+        """Return the names of the requested protocols, else of those in the run's config (`configured`) that apply.
+
+        On another text these are `validation` and, if lengths are requested, those for perplexity by length.
+        """
         from posbench.evaluation.protocols import VALIDATION, protocol_named
 
         if self.protocols:
@@ -149,7 +152,7 @@ class Request:
         return [name for name in configured if not self.lengths or protocol_named(name).follows_lengths]
 
     def lengths_of(self, protocol: EvalProtocol, config: Config, split: Any) -> list[int]:
-        """Return the lengths to score by a protocol, ascending: requested or from the run's configuration.
+        """Return the lengths to score by a protocol, ascending: the requested ones, else from the run's configuration.
 
         A request with lengths but no protocols includes the training length, as a reference for the change with length.
         Raises: ConfigError for a window of text with less than two tokens.

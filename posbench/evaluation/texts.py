@@ -17,10 +17,10 @@ from posbench.system.files import write_bytes
 
 
 def text_named(words: Sequence[str]) -> DataConfig | None:
-    """Return the text that `--data` names: `["wikitext103"]`, `["files", "data.path=~/notes", "data.name=notes"]`.
+    """Return the configuration of the text that the words of `--data` name, or None without words.
 
-    Arguments: words, a choice of conf/data, its settings, and `--config-dir=FOLDER` if the choice is the user's own.
-    Returns: None without words.
+    Arguments: words, a choice of conf/data and its settings (`["files", "data.path=~/notes", "data.name=notes"]`), and
+    `--config-dir=FOLDER` if the choice is the user's own.
     Raises: ConfigError for none or several choices, and for words that `posbench train` would refuse.
     """
     if not words:
@@ -35,7 +35,7 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
 
 
 def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
-    """Return the dataset to score a run on: its task, or the text that `corpus_for` returns. Raises: ConfigError."""
+    """Return what to score a run on: its task, or text (`corpus_for`). Raises: ConfigError for a task with `data`."""
     if not run.config.is_task:
         return corpus_for(run, data, notice)
     if data is not None:
@@ -46,8 +46,8 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
 def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     """Return the text of `data`, tokenized by the run's tokenizer; without `data`, the text the run was trained on.
 
-    The overlap of another text is measured with the training text. It is left empty if that is not in the cache.
-    Raises: ConfigError if the text or the tokenizer is missing.
+    `overlap` of another text gives the share also in the training text, by split; empty if that is not cached.
+    Raises: ConfigError if the text or the tokenizer is missing. `notice` gets a warning if the overlap is large.
     """
     config, cache = run.config, run.config.data.cache_dir
     if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone
@@ -72,7 +72,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """Return a run's configuration with another text and the tokenizer in the run's folder."""
+    """Return `config` with the text `data` and the tokenizer file in the run's folder (written if missing)."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
     if not file.exists():  # the run is packed

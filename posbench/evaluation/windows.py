@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """The model reads tokens `start .. start + length - 1` and is scored on the last `scored` of their targets."""
+    """A window of a split: a model reads `length` tokens from `start` on and is scored on the last `scored` targets."""
 
     start: int
     length: int
@@ -31,7 +31,7 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     are spaced evenly among all that could. The chosen windows of a document are spaced evenly within it.
 
     Arguments: counts, how many windows each document has, int [documents].
-    Returns: indices of windows, int64, ascending, counted through all documents; all windows if there are fewer.
+    Returns: the chosen indices, int64, ascending, into the windows of all documents; all of them if there are fewer.
     """
     number = min(number, int(counts.sum()))
     low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
@@ -48,12 +48,15 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
 
 
 def _evenly(number: int, total: int) -> np.ndarray:
-    """Return `number` different indices below `total`, each in the middle of its equal part."""
+    """Cut `range(total)` into `number` equal parts and return the middle index of each, int [number]."""
     return (2 * np.arange(number) + 1) * total // (2 * max(1, number))
 
 
 def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
-    """Count the windows of each document. Arguments: targets, the index of each window's first target, ascending."""
+    """Return how many windows each document has, int [documents].
+
+    Arguments: targets, the index of each window's first target, ascending.
+    """
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
@@ -64,10 +67,10 @@ def losses_of(
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Return the negative log-likelihoods of the last targets of each row, nats, float32 [N, scored].
+    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]. NaN becomes infinity.
 
-    Arguments: rows, tokens [N, T + 1]; scored, how many targets of each; batch_tokens, the most tokens of a forward
-    pass; advance, called with the number of tokens after each pass.
+    Arguments: rows, tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called after each
+    pass with its number of tokens.
     """
     import torch
 
@@ -83,9 +86,9 @@ def losses_of(
 
 
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """Return one row per scored target: window (its number), document, target (index of the token), nll (nats).
+    """Return a table, a row per scored target: window (its number), document, target (token index), nll (nats).
 
-    Beginning-of-document tokens are not scored, because they are not part of the text.
+    BOS tokens are not scored, because they are not part of the text. Arguments: losses, [windows, scored] in nats.
     """
     scored = windows[0].scored
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
@@ -96,7 +99,7 @@ def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, 
 
 
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """Return one row per window and document: document, start (first scored target), targets, nll (summed), bytes."""
+    """Return a row per window and document: document, start (first scored target), targets, nll (sum, nats), bytes."""
     rows = scored_targets(losses, windows, split, bos_id)
     table = rows.groupby(["window", "document"], sort=True).agg(
         start=("target", "min"), end=("target", "max"), targets=("target", "size"), nll=("nll", "sum")
@@ -106,7 +109,7 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length longer than the text, which has `tokens` in `scope`."""
+    """Return the error message for a length longer than the text. Arguments: scope, what has `tokens`: "in all"."""
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "
         f"({split.num_documents} documents); ask for a shorter length or give longer text"

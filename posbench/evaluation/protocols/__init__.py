@@ -4,7 +4,7 @@ validation      the final held-out loss at the training length (training writes 
 fixed           the same targets at every length, only the context before them grows
 nonoverlapping  windows back to back, every target scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
-retrieval       how much a passage's loss drops if it was read before, and due to its order, by gap
+retrieval       how much a passage's loss drops if it was read `gap` tokens before, and what its order adds
 ngram           the loss of n-gram models on the same targets (once per seed, without a trained model)
 accuracy        for tasks: the share of right answers by length in items
 mechanism       the positions that heads attend to, the frequencies they use, the biases that the scheme adds
@@ -48,7 +48,7 @@ ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
 
 
 def protocol_named(name: str) -> EvalProtocol:
-    """Return the protocol of this name. Raises: ConfigError with the nearest name."""
+    """Return the protocol of this name. Raises: ConfigError, with the nearest name, if there is none."""
     if name not in PROTOCOLS:
         raise ConfigError(f"protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
     return PROTOCOLS[name]

@@ -25,7 +25,7 @@ BEYOND = (1, 1.25, 2, 4)  # lengths to score, as multiples of the longest traine
 
 
 class Accuracy(EvalProtocol):
-    """Accuracy on `evaluation.problems` problems of the test split per length, equal for every scheme and seed."""
+    """Accuracy on `evaluation.problems` problems of the test split per length, the same for every scheme and seed."""
 
     name = "accuracy"
     rank = 8
@@ -82,7 +82,7 @@ class Accuracy(EvalProtocol):
 
 
 def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
-    """Return one row per problem: problem (its number), right and answers (counts), nll (sum over answers, nats)."""
+    """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats)."""
     losses, predicted = answered(model, batch, batch_tokens, advance)
     scored = batch.answers >= 0
     return pd.DataFrame(
@@ -100,8 +100,9 @@ def answered(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Predict each answer given the true tokens before it.
 
-    Returns: the losses of the answers in nats, and 0 for other tokens, [B, T]; the most likely token for each answer,
-    and -1 for other tokens, [B, T].
+    Arguments: batch_tokens, the most tokens of a forward pass.
+    Returns: losses [B, T], in nats for answers and 0 for other tokens; predictions [B, T], the most likely token for
+    answers and -1 for other tokens.
     """
     import torch
 

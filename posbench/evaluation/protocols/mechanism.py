@@ -140,10 +140,10 @@ class Mechanism(EvalProtocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Return the mean over windows and half its 95 % interval by scheme, measure, layer, head and distance or pair.
+    """Return a table of each figure's mean over windows (`value`) and half its 95 % interval (`value_windows`).
 
-    Of each scheme, the first seed that was scored at this length is read.
-    Arguments: runs, one row per run, with its path.
+    There is a row per scheme, measure, layer, head and distance or pair. For each scheme, only the first seed that was
+    scored at this length is read. Arguments: runs, one row per run, with its path.
     """
     from scipy.special import stdtrit  # not needed to train or to score
 
@@ -180,7 +180,7 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
-    """Return the pictures of all heads. Arguments: heads, from `read_heads`."""
+    """Return pictures of attention, norms and biases, if there are any. Arguments: heads, from `read_heads`."""
     biases = heads[heads["measure"] == "bias"].copy()
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
@@ -208,7 +208,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return `previous_token`, `first_token` and `induction`, from 0 to 1, as series by (layer, head)."""
+    """Return the scores `previous_token`, `first_token` and `induction`, 0 to 1: name -> series by (layer, head)."""
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
@@ -221,11 +221,11 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def measure(
     model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
-    """Return the losses of the second halves of windows [B, T + 1], nats, and measures of all heads there.
+    """Return the losses of the windows' second halves, nats [B, T - T // 2], and `Measured` tuples of all heads there.
 
-    The sums of a measure are [B, H, distances or channel pairs].
-    Arguments: are_repeated, whether the second half of a window repeats its first; then only `induction` is measured;
-    positions, [B, T], if they are not consecutive.
+    The sums in a tuple are [B, H, distances or channel pairs].
+    Arguments: tokens, windows [B, T + 1]; are_repeated, whether the second half of a window repeats its first; then
+    only `induction` is measured; positions, [B, T], if they are not consecutive.
     """
     import torch
 
@@ -249,9 +249,10 @@ def measure(
 def attention_weights(
     q: Tensor, k: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights and the bias (None if there is none), [B, H, T, T].
+    """Compute softmax attention in float64; return its weights and the bias (None without one), [B, H, T, T] each.
 
-    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], after the scheme's hooks.
+    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], after the scheme's hooks; bias, a function of the indices b, h, i
+    and j; sink [H], an additional score; window, how many keys a query can see.
     """
     import torch
 
@@ -271,7 +272,7 @@ def attention_weights(
 
 @contextmanager
 def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
-    """Replace the attention kernels by plain softmax, and record q, k, weights and bias of each layer."""
+    """Replace the attention kernels by plain softmax in a `with` block; yield q, k, weights and bias of each layer."""
     kinds = [cast("Block", block).attention.kind for block in model.blocks]
     layers: list[dict[str, Any]] = []
 
@@ -295,13 +296,13 @@ def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
-    """Return a measure with one figure per head. Arguments: shares, [B, H, queries]."""
+    """Return a `Measured` with each head's sum of `shares` over queries. Arguments: shares, [B, H, queries]."""
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Yield attention and bias in buckets of distance. Arguments: weights, [B, H, queries, T]."""
+    """Yield a `Measured` of attention and, if any, bias by distance bucket. Arguments: weights [B, H, queries, T]."""
     import torch
 
     queries, length = weights.shape[2:]
@@ -323,7 +324,7 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
-    """Yield norms of the channel pairs of q and k that the scheme rotates, which rotation does not change."""
+    """Yield a `Measured` of q and of k: norms of the channel pairs that the scheme rotates (rotation keeps norms)."""
     from posbench.schemes.rotary import Rotary
 
     for site in ("q", "k"):
@@ -337,7 +338,7 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """Return the rows to store. Arguments: sums, [B, heads, distances or channel pairs]."""
+    """Return the rows of one `Measured` to store. Arguments: sums, [B, heads, distances or channel pairs]."""
     B, heads, count = sums.shape
     columns = (("first", first), ("last", last), ("queries", queries))
     return pd.DataFrame(
@@ -353,7 +354,7 @@ def _table(
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
-    """Return `length` + 1 tokens: a random sequence without BOS, twice."""
+    """Return `length` + 1 tokens: a random sequence of `length` // 2 tokens without BOS, repeated."""
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
     half += half >= bos_id
     return np.resize(half, length + 1)

@@ -13,9 +13,10 @@ For a context h of n - 1 tokens, whose last n - 2 are h':
 
     p_n(w | h) = (c(h w) - D(c(h w))) / c(h .)  +  (sum over v of D(c(h v))) / c(h .)  *  p_(n-1)(w | h')
 
-In the highest order of a model, c counts how often h w was read; in lower orders, how many different tokens were read
-before h w. p_0 is 1 / V, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens
-before it in its window is predicted by the model of order k + 1, the best prediction from these counts.
+D is the discount, and c(h .) is the sum of c over all next tokens. In the highest order of a model, c counts how often
+h w was read; in lower orders, how many different tokens were read before h w. p_0 is 1 / V, V being the vocabulary
+size, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens before it in its
+window is predicted by the model of order k + 1, the best prediction from these counts.
 
 N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
 were read), plus its last token. Keys stay below 2^63.
@@ -82,8 +83,9 @@ class Ngram(EvalProtocol):
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
     """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
 
-    A result is stored in the first run with these batches in the experiment.
-    Arguments: runs, finished ones; notice, called with a line per result; again, whether to replace stored results.
+    A result is stored in the first run with these batches in the experiment. Continued runs, and runs of more than
+    `evaluation.ngram_tokens` tokens, are skipped. Arguments: runs, finished runs; corpus_of, returns a run's text;
+    notice, called with a line per result; again, whether to replace stored results.
     """
     done = set()
 
@@ -119,7 +121,7 @@ def _has_ngrams(run: Run) -> bool:
 
 
 def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the rows and the header for all orders, from the run's batches and validation windows.
+    """Count n-grams in the run's batches, score its validation windows, and return rows and header for all orders.
 
     Raises: ConfigError if this version would choose other batches or validation windows than the run's.
     """
@@ -175,9 +177,9 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the tokens that are in any of the windows, in the order of the text, each position once.
 
-    Arguments: starts, ascending; longest, the order of the longest n-grams.
-    Returns: the tokens [N], and the depth of each [N]: how many tokens, up to and including it and at most `longest`,
-    are together in the window that reaches furthest back.
+    Arguments: starts, the windows' starts, ascending; longest, the order of the longest n-grams.
+    Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
+    but at most `longest`.
     """
     columns = np.arange(context_length + 1)
     indices = starts[:, None] + columns
@@ -193,8 +195,8 @@ class KneserNey:
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
         """Count the n-grams.
 
-        Arguments: tokens [N], the text; depths [N], how many tokens up to and including each one were together in a
-        window, so that the n-gram that ends there counts if this is n or more; vocab_size, V; longest, an order.
+        Arguments: tokens [N] and depths [N], from `text_read` (an n-gram counts if the depth of its last token is n or
+        more); vocab_size, V; longest, the highest order.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -217,7 +219,7 @@ class KneserNey:
             shorter[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
-        """Return the probability of each target in its context by order, [W, T]. Arguments: windows, [W, T + 1]."""
+        """Return order -> probability of each target in its context, [W, T]. Arguments: windows, tokens [W, T + 1]."""
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
         lower = self._lower[1].mixed(empty, targets, uniform)
@@ -234,7 +236,7 @@ class KneserNey:
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
-        """Return the number of the n-gram of each context and target."""
+        """Return the number of each n-gram, from its context's number and its target; _UNKNOWN if it was never read."""
         keys = self._keys[order]
         if not len(keys):
             return np.full_like(targets, _UNKNOWN)
@@ -252,7 +254,10 @@ class _Level:
 
     @classmethod
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
-        """Discount the counts. Arguments: counts [n-grams], 0 or more; contexts [n-grams], numbers of contexts."""
+        """Discount the counts of one order and return its level.
+
+        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context.
+        """
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
         freed = np.bincount(contexts, subtracted, num_contexts)
@@ -260,7 +265,10 @@ class _Level:
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
-        """Return the probabilities of this order. Arguments: lower, the probabilities of the next lower order."""
+        """Return the probabilities that this order gives, of the shape of `lower`.
+
+        Arguments: contexts and ngrams, their numbers; lower, the probabilities that the next lower order gives.
+        """
         if not len(self.discounted):
             return lower.copy()
         discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])
@@ -270,7 +278,7 @@ class _Level:
 def discounts(counts: Ints) -> Floats:
     """Return the discounts of counts 0, 1, 2, and 3 or more: equation 26 of the paper, between 0 and the count.
 
-    Returns: float64 [4], with 0.5, 1 and 1.5 if no n-gram has a count of 1, of 2, of 3 or of 4.
+    Returns: float64 [4]; the last three are 0.5, 1 and 1.5 if any of the counts 1 to 4 does not occur.
     """
     n1, n2, n3, n4 = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))
     if not (n1 and n2 and n3 and n4):

@@ -52,7 +52,7 @@ LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences,
 
 
 class Order(EvalProtocol):
-    """Worth of distant order in windows of one length (by default the training length), half of which is destroyed."""
+    """Worth of distant order in windows of one length (by default the training length), the first half destroyed."""
 
     name = "order"
     rank = 3
@@ -99,7 +99,10 @@ class Order(EvalProtocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return FAR at the end, and the tokens until it reached ONSET, or infinity if it is less at the end."""
+        """Return the worth of distant order at the end (FAR), and `onset_tokens`, the tokens until it reached ONSET.
+
+        `onset_tokens` is infinite if FAR is less than ONSET at the end. Without scores in `logged`, return {}.
+        """
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
             return {}
@@ -174,7 +177,7 @@ class Order(EvalProtocol):
 
 
 def onset_table(compared: ComparedRuns) -> pd.DataFrame:
-    """Return when each scheme began to use distant order: how many seeds did, the median, each seed, a test.
+    """Return a table of when schemes began to use distant order: how many seeds did, median, each seed, p of a test.
 
     A seed that did not by the end is shown as `>` and the tokens it was trained on, which the test uses as its onset.
     With an even number of seeds, the median is the earlier of the middle two, so that half of all had begun by then.
@@ -203,12 +206,13 @@ def caught_on(onsets: pd.Series) -> str:
 
 
 def flip_test(difference: np.ndarray) -> float:
-    """Return the exact two-sided p of a mean: the share of all choices of signs with a mean at least as far from 0.
+    """Return the exact two-sided p of a sign-flip test: the share of sign choices with a mean at least as far from 0.
 
-    It is made for paired times that are censored at the same budget. If two schemes are equal, each seed's difference
-    is equally often positive and negative, whatever the distribution of times and the censoring. A paired log-rank test
-    is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of
-    2^5 choices, 0.0625.
+    Arguments: difference, one number per seed.
+    The test is made for paired times that are censored at the same budget. If two schemes are equal, each seed's
+    difference is equally often positive and negative, whatever the distribution of times and the censoring. A paired
+    log-rank test is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact
+    value is 2 of 2^5 choices, 0.0625.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
@@ -217,9 +221,10 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return by scheme the largest distance up to which order is worth at least REACH; `≥` if all distances are.
+    """Return as text, by scheme, the largest distance up to which order's interval stays at REACH or above.
 
-    Arguments: cells, of `lost_order` at one length.
+    Arguments: cells, the `lost_order` cells of one length.
+    Returns: such as `16`; `≥ 64` if order is worth that at all distances up to 64; `0` if at none.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
@@ -249,9 +254,9 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return the first `count` of whole, shuffled and other for each window, int64 [count, windows, length + 1].
+    """Return the tokens of the first `count` of whole, shuffled, other by window, int64 [count, windows, length + 1].
 
-    The window's start seeds the permutation, the other document and the position in it.
+    The window's start is the random seed for the permutation, the other document and the position in it.
     Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
@@ -278,8 +283,8 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
     """Return what the order of distant tokens is worth, nats per token: `order_beyond_32` and so on for each of NEAR.
 
-    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d that half a window of
-    `length` tokens cannot hold twice is left out.
+    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if
+    half a window of `length` tokens is shorter than 2 d.
     """
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
@@ -296,22 +301,25 @@ def losses(
     advance: Advance = lambda tokens: None,
     scored: int = 3,
 ) -> np.ndarray:
-    """Return the losses of the targets in the second half, nats, float64 [scored, windows, distances from 1].
+    """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
 
-    Arguments: scored, how many of the three sequences to score, in their order.
+    Arguments: starts, token indices of windows; scored, how many of whole, shuffled and other to score, in this order.
     """
     read = sequences(split, starts, length, scored)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
 
 
 def bucket_edges(distances: int) -> np.ndarray:
-    """Return the edges of buckets over d = 1 .. `distances`: 1, 2, 3-4, 5-8, 9-16, ..., int64, ends exclusive."""
+    """Return int64 edges, ends exclusive, that cut d = 1 .. `distances` into buckets 1, 2, 3-4, 5-8, 9-16, ..."""
     powers = 1 + 2 ** np.arange(int(np.ceil(np.log2(distances))))
     return np.unique(np.concatenate(([1], powers, [distances + 1])))
 
 
 def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
-    """Return one row per document and bucket: document, bucket_start, bucket_end (exclusive), targets, loss sums."""
+    """Return a table, a row per document and bucket of d.
+
+    Columns: document, bucket_start, bucket_end (exclusive), targets, and the sums of LOSSES in nats.
+    """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1

@@ -31,21 +31,21 @@ Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of it
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a group of stored rows, nats/token, by which schemes are compared."""
+    """A figure by which schemes are compared: a loss or difference of losses over stored rows, nats/token."""
 
     name: str
     column: str  # column of summed losses
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return the figure. Arguments: sums, of the columns of a group of rows."""
+        """Return (`column` - `minus`) / targets. Arguments: sums, column -> its sum over rows, or its array."""
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
         return losses / sums["targets"]
 
 
 class EvalProtocol(ABC):
-    """A way to score. By default the figure is a loss (nats per target), and perplexities are compared."""
+    """A way to score a model. By default the figure is a loss (nats per target), and perplexities are compared."""
 
     name: ClassVar[str]
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
@@ -54,11 +54,11 @@ class EvalProtocol(ABC):
     of_text: ClassVar[bool] = True  # whether it scores text
     of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
     follows_lengths: ClassVar[bool] = True  # whether lengths that are requested without a protocol apply to it
-    shares_windows: ClassVar[tuple[str, ...]] = ()  # protocols whose longest length decides which text all score
+    shares_windows: ClassVar[tuple[str, ...]] = ()  # protocols that score the same text, set by their longest length
 
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 
-    # The settings that decide what is scored.
+    # The settings of `evaluation` that decide what is scored.
     decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
 
     # The figures by which results are compared, besides the loss table of `validation`.
@@ -85,17 +85,17 @@ class EvalProtocol(ABC):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score a model and return the rows to store and the header's figures.
+        """Score a model and return the table of rows to store, and the figures for its header.
 
-        Figures are `nll_mean` (nats per target), `targets_total` and more.
+        Figures are `nll_mean` (nats/target), `targets_total` and more. Arguments: anchor, the longest length compared.
         """
 
     def reads(self, config: Config) -> bool:
-        """Return whether it scores what `config` trains on."""
+        """Return whether this protocol scores what `config` trains on, text or a task."""
         return self.of_tasks if config.is_task else self.of_text
 
     def check(self, config: Config) -> None:
-        """Raise ConfigError if it does not score what `config` trains on."""
+        """Raise ConfigError if this protocol does not score what `config` trains on."""
         if not self.reads(config):
             scored, data, suggestion = (
                 ("text", "a task", "accuracy") if self.of_text else ("problems of tasks", "text", "fixed")
@@ -111,7 +111,7 @@ class EvalProtocol(ABC):
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """Estimate the tokens that are read at one length if the text is long enough, for `posbench plan`."""
+        """Return about how many tokens are read at one length if the text is long enough, for `posbench plan`."""
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
         """Raise ConfigError if the text has no window of `length` tokens to score."""
@@ -143,7 +143,7 @@ class EvalProtocol(ABC):
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
-        """Return the metrics of stored rows for the tidy table. Arguments: columns, arrays by name."""
+        """Return metrics for the tidy table: (name, sum per row, count per row). Arguments: columns, arrays by name."""
         targets = columns[self.count_column].astype(float)
         if self.scores:
             return [(score.name, np.asarray(score.of(columns)) * targets, targets) for score in self.scores]
@@ -153,14 +153,14 @@ class EvalProtocol(ABC):
         return losses
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return the sections of the report about these results.
+        """Return the sections of the report about these results, by default none.
 
         Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
         """
         return []
 
     def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
-        """Return the sections about the runs of one task. Arguments: length, the longest trained one, in items."""
+        """Return the sections about the runs of a task. Arguments: length, the longest trained length, in items."""
         return []
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
@@ -168,7 +168,7 @@ class EvalProtocol(ABC):
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return columns of a run's summary, computed from the rows of its metrics.jsonl."""
+        """Return columns of a run's summary, computed from `logged`, the rows of its metrics.jsonl."""
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
@@ -177,7 +177,7 @@ class EvalProtocol(ABC):
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """Return the headline number over seeds as text, by default the perplexity of the mean loss."""
+        """Return as text the mean of `headline_key` over seeds, by default the perplexity of the mean loss."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

@@ -91,11 +91,12 @@ class Retrieval(EvalProtocol):
 
 
 def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
-    """Return for each trial the starts of passage, filler and control passage, which are equal for every scheme.
+    """Return the token indices at which each trial's passage, filler and control passage start.
 
-    Trials are spread evenly over all documents that have room for a passage. The filler begins a third of the split
-    further on, the control passage two thirds, so neither overlaps the passage. Passages never cross the beginning of a
-    document.
+    They are equal for every scheme. Trials are spread evenly over all documents that have room for a passage. The
+    filler begins a third of the split further on, the control passage two thirds, so neither overlaps the passage.
+    Passages never cross the beginning of a document.
+    Raises: ConfigError if the length is too short for two passages, or too long for the text.
     """
     passage = settings.passage
     gap = length + 1 - 2 * passage
@@ -128,7 +129,7 @@ def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[
 
 
 def _inside_document(split: Split, start: int, size: int) -> int | None:
-    """Return the first index from `start` on from which `size` tokens are in one document, without its BOS, or None."""
+    """Return the first index, `start` or later, at which `size` tokens of one document (no BOS) begin, or None."""
     document = int(split.document_of(start))
     while document < split.num_documents:
         begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])
@@ -147,11 +148,10 @@ def probe(
     settings: EvaluationConfig,
     advance: Advance = lambda tokens: None,
 ) -> pd.DataFrame:
-    """Return one row per trial: document, start, gap (tokens), targets, and summed losses of the passage in nats.
+    """Return a table, a row per trial: document, start, gap (tokens), targets, and the passage's summed losses in nats.
 
-    second_nll: the passage was read before the gap. control_nll: another passage was. shuffled_nll: the passage's
-    tokens were, in an order drawn from `start`. The passage's first token is not a target, since no context predicts
-    it.
+    What was read before the gap: in second_nll the passage, in control_nll another one, in shuffled_nll the passage's
+    tokens in a random order (seed: `start`). The passage's first token is not a target, since no context predicts it.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     trials = trial_starts(split, length, settings)
@@ -164,7 +164,7 @@ def probe(
 
 
 def _sequences(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
-    """Return the tokens of `again`, `control` and `shuffled`, [trials, T] each."""
+    """Return the token ids of `again`, `control` and `shuffled`, [trials, 2 * passage + gap] each."""
     parts = [
         [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
         for trial in trials

@@ -19,20 +19,20 @@ from posbench.runs import run_at
 class ComparedRuns:
     """The runs of one report, with all their figures."""
 
-    runs: pd.DataFrame  # the compared runs, a part of the summary
+    runs: pd.DataFrame  # rows of the summary, one per compared run
     wanted_baseline: str
     losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
-    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on, see `measure`
-    holes: dict[tuple[str, str], list[str]]  # protocol and text -> which of its figures are left out, and why
+    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`comparison.measure`)
+    holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
 
     @property
     def schemes(self) -> list[str]:
-        """Names of the schemes, best first."""
+        """Return the names of the schemes, best first."""
         return list(self.losses.columns)
 
     @property
     def baseline(self) -> str:
-        """Name of the scheme that gaps are measured against: the best one if the requested baseline has no run."""
+        """Return the scheme that gaps are measured against: the requested one, or the best one if that has no run."""
         return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
 
     @property
@@ -41,16 +41,16 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Return whether the runs have an onset of distant order. A continued run cannot tell when its onset was."""
+        """Return whether any run has an onset (when it began to use distant order). A continued run has none."""
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:
-        """Return the tokens until each run used distant order, seeds by schemes; infinity means not by the end."""
+        """Return a table, seeds by schemes, of the tokens until a run used distant order; infinity: not by the end."""
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the cells with these values, by default as trained and on the runs' own text. None means any value."""
+        """Return the cells with these values, by default as trained and on the runs' own text. None: any value."""
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
         for column, value in conditions.items():
@@ -60,7 +60,7 @@ class ComparedRuns:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture as data."""
+    """A picture of the report as data."""
 
     name: str  # file name without its suffix
     kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
@@ -87,7 +87,7 @@ class Section:
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Join successive sections with the same title, and put the columns of their tables side by side.
+    """Join successive sections with the same title, with their tables side by side, and return all sections.
 
     Arguments: schemes, the order of the rows.
     """
@@ -113,14 +113,14 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
 
 
 def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Return the rows as a table of text, with dashes for missing values."""
+    """Return the rows (column -> text) as a table, with dashes for missing values."""
     return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
     """Return a table with one row per scheme and one column per distance.
 
-    Arguments: cells, with columns scheme, first and value; title, of a column, with {} for the distance.
+    Arguments: cells, with columns scheme, first (distance) and value; title, a column's title with {} for the distance.
     """
     rows = []
     for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:
@@ -131,20 +131,20 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.D
 
 
 def half(cell: Any, name: str) -> float:
-    """Return half of a cell's 95 % interval over seeds; NaN if there is no cell."""
+    """Return half the 95 % interval over seeds of a cell's figure `name`; NaN if `cell` is None."""
     return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """Return a figure of a cell with half its interval over seeds; a dash if there is no cell."""
+    """Return a cell's figure `name` as text, ± half its interval over seeds; a dash if `cell` is None."""
     return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
-    """Return the figures that runs logged during training, with columns path, step, tokens and `figures`.
+    """Return a table of what runs logged during training, with columns path, step, tokens and `figures`.
 
     All points of a run were scored on the same validation tokens, windows or problems.
-    Arguments: kind, of the rows of metrics.jsonl.
+    Arguments: paths, run folders; kind, which rows of metrics.jsonl to read.
     """
     rows = []
     for path in paths:
@@ -155,7 +155,7 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return the place at which a curve first comes down to `goal`, linear between its points; infinity if never."""
+    """Return the place at which `values` first fall to `goal`, interpolated linearly; infinity if never."""
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):

@@ -38,7 +38,7 @@ from posbench.runs.results import MARKS
 if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
-BUCKETS_AN_OCTAVE = 2  # buckets of positions
+BUCKETS_AN_OCTAVE = 2  # buckets per doubling of the position
 JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, at which the loss of absolute schemes rises
 
 
@@ -53,7 +53,7 @@ class Windowed(EvalProtocol):
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the rows to store. Arguments: losses, [windows, scored] in nats."""
+        """Return the table to store, a row per window and document. Arguments: losses, [windows, scored] in nats."""
         return tabulate_windows(losses, windows, split, bos_id)
 
     def score(
@@ -82,12 +82,12 @@ class Windowed(EvalProtocol):
 
 
 class ByLength(Windowed):
-    """Perplexity against length, on the test split."""
+    """Base class of protocols that report perplexity against length, on the test split."""
 
     is_by_length: ClassVar[bool] = True
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return one section per text with the perplexities by length, and one with other options at evaluation."""
+        """Return a section per text with perplexities by length, and one that compares options at evaluation."""
         sections = []
         texts = {*compared.at(self.name, text=None, under=None)["text"]}
         texts |= {text for protocol, text in compared.holes if protocol == self.name}
@@ -115,7 +115,7 @@ class ByLength(Windowed):
         return Plot(f"perplexity-{self.name}", "lengths", caption, points)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
-        """Return the section about the longest length that was scored with an option at evaluation."""
+        """Return a section with perplexities by option at the longest length scored with one; [] without options."""
         cells = compared.at(self.name, metric="loss", under=None)
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         length = cells.loc[cells["under"] != "", "length"].max()
@@ -127,7 +127,9 @@ class ByLength(Windowed):
 
 
 def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> pd.DataFrame:
-    """Return the perplexity by length, the change at the longest length and the gap to the baseline there, in nats.
+    """Return a table by scheme: the perplexity at each length, and the change and the gap at the longest one.
+
+    Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
 
     Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
     """
@@ -156,7 +158,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the perplexities by scheme and option at evaluation, with the best of each row in bold."""
+    """Return a table of perplexities by scheme and option at evaluation, with the best of each row in bold."""
     table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in compared.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
@@ -187,7 +189,7 @@ class Validation(Windowed):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score windows of text or, for a task, the answers of problems of the trained lengths."""
+        """Score windows of text or, for a task, answers of problems of trained lengths; return rows and figures."""
         if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
@@ -197,7 +199,7 @@ class Validation(Windowed):
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section per other text with the losses at the training length, by any protocol."""
+        """Return a section per text that runs were not trained on: losses at the training length, by any protocol."""
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
@@ -238,7 +240,10 @@ class Validation(Windowed):
 
 
 class Fixed(ByLength):
-    """Perplexity on `windows` groups of `targets` tokens, with at least `anchor` tokens before the last of a group."""
+    """Perplexity on `windows` groups of `targets` tokens, with at least `anchor` tokens before the last of a group.
+
+    `windows` and `targets` are settings of `evaluation`; `anchor` is the longest length of the comparison.
+    """
 
     name = "fixed"
     rank = 0
@@ -246,7 +251,7 @@ class Fixed(ByLength):
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """Return a window per group of targets, which depend on `anchor` (the longest length), not on `length`.
+        """Return a window per group of targets. The groups depend on `anchor` (the longest length), not on `length`.
 
         Groups are spread evenly over all documents that are long enough. They do not overlap, and no window crosses a
         document boundary.
@@ -276,7 +281,7 @@ class Fixed(ByLength):
 
 
 def targets_within(length: int, settings: EvaluationConfig) -> int:
-    """Return `evaluation.targets`, the number of targets at every length. Raises: ConfigError if that is too many."""
+    """Return `evaluation.targets`, the number of targets at every length. Raises: ConfigError if `length` is less."""
     if settings.targets > length:
         raise ConfigError(
             f"evaluation.targets={settings.targets} does not fit into length {length}: lower it, or ask for longer "
@@ -293,8 +298,8 @@ def _longest_document(split: Split) -> int:
 class Nonoverlapping(ByLength):
     """Perplexity on windows back to back, in stretches of `anchor` tokens that are the same at every length.
 
-    Longer windows score better even for a model that ignores the additional context, because fewer targets are near
-    a window's start.
+    `anchor` is the longest length of the comparison. Longer windows score better even for a model that ignores the
+    additional context, because fewer targets are near a window's start.
     """
 
     name = "nonoverlapping"
@@ -339,8 +344,9 @@ class Position(Windowed):
         return [Section(title, holes, [plot], note="The figures are in table.csv.")]
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return one row per document and bucket: document, bucket_start, bucket_end (exclusive), targets, nll (sum).
+        """Return a table, a row per document and bucket: document, bucket_start, bucket_end, targets, nll (sum, nats).
 
+        Buckets are of positions, and `bucket_end` is exclusive.
         A target's position is the number of tokens before it, less one: the target at position 0 follows one token.
         """
         rows = scored_targets(losses, windows, split, bos_id)
@@ -365,7 +371,7 @@ def bucket_edges(length: int) -> np.ndarray:
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
-    """Return windows of `length` back to back in stretches of `size` tokens. They cross documents; all targets count.
+    """Return windows of `length` tokens back to back in stretches of `size`. They cross documents; all targets count.
 
     The whole stream is cut into stretches. Stretches of `max_tokens` in all are read, spread evenly over all documents
     (a stretch belongs to the document of its first target). They do not depend on `length`, so all lengths that divide
