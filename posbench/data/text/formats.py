@@ -86,7 +86,7 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the field `column` of each row of CSV or TSV. TSV with no quotes in its header has quotes as plain text."""
+    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none."""
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
     has_quotes = suffix_of(path) == ".csv" or first.startswith('"')

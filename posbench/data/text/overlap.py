@@ -42,7 +42,7 @@ _NEIGHBOURS = 8  # how many documents that follow it in a gram's list a document
 
 
 def gram_hashes(text: str) -> Hashes:
-    """Return the hash of each 13 successive words of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
+    """Return a hash of every 13 successive words of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
     words = np.concatenate([_word_hashes(piece.encode()) for piece in pieces(text)])
     count = max(0, len(words) - GRAM_WORDS + 1)
     grams = np.zeros(count, np.uint64)

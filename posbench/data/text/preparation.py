@@ -110,7 +110,7 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
 
 
 def find_prepared(config: Config) -> Corpus | None:
-    """Return the corpus of this configuration if it is already in the cache, else None (also for a task)."""
+    """Return the corpus of this configuration from the cache, or None if it is not there or for a task."""
     with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` reports these errors
         if not config.is_task:
             return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))

@@ -293,7 +293,7 @@ def _cut(text: str, low: int, high: int) -> int:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
-    """Return how many bytes each token spells, int32 [V], 0 for special tokens; None for a vocabulary not of bytes."""
+    """Return each token's bytes of text, int32 [V], 0 for special tokens; None if the vocabulary is not byte-level."""
     if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
         return None
     letters = set(_byte_letters())
