@@ -81,7 +81,7 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the entry of a scheme or task. Raises: ConfigError if there is no such file or class."""
+        """Return the settings of a scheme or task in a file. Raises: ConfigError if there is no such file or class."""
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
@@ -89,7 +89,7 @@ class OwnFiles(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": None})
 
     def is_config(self, config_path: str) -> bool:
-        """Return True if the path names a class in a file."""
+        """Return whether the path names a class in a file, such as `scheme/my_scheme.py:Faded`."""
         return config_path.startswith(("scheme/", "data/")) and is_class_path(config_path)
 
     def is_group(self, config_path: str) -> bool:
@@ -106,7 +106,7 @@ class OwnFiles(ConfigSource):
 
 
 class OwnChoices(SearchPathPlugin):
-    """A plug-in that adds the folders of packages, and classes in files, to Hydra's search path."""
+    """A Hydra plug-in that adds the `conf/` folders of packages, and classes in files, to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the folders to the search path. Hydra calls this."""
@@ -165,9 +165,10 @@ def _is_readable(word: str) -> bool:
 
 
 def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
-    """Return `words`, and `experiment=task` if they name a task but no experiment. The default experiment is for text.
+    """Return the overrides `words`, with `experiment=task` appended if they name a task but no experiment.
 
-    Arguments: folders, the user's own, in which choices are also looked up.
+    The default experiment is for text.
+    Arguments: folders, the user's configuration folders, in which choices are also looked up.
     """
     datasets = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
@@ -223,9 +224,10 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 @contextmanager
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
-    """Yield what Hydra composes from `words`, including its own `hydra` part.
+    """Yield the configuration that Hydra composes from the overrides `words`, including Hydra's own group `hydra`.
 
     Inside this context, Hydra's global state is the same as inside a job.
+    Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
     words = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
@@ -240,7 +242,7 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration for overrides, as on the command line; `--config-dir=FOLDER` adds your own choices.
+    """Return the `Config` for overrides, as on the command line; `--config-dir=FOLDER` adds your own YAML files.
 
     Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
     Raises: ConfigError for anything that the command line would refuse.
@@ -250,7 +252,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def checked_config(composed: DictConfig) -> Config:
-    """Convert what Hydra composed to a checked `Config`. Must be called inside its session or job of Hydra.
+    """Return a checked `Config` made from what Hydra composed. Call this inside Hydra's session or job for it.
 
     Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
     """
@@ -265,7 +267,7 @@ def checked_config(composed: DictConfig) -> Config:
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
     if "train.lr" in keys and "train.lr_of" not in keys:
         mapping["train"]["lr_of"] = None  # the user's train.lr overrides an experiment's train.lr_of
-    # Only now: afterwards the scheme may come from a run or a folder, which must not name files to import.
+    # Not later, because the scheme may then come from a run or a folder, which must not name files to import.
     trust_files(mapping["scheme"])
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
@@ -276,8 +278,8 @@ def checked_config(composed: DictConfig) -> Config:
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
     if "evaluation.protocols" in keys:
-        # Not a rule of Config, because a stored run may name a protocol that is gone. Training checks those of an
-        # experiment's file: importing all protocols takes half a second. They are a layer above, so found by name.
+        # Not a rule of Config, because a stored run may name a protocol that is gone. Training checks the protocols of
+        # an experiment's file, since importing all takes half a second. The import is by name: it is a layer above.
         protocols = import_module("posbench.evaluation.protocols")
         for name in config.evaluation.protocols:
             protocols.protocol_named(name).check(config)
@@ -286,7 +288,7 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set `train.context_length` and `data.window`, in tokens, to the task's longest windows.
+    """Set `train.context_length` and `data.window` in `mapping`: tokens of the longest trained and tested problem.
 
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
@@ -307,7 +309,7 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Set the sizes, scheme, tokenizer and scheme name that follow from the model that a run begins with.
+    """Set the model sizes, scheme, tokenizer and scheme name in `mapping` that follow from the model `train.from_run`.
 
     Raises: ConfigError if there is no such model, if the user gave sizes, or if posbench cannot use its positions or
     tokenizer and the user gave no others.
@@ -348,7 +350,7 @@ def _continue(mapping: dict[str, Any]) -> None:
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Check that a scheme in a file does not have the name of one of ours. Raises: ConfigError."""
+    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench."""
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -359,7 +361,7 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return a scheme's entry, as Hydra finds it in its search path. Must be called inside a session."""
+    """Return the settings of the scheme `name`, as Hydra finds them in its search path. Call this inside a session."""
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -373,7 +375,7 @@ def _row(name: str) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Replace errors of Hydra, OmegaConf and YAML by a ConfigError."""
+    """Turn errors of Hydra, OmegaConf and YAML that are raised inside this context into a ConfigError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -411,7 +413,7 @@ def _no_choice(choice: str, known: Sequence[str]) -> str:
 
 
 def no_option(word: str, known: Iterable[str] = ()) -> str:
-    """Return the error message for an unknown option with dashes, with the most similar of the `known` ones."""
+    """Return the error message for an unknown option such as `--word`, with the most similar of the `known` ones."""
     hint = f": settings have no dashes, write {word.lstrip('-')}" if "=" in word else nearest(word, known, 0.75)
     return f"there is no option {word!r}{hint} (--help lists them)"
 
@@ -466,7 +468,7 @@ _EXPLANATIONS: dict[str, Callable[[str], str]] = {
 
 
 def complete(incomplete: str) -> list[str]:
-    """Return Hydra's completions of an override: `scheme=v` -> `scheme=v_rope`, `scheme=vo_rope`."""
+    """Return the completions of an incomplete override: `scheme=v` -> [`scheme=v_rope`, `scheme=vo_rope`]."""
     with _hydra() as loader:
         words = _Completion(loader).words(incomplete)
     return [word for word in words if not word.startswith("schema")]

@@ -1,8 +1,8 @@
 """Run `posbench train` as a Hydra application, for one run or a sweep. All jobs are checked before the first one runs.
 
 Hydra calls a `SweepJob` for one run. In a sweep, a launcher calls it for each job, in this process or another one, and
-its `Outcome` is returned to the sweeper. If `train.branch_tokens` names shorter runs, all trunks are trained before all
-branches.
+its `Outcome` is returned to the sweeper. If `train.branch_tokens` names shorter runs (branches), they are trained
+after all runs that they branch off (trunks).
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def run_application(
 
     In a sweep, the other jobs run even if one fails.
 
-    Arguments: words, overrides and flags of the command line; say, called with what a sweep will run, each run that
-    begins, and each failure; is_finished, returns True for run folders that need no training.
-    Returns: how each job of the sweep, or the single run, ended.
+    Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
+    called with the configuration of each run; say, called with what a sweep will run, each run that begins, and each
+    failure; is_finished, returns True for run folders that need no training.
+    Returns: an `Outcome` for each job of the sweep, or for the single run.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
@@ -100,7 +101,7 @@ def run_application(
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Check flags and Hydra's folders. Raises: ConfigError for flags that are unknown, and folders without effect."""
+    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect."""
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -115,14 +116,14 @@ def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
 
 
 class JobFailed(Exception):
-    """An error of a job in a sweep, as text, if it was not a ConfigError."""
+    """An error of a job in a sweep that was not a ConfigError, as text, since the error itself may not be picklable."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result or the error of a job that ended."""
 
-    name: str
+    name: str  # as from `run_name`; "" if the configuration was refused
     error: Exception | None = None  # None: the job succeeded
     result: Any = None  # what the job returned
     was_finished: bool = False  # True if the run was already finished before the sweep
@@ -141,7 +142,7 @@ class SweepJob:
     work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
-    outcomes: list[Outcome] = field(default_factory=list)  # of the jobs that ended
+    outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome, which includes errors: Hydra would print them in its own words.
@@ -180,7 +181,7 @@ def run_name(config: Config) -> str:
 
 
 class Job(NamedTuple):
-    """The overrides of a job in a sweep, and its configuration."""
+    """The overrides of a job in a sweep, and the configuration that they make."""
 
     words: Sequence[str]
     config: Config
@@ -202,9 +203,9 @@ class PosbenchSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the jobs of a sweep: the values in `arguments`, and the sweep of an experiment that they name.
+        """Run a job for each combination of values in `arguments` and in the sweep of an experiment that they name.
 
-        Raises: ConfigError before the first job if a job is refused.
+        Shorter runs (branches) are run last. Raises: ConfigError before the first job if a job is refused.
         """
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
@@ -243,7 +244,7 @@ class PosbenchSweeper(Sweeper):
 
 
 def check_folders(jobs: Sequence[Job]) -> None:
-    """Check that no two jobs with different overrides have the same run folder. Raises: ConfigError."""
+    """Raise ConfigError if two jobs with different overrides have the same run folder."""
     job_of: dict[str, Job] = {}
     for job in jobs:
         first = job_of.setdefault(run_name(job.config), job)
@@ -286,7 +287,7 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each key that `posbench train -m WORDS` would sweep, including an experiment's sweep.
+    """Return the values of each key that `posbench train -m WORDS` would sweep, also from the experiment's own sweep.
 
     Returns: key -> its values as on the command line, `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
     Raises: ConfigError if Hydra would refuse the words.
@@ -302,7 +303,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
-    """Return the overrides of each key, one per value: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
+    """Return key -> its overrides, one per value: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
 
     Must be called inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
     Raises: ConfigError if several experiments are named; Hydra's errors.
@@ -322,7 +323,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    """Return the overrides of a sweep by key: from `hydra.sweeper.params`, then from the command line.
+    """Return key -> override for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence.
 
     `hydra.sweeper.params` is read only if the user names an experiment or sets it. Otherwise it is the sweep of the
     default experiment, but `posbench train -m seed=0,1` means two runs.

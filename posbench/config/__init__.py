@@ -1,4 +1,4 @@
-"""Define configurations: `Config` and its keys (config.py), its groups (fields.py), rules (rules.py) and units.
+"""Define a run's configuration: `Config` (config.py), its groups (fields.py), rules for values (rules.py) and units.
 
 This package imports no torch and nothing else of posbench.
 """

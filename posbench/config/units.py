@@ -1,4 +1,4 @@
-"""Numbers as people write them: `20M` and `8k` are read, `2.05M` and `1.2 GB` are written."""
+"""Read and write numbers as people do: read `20M` and `8k`, and write `2.05M` and `1.2 GB`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def whole_number(value: Any, thousand: int = 1000) -> int | None:
 
 
 def short_count(count: float) -> str:
-    """`2.05M`: three digits and a unit."""
+    """Return a count with three significant digits and a unit, such as `2.05M`."""
     return _short(count, "", "k", "M", "B", "T")
 
 
 def short_bytes(count: float) -> str:
-    """`1.2 GB`: three digits and a unit."""
+    """Return a number of bytes with three significant digits and a unit, such as `1.2 GB`."""
     return _short(count, " B", " kB", " MB", " GB", " TB")
 
 
@@ -40,17 +40,17 @@ def _short(count: float, *units: str) -> str:
 
 
 def count_of(number: int, what: str) -> str:
-    """`1 scheme`, `2 schemes`."""
+    """Return a number and its noun, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def short_length(tokens: int) -> str:
-    """`8k` for 8192: the number itself where it is not a multiple of 1024."""
+    """Return `8k` for 8192, or the number itself as text if it is not a multiple of 1024."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `5.2 min`, `33 h`, `2.4 days`: two digits or more, and the largest unit of which there are two."""
+    """Return a time in the largest unit of which there are two, with two digits or more: `42 s`, `33 h`, `2.4 days`."""
     units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     count = seconds / size
@@ -58,14 +58,14 @@ def duration(seconds: float) -> str:
 
 
 def decimals(half_width: float, most: int = 4) -> int:
-    """Return the decimals an interval allows: two significant ones of its half width: 3 for ±0.030, 1 for ±1.8."""
+    """Return how many decimals show two digits of a half width, at `most`: 3 for ±0.030, 1 for ±1.8, 3 for NaN."""
     if not math.isfinite(half_width):
         return 3
     return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
 
 
 def perplexity_text(value: Any, half_width: float = math.nan) -> str:
-    """`18.83`, `178.9`, `1,631`, `2.5e+07`; or as many decimals as half an interval (nats) allows, three at most."""
+    """Return `18.83`, `1,631` or `2.5e+07`, with the decimals (3 at most) that a finite half width (nats) allows."""
     if value >= 1e6:
         return f"{value:.1e}"
     if math.isfinite(half_width):
@@ -76,7 +76,7 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
 
 
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
-    """Return `1.234`, `+0.012` or a dash for NaN. A signed value that rounds to zero gets one more digit: `+0.0003`."""
+    """Return `1.234`, signed `+0.012`, or a dash for NaN. A signed value near zero gets one more digit: `+0.0003`."""
     if math.isnan(value):
         return DASH
     if sign and not round(value, digits):
@@ -85,6 +85,6 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
 
 
 def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
-    """Return `2.7120 ±0.0013` or `2.71 ±0.18`; without an interval three digits."""
+    """Return `2.7120 ±0.0013` or `2.71 ±0.18`, or only the value, with three decimals, if `half_width` is NaN."""
     text = number(value, decimals(half_width), sign)
     return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"

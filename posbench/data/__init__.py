@@ -36,14 +36,14 @@ __all__ = [
 
 
 def dataset_of(config: Config, notice: Say = say) -> Dataset:
-    """Return the text of a configuration, prepared, or its problems. Raises: ConfigError."""
+    """Return the dataset of a configuration: its tokenized text, or its task's problems. Raises: ConfigError."""
     return Problems(config.data) if config.is_task else prepare(config, notice=notice)
 
 
 def vocab_size(config: Config) -> int:
-    """Return V, the rows of the model's embedding table, without reading any text.
+    """Return the vocabulary size V (rows of the model's embedding table) without reading any text.
 
-    Raises: ConfigError if the tokenizer is a file or in the hub, and cannot be read.
+    Raises: ConfigError if the tokenizer is in a file or on the hub and cannot be read.
     """
     if config.model.vocab_size is not None:
         return config.model.vocab_size

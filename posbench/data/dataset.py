@@ -18,7 +18,7 @@ from posbench.config import TrainConfig
 
 
 class Batch(NamedTuple):
-    """The sequences of one step, one per row: NumPy arrays on the host, then tensors on the device."""
+    """The B token sequences of one training step: NumPy arrays on the host, later tensors on the device."""
 
     tokens: Any  # [B, T + 1] int64
     answers: Any = None  # [B, T] int64, the next token if it is an answer, else -1; None means all tokens are scored
@@ -35,17 +35,17 @@ class Batch(NamedTuple):
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
-        """Return a batch with `function` applied to every part that is not None."""
+        """Return a new batch with `function` applied to tokens, answers and positions, except those that are None."""
         return Batch(*(None if part is None else function(part) for part in self))
 
     def chunks(self, number: int) -> list[Batch]:
-        """Split the tensors into `number` batches with equally many rows."""
+        """Return this batch of tensors split into `number` batches with equally many sequences each."""
         parts = [number * [None] if part is None else part.chunk(number) for part in self]
         return [Batch(*rows) for rows in zip(*parts, strict=True)]
 
 
 class Batches(Protocol):
-    """The batches of one run."""
+    """Interface to the training batches of one run, each found by its number."""
 
     def batch(self, n: int) -> Batch:
         """Return batch `n` of the run, which depends on the seed, `n` and the dataset only."""
@@ -53,7 +53,7 @@ class Batches(Protocol):
 
 @dataclass(eq=False)
 class Dataset(ABC):
-    """Text or problems, with a vocabulary."""
+    """Base class of the data that a model learns: tokenized text or the problems of a task, with a vocabulary."""
 
     unit: ClassVar[str]  # a loss is the mean over this: token or answer
 
@@ -68,18 +68,18 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, which is stored with each run."""
+        """Return the tokenizer of the vocabulary, which is stored with each run."""
 
     @abstractmethod
     def batches(self, train: TrainConfig, seed: int) -> Batches:
-        """Return the batches of a run. Raises: ConfigError if there is too little data for one."""
+        """Return the training batches of a run. Raises: ConfigError if there is too little data for one batch."""
 
     def window(self, length: int) -> int:
-        """Return T, the tokens that the model reads when this length is scored."""
+        """Return T, the number of tokens that the model reads when `length` is scored: `length` itself for text."""
         return length
 
     def with_options(self, config: Any) -> Dataset:
-        """Return the dataset with the options of `config` for evaluation. It keeps the fingerprint.
+        """Return a dataset with the options of `config` for evaluation and the same fingerprint; text returns itself.
 
         Raises: ConfigError if the options change the tokens.
         """
@@ -87,6 +87,6 @@ class Dataset(ABC):
 
 
 def chained(previous: str, batch: Batch) -> str:
-    """Return the SHA-256 of the previous digest ("" at first) and this batch."""
+    """Return the SHA-256, in hex, of `previous` (the digest of the earlier batches, "" at first) and this batch."""
     content = b"".join(part.tobytes() for part in batch if part is not None)
     return hashlib.sha256(previous.encode() + content).hexdigest()

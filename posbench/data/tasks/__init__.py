@@ -19,12 +19,12 @@ __all__ = ["Task", "build_task", "tasks"]
 
 @cache
 def tasks() -> dict[str, type[Task]]:
-    """Return the task classes of this folder by name."""
+    """Return name -> class for all tasks of this folder."""
     return classes_in("posbench.data.tasks", Task)  # type: ignore[type-abstract]
 
 
 def build_task(config: TaskConfig) -> Task:
-    """Return the task that `config` names, with its options.
+    """Return an instance of the task class that `config` names, made with its options.
 
     Raises: ConfigError for an unknown task or option, and for a class without tokens or with wrong problems.
     """

@@ -33,6 +33,6 @@ class Copy(Task):
 
 
 class Reverse(Copy):
-    """The same task, with the answers in the opposite order."""
+    """The task `Copy` with the answers in the opposite order."""
 
     step = -1

@@ -51,12 +51,12 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Return the place in the word of the item with this rank, 0 for the first."""
+        """Return the indices in the word of the letters numbered `count` (0 is the first); here `count` itself."""
         return count
 
 
 class IndexFromEnd(Index):
-    """The same task, counted from the end: the last letter is the first."""
+    """The task `Index` counted from the end: the last letter is number 1."""
 
     def place(self, count: np.ndarray) -> np.ndarray:
         return -1 - count

@@ -55,5 +55,5 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Return Zoology's power law over slots, nearest first, not normalised."""
+    """Return the weight of each slot by Zoology's power law, float64 [slots], nearest first, not normalised."""
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

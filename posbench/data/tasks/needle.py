@@ -16,7 +16,7 @@ from posbench.data.tasks.task import LETTERS, Task
 class Needle(Task):
     """`length` letters with a key and its value among them, a sign, the key, and the answer, its value.
 
-    Options: letters and keys, their numbers; depth, the share of letters before the key (None means drawn).
+    Options: letters and keys, how many there are; depth, the share of letters before the key (None means drawn).
     """
 
     version = 2

@@ -38,7 +38,7 @@ _TRAINED, _SCORED = 0, 1  # keys of the streams of random numbers
 
 
 class Problems(Dataset):
-    """The problems of a task."""
+    """A dataset of the problems of a task, which are drawn when they are needed."""
 
     unit: ClassVar[str] = "answer"
 
@@ -76,16 +76,16 @@ class Problems(Dataset):
         return tokenizer
 
     def window(self, length: int) -> int:
-        """Return T, the tokens that the model reads of a problem of `length` items."""
+        """Return T, the number of tokens that the model reads of a problem of `length` items."""
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Draw problems of the trained lengths, all equally likely."""
+        """Return a batch of `number` random problems of a split, with trained lengths, all equally likely."""
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
     def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
-        """Draw a problem of each of these lengths in items, padded to the width of problems of `longest` items."""
+        """Return a batch with a random problem for each length (items), padded to the width of `longest` items."""
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
@@ -100,7 +100,7 @@ class Problems(Dataset):
     def _draw(
         self, length: int, number: int, split: str, rng: np.random.Generator
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Draw problems of a split with `length` items. A larger `number` adds problems after the same first ones.
+        """Draw `number` problems of a split, of `length` items. A larger `number` appends to the same first problems.
 
         Returns: tokens [number, W], and a mask of answers [number, W].
         Raises: ConfigError if very many draws have too few problems of the split.
@@ -123,9 +123,9 @@ class Problems(Dataset):
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
     ) -> NDArray[np.int64] | None:
-        """Draw positions, [B, T] int64, within the longest problem allowed in tests; None means 0, 1, 2, ...
+        """Return positions drawn within the longest problem allowed in tests, int64 [B, T], or None for 0, 1, 2, ...
 
-        Arguments: read, [B], how many tokens of each problem are read; padding has the last possible position.
+        Arguments: read, [B], how many tokens of each problem are read; width, T. Padding has the last position.
         """
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
@@ -139,7 +139,7 @@ class Problems(Dataset):
 
 
 class ProblemSplit:
-    """The problems of one split to score on, which do not depend on scheme or seed."""
+    """The problems of one split that models are scored on, the same for all schemes and seeds."""
 
     num_tokens: ClassVar[None] = None  # problems never end
 
@@ -148,7 +148,7 @@ class ProblemSplit:
         self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # every validation reads the same
 
     def at_length(self, length: int, number: int) -> Batch:
-        """Return problems of `length` items. Raises: ConfigError if that is longer than `data.longest`."""
+        """Return `number` problems of `length` items. Raises: ConfigError if `length` is beyond `data.longest`."""
         config = self.problems.config
         assert config.longest is not None
         if length > config.longest:
@@ -161,7 +161,7 @@ class ProblemSplit:
         )
 
     def _at_trained_lengths(self, number: int) -> Batch:
-        """Return problems of the trained lengths."""
+        """Return a batch of `number` problems, with lengths drawn uniformly from the trained ones."""
         return self.problems.at_trained_lengths(number, self.name, _generator(_SCORED, SPLITS.index(self.name)))
 
 
@@ -176,7 +176,7 @@ class ProblemBatches:
         self._drawn = lru_cache(maxsize=1)(self._draw)
 
     def batch(self, n: int) -> Batch:
-        """Return batch `n` of the run."""
+        """Return batch `n` of the run, B problems."""
         group, index = divmod(n, _BATCHES_AT_ONCE)
         rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
         return self._drawn(group).each(lambda part: part[rows])

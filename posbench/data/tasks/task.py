@@ -27,20 +27,20 @@ class Task(ABC):
 
     version: ClassVar[int] = 1
     tokens: Sequence[str]  # the vocabulary, in the order of the token ids
-    learnt: ClassVar[float] = 0.95  # a seed has learnt the task from this accuracy at the longest trained length on
+    learnt: ClassVar[float] = 0.95  # accuracy at the longest trained length from which a run has learnt the task
 
     @abstractmethod
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
-        """Draw `number` problems of `length` items.
+        """Draw `number` random problems of `length` items each, and return their tokens and answers.
 
-        Returns: the tokens, int [number, W], with a W that depends only on the length; and which of them are answers,
-        bool [number, W], or [W] for all problems alike. The first token is never an answer.
+        Returns: the tokens, int [number, W], with a W that depends only on the length; and a mask of the answers, bool
+        [number, W], or [W] if all problems have the same. The first token is never an answer.
         """
 
     @abstractmethod
     def chance(self, length: int) -> float:
-        """Return the share of right answers if the most common answer is always given."""
+        """Return the accuracy, from 0 to 1, of always giving the most common answer to problems of `length` items."""
 
     def width(self, length: int) -> int:
-        """Return W, the tokens of a problem of `length` items."""
+        """Return W, the number of tokens of a problem of `length` items."""
         return int(np.shape(self.problems(length, 1, np.random.default_rng(0))[0])[1])

@@ -1,4 +1,4 @@
-"""Documents -> splits -> tokenizer -> tokens on disk, prepared once and found again.
+"""Prepare text once (documents -> splits -> tokenizer -> tokens on disk) and find it again in a cache.
 
 sources.py       your files and the hub, and which split a document goes to
 formats.py       text, JSON, CSV, parquet and Arrow files as texts, and what is refused

@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from posbench.data.text.corpus import Split
 
-MATCHES = (4, 8, 16)  # tokens that must match before the copied one, at least
+MATCHES = (4, 8, 16)  # fewest tokens before the copied one that must match
 DISTANCES = (8, 32, 64, 128)  # tokens; the copied token is further back than this
 _TOKENS = 1 << 17  # tokens of the text to sample
 
 
 def copied_share(split: Split, length: int) -> NDArray[np.float64]:
-    """Return the share of tokens that a copier predicts, [len(MATCHES), len(DISTANCES)].
+    """Return the share of tokens that copying earlier text predicts correctly, [len(MATCHES), len(DISTANCES)].
 
     Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
     more than DISTANCES tokens back (the nearest of several), and predicts the token after it if at least MATCHES tokens
@@ -27,7 +27,7 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     matched = np.zeros((count, size), np.int32)  # tokens before position j that match those before i
     for i in range(1, size):
         matched[:, 1 : i + 1] = np.where(windows[:, :i] == windows[:, i - 1 : i], matched[:, :i] + 1, 0)
-        first = i - length  # of the positions that the copier can see
+        first = i - length  # first position that the copier can see
         for n, distance in enumerate(DISTANCES if first >= 0 else ()):
             if distance >= length:
                 continue
@@ -40,7 +40,7 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return lines to print: the size of a token and a table of `copied_share`."""
+    """Return lines of text to print: the average bytes of a token, and a table of `copied_share`."""
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)
     shown = [n for n, distance in enumerate(DISTANCES) if distance < length]

@@ -41,13 +41,13 @@ class DamagedCorpusError(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of one split, one after the other."""
+    """The tokens of one split of a corpus, document after document, mapped from disk."""
 
     name: str
     tokens: NDArray[Any]  # uint16 or uint32 [num_tokens], memory-mapped
-    starts: NDArray[np.int64]  # [documents + 1]
-    document_bytes: NDArray[np.int64]  # [documents]
-    byte_lengths: NDArray[np.int32] | None  # [V]; None if the vocabulary is not byte-level
+    starts: NDArray[np.int64]  # [documents + 1], index of each document's first token, and the end
+    document_bytes: NDArray[np.int64]  # [documents], bytes of UTF-8 text
+    byte_lengths: NDArray[np.int32] | None  # [V], bytes of each token; None if the vocabulary is not byte-level
 
     @property
     def num_documents(self) -> int:
@@ -64,18 +64,18 @@ class Split:
         return int(self.document_bytes.sum())
 
     def document(self, number: int) -> NDArray[Any]:
-        """Return the tokens of one document, BOS first."""
+        """Return the token ids of document `number`, BOS first."""
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """Return the number of each token's document. Arguments: tokens, indices in the split."""
+        """Return the number of the document that holds each token. Arguments: tokens, their indices in the split."""
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def token_bytes(self, lo: int, hi: int) -> int:
-        """Return the bytes of text of tokens `lo` to `hi` (exclusive); BOS has none.
+        """Return the number of bytes of text in tokens `lo` to `hi` (exclusive); BOS has none.
 
-        Exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly over its tokens, and
-        the sum is rounded: exact for whole documents, an estimate within one.
+        The number is exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly
+        over its tokens, and the sum is rounded, so it is exact for whole documents and an estimate inside a document.
         """
         if self.byte_lengths is not None:
             return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
@@ -88,11 +88,12 @@ class Split:
 
 
 class TextBatches:
-    """Batches of windows of `context_length + 1` tokens: all of a split once per epoch, in an order from the seed.
+    """Training batches that read all of a split once per epoch, in windows of `context_length + 1` tokens.
 
     An epoch cuts the whole stream (documents one after another, each with its BOS) into W windows of T + 1 tokens that
-    begin T tokens apart. The first one begins at an offset below T, drawn for each epoch, so that the cuts move. Window
-    s = n * batch_size + b of the run is window `order[s % W]` of epoch `s // W`.
+    begin T = `context_length` tokens apart. The first one begins at an offset below T, drawn for each epoch, so that
+    the cuts move. Sequence b of batch n, with s = n * batch_size + b, is window `order[s % W]` of epoch `s // W`; the
+    seed and the epoch determine the order.
 
     Raises: ConfigError with the counts if the split is shorter than one window.
     """
@@ -114,7 +115,7 @@ class TextBatches:
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
     def batch(self, n: int) -> Batch:
-        """Return batch `n` of the run."""
+        """Return batch `n` of the run, tokens [B, T + 1]."""
         windows = [self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]
         return Batch(np.stack(windows).astype(np.int64))
 
@@ -177,7 +178,7 @@ class SplitWriter:
         self._starts.write(bytes(8))
 
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
-        """Append a document. Arguments: document, its UTF-8 text; tokens, BOS first."""
+        """Append a document to the files. Arguments: document, its UTF-8 text; tokens, its token ids, BOS first."""
         length = len(document).to_bytes(8, "little")
         self._text_hash.update(length)
         self._text_hash.update(document)
@@ -189,21 +190,21 @@ class SplitWriter:
 
     @property
     def fingerprint(self) -> str:
-        """Return the hash of the split's text."""
+        """Return the SHA-256, in hex, of the text added so far."""
         return self._text_hash.hexdigest()
 
 
 def write_contents(corpus: Corpus, dtype: str) -> None:
-    """Write `corpus.json`, the last file, after syncing the others. Arguments: dtype, of the tokens."""
+    """Write `corpus.json` as the last file, after syncing the others. Arguments: dtype, the token ids' type (`<u2`)."""
     facts = {name: value for name, value in vars(corpus).items() if name not in ("folder", "splits")}
     files = {path.name: [path.stat().st_size, sum_of(path, sync=True)] for path in sorted(corpus.folder.iterdir())}
     write_json(corpus.folder / "corpus.json", {"dtype": dtype, "corpus": facts, "files": files})
 
 
 def open_corpus(folder: Path, check: bool = False) -> Corpus:
-    """Map the corpus in `folder` after comparing the sizes of its files; with `check`, their SHA-256 too.
+    """Return the corpus in `folder`, memory-mapped, after comparing its files' sizes (with `check` their SHA-256 too).
 
-    Raises: DamagedCorpusError with the reason.
+    Raises: DamagedCorpusError, with the reason, if a file is missing or has changed.
     """
     try:
         contents = read_json(folder / "corpus.json")
@@ -216,7 +217,7 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
 
 
 def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
-    """Memory-map the token files in `folder`, and return a Split per split name. Arguments: dtype, the tokens' type."""
+    """Return split name -> memory-mapped `Split` of the files in `folder`. Arguments: dtype, the token ids' type."""
     lengths = _map(folder / "vocabulary.bytes", "<i4") if (folder / "vocabulary.bytes").exists() else None
     return {
         name: Split(

@@ -39,7 +39,7 @@ _ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
     """Yield the texts of a file: `column` of its rows, or the whole text, cut at blank lines if `cut_bytes` is given.
 
-    Raises: ConfigError, or what Python and Arrow raise for damaged files.
+    Raises: ConfigError, or the errors of Python and Arrow for damaged files.
     """
     suffix = suffix_of(path)
     _check_start(path)
@@ -71,7 +71,7 @@ def _value(row: Any, column: str, origin: str) -> Any:
 
 
 def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield `column` of each object: one a line, or all in one array, which is held in memory."""
+    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -86,7 +86,7 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield `column` of each row of CSV or TSV. In TSV a quote is an ordinary character if the header has none."""
+    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none."""
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
     has_quotes = suffix_of(path) == ".csv" or first.startswith('"')
@@ -107,7 +107,7 @@ def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[Any]:
-    """Yield `column` of each row of a parquet or Arrow file, streamed."""
+    """Yield the value of `column` in each row of a parquet or Arrow file, streamed."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -138,7 +138,7 @@ _COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file to read its bytes, decompressed."""
+    """Return the opened file, from which its bytes are read decompressed."""
     return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
 
 
@@ -153,12 +153,12 @@ def _check_start(path: Path) -> None:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix that tells the format, without a suffix of compression."""
+    """Return the lower-case suffix that tells a file's format, such as `.jsonl` for `a.jsonl.gz`."""
     return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:
-    """Yield documents that end at the first blank line after `size` bytes, or at any line after twice the size.
+    """Yield parts of a text file, each up to the first blank line after `size` bytes or any line after twice the size.
 
     A line longer than `size` is cut too, between characters.
     """

@@ -30,7 +30,7 @@ Hashes = NDArray[np.uint64]
 
 GRAM_WORDS = 13
 WARN_ABOVE = 0.05  # share of the 13-grams
-_MOST_NAMED = 5  # documents listed as worst, at most
+_MOST_NAMED = 5  # how many documents are listed as worst, at most
 _FEWEST_GRAMS = 100  # grams of a listed document, at least: the share of a shorter one says little
 _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB quickly rules out most grams that are not held out
@@ -38,11 +38,11 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
 FAMILY_SHARE = 0.02  # two documents that share more of the smaller one's grams go to the same split
-_NEIGHBOURS = 8  # next documents in the list of a gram with which each document is compared
+_NEIGHBOURS = 8  # how many documents that follow it in a gram's list a document is compared with
 
 
 def gram_hashes(text: str) -> Hashes:
-    """Return a hash of every 13 words in a row of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
+    """Return a hash of every 13 successive words of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
     words = np.concatenate([_word_hashes(piece.encode()) for piece in pieces(text)])
     count = max(0, len(words) - GRAM_WORDS + 1)
     grams = np.zeros(count, np.uint64)
@@ -52,7 +52,7 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Return a hash of each word: the polynomial of its bytes in `_BASE`, modulo 2^64, mixed."""
+    """Return a hash of each word, uint64 [words]: the polynomial of its bytes in `_BASE`, modulo 2^64, mixed."""
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])
@@ -64,18 +64,19 @@ def _word_hashes(data: bytes) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Spread every bit over all bits (the last step of splitmix64)."""
+    """Return the hashes with every bit spread over all bits (the last step of splitmix64)."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
 
 
 def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) -> list[int]:
-    """Group near-duplicate documents: return for each document the number of the first one of its group.
+    """Group near-duplicate documents, and return for each document the index of the first document of its group.
 
-    Two documents are linked if more than `share` of the distinct grams of the smaller one are also in the other. A
-    group contains everything that is linked to a member. To save time, a gram in many documents is compared in
-    neighbouring ones only, so documents that share nothing but such grams may not be linked.
+    Arguments: documents, the hashes of each document's 13-grams (`gram_hashes`). Two documents are linked if more than
+    `share` of the distinct grams of the smaller one are also in the other. A group contains everything that is linked
+    to a member. To save time, documents that contain the same common gram are only compared with the next few of
+    them, so documents that share nothing but such grams may not be linked.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -101,7 +102,7 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Measure how much of the other splits also occurs in train, and return it as it is stored with the corpus."""
+    """Return how much of the held-out splits also occurs in train, in the form shown at the head of this file."""
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
     grams = {
         key: [gram_hashes("".join(_decoded(tokenizer, split.document(n)))) for n in range(split.num_documents)]
@@ -135,7 +136,7 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """Return the share of each held-out split's 13-grams that occur in the train split of another text.
+    """Return, by split of `held_out`, the share of its 13-grams that also occur in the train split of `trained_on`.
 
     Both texts have the same tokenizer. The result is measured once and stored with the held-out text.
     """
@@ -151,13 +152,13 @@ def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
 
 
 def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
-    """Yield the text of a document block by block. Arguments: document, its tokens, BOS first."""
+    """Yield the text of a document block by block. Arguments: document, its token ids, BOS first."""
     for start in range(1, len(document), _BLOCK):
         yield tokenizer.decode(document[start : start + _BLOCK].tolist(), skip_special_tokens=False)
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    """Return a mask of the `known` hashes (ascending) that belong to grams of the train text."""
+    """Return which of the `known` hashes (ascending) belong to 13-grams of the train text, bool [len(known)]."""
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
@@ -173,7 +174,7 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.b
 
 
 def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
-    """Return the overlap as lines to print: a table by split, and the worst documents."""
+    """Return the overlap as lines to print: a table by split with its worst documents; [] without held-out text."""
     if not overlap["splits"]:
         return []
     lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]

@@ -54,11 +54,11 @@ from posbench.system.files import folder_beside, publish_folder
 
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # the loss of a split with fewer documents says little about other text
-_LONG = 200_000  # bytes per document; of longer ones data.cut_bytes=100000 makes more documents
-WHOLE = "whole"  # name of a text that is scored and was not split
+_LONG = 200_000  # mean bytes per document above which a warning suggests data.cut_bytes=100000
+WHOLE = "whole"  # name of the only split of a scored text that has no splits
 _FORMAT = 4
 _MEASURED = 50  # documents on which to check whether a tokenizer is lossless
-_NOTICE_SECONDS = 10.0  # between lines about a long preparation
+_NOTICE_SECONDS = 10.0  # seconds between lines about a long preparation
 # Fields that do not decide what the text is; the paths are in the source's identity.
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
@@ -67,7 +67,7 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
     """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
     Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
-    not only their sizes; held_out, as in `prepare_held_out`.
+    not only their sizes; held_out, True if the text is only scored, as in `prepare_held_out`.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
@@ -97,11 +97,11 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
 
 
 def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
-    """Return the text of this configuration, to score models that were trained on another text.
+    """Return the tokenized text of this configuration, to score models that were trained on another text.
 
     The tokenizer must be a file. If the source has only a validation or only a test split, the corpus uses it for both;
     if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
-    read. Raises: as `prepare`.
+    read. Raises: ConfigError, as in `prepare`.
     """
     corpus = prepare(config, notice, held_out=True)
     held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]
@@ -110,7 +110,7 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
 
 
 def find_prepared(config: Config) -> Corpus | None:
-    """Return the text of this configuration if it is in the cache, else None (also for a task), and prepare nothing."""
+    """Return the corpus of this configuration from the cache, or None if it is not there or for a task."""
     with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` reports these errors
         if not config.is_task:
             return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
@@ -118,13 +118,13 @@ def find_prepared(config: Config) -> Corpus | None:
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return `cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
+    """Return the cache's path: `cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     folder = cache_dir or os.environ.get("POSBENCH_CACHE")
     return Path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Return warnings about a text with few documents or much overlap. Arguments: data, the name of the text."""
+    """Return warnings about few documents, or much overlap with train, as lines. Arguments: data, the text's name."""
     total, lines = sum(split.num_documents for split in corpus.splits.values()), []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
@@ -256,7 +256,7 @@ def _write_corpus(
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Yield split and text of all documents that are not blank. The train stream comes first and ends if `is_full`."""
+    """Yield (split, text) of each document that is not blank. The train stream comes first and ends if `is_full()`."""
     for name in SPLITS[:1] if splitter.tuning else SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -283,7 +283,7 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    """Print how many of the first documents are changed by encoding and decoding them."""
+    """Print, with `notice`, which share of the first documents, `head`, encoding and decoding changes, if any."""
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]
@@ -299,7 +299,7 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
 ) -> None:
-    """Refuse an empty split that should have text, and print a notice about a split that is empty on purpose."""
+    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose."""
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
     expected = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
     for name in (name for name in expected if not counts[name]):

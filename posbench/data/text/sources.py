@@ -34,15 +34,15 @@ _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
 
 
 def draw_of(document: bytes) -> float:
-    """Return the number from 0 to 1 that decides the split of a document: a hash of its text."""
+    """Return a number from 0 to 1, made from a hash of the document's text, which decides its split."""
     return int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """Return the split of a document (UTF-8). Each split gets about its fraction of all documents, train the rest.
+    """Return the name of a document's split: each split gets about its fraction of all documents, and train the rest.
 
-    A hash of the text decides, so the split is the same on every machine and in any order of reading, and copies of a
-    document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
+    A hash of the UTF-8 text decides, so the split is the same on every machine and in any order of reading, and copies
+    of a document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
     """
     draw = draw_of(document)
     for name, fraction in fractions.items():
@@ -53,10 +53,11 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
 
 
 class Splitter:
-    """Assign documents to splits by `split_of`, and move the borders if a split stays empty.
+    """An assignment of documents to splits by `split_of`, which can be changed if a split stays empty.
 
-    For a text for tuning, `tuning_fraction` of the train documents become validation, and no others are used. Draws are
-    held only until every split has a document, so long texts need no more memory than short ones.
+    If `tuning_fraction` is set, to tune learning rates, that share of the train documents becomes validation, and
+    documents of the other splits are not used. The documents' hashes are held only until every split has a document,
+    so long texts need no more memory than short ones.
     """
 
     def __init__(self, fractions: dict[str, float], tuning_fraction: float = 0.0) -> None:
@@ -71,7 +72,7 @@ class Splitter:
             self.tuning._restart()
 
     def split(self, document: bytes) -> str | None:
-        """Return the split of a document (UTF-8), or None if a text for tuning leaves it out."""
+        """Return the split name of a document (UTF-8), or None if the document is not used when tuning."""
         split = split_of(document, self.fractions)
         if self._empty:
             self._empty.discard(split)
@@ -81,15 +82,15 @@ class Splitter:
         return self.tuning.split(b"tuning\0" + document) if split == "train" else None
 
     def fill(self) -> set[str]:
-        """Change the fractions so that the documents with the nearest draws fall into the splits that are empty.
+        """Change the fractions so that the documents with the nearest hashes (`draw_of`) fall into the empty splits.
 
         Call this after all documents were split, and if it changed anything, split all of them again.
-        Returns: the splits that were empty and will not be; a split needs a document that no other split has.
+        Returns: the names of the splits that are filled; none if no split is empty or documents are fewer than splits.
         """
         empty, draws = self._empty, sorted(self._draws)
         if not empty or len(draws) <= len(self.fractions):
             return self.tuning.fill() if self.tuning else set()
-        start, border, nominal = 0, 0.0, 0.0  # the last border, as a number of draws, as moved and as configured
+        start, border, nominal = 0, 0.0, 0.0  # the last border: as a count of draws, as moved, as configured
         for later, (name, fraction) in zip(range(-len(self.fractions), 0), [*self.fractions.items()], strict=True):
             nominal += fraction
             end = bisect_left(draws, nominal)
@@ -103,10 +104,10 @@ class Splitter:
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
-    """Sort documents into splits so that all documents of a group go to one split.
+    """Return documents sorted into splits so that all documents of a group go to one split.
 
-    Arguments: documents, pairs of the group's name, whose hash decides the split, and the document, in text order.
-    Returns: split -> its documents; a text for tuning (`data.tuning_fraction`) has no splits without documents.
+    Arguments: documents, pairs (name of the group, document) in text order; a hash of the name decides the split.
+    Returns: split name -> documents; splits without documents are left out if `data.tuning_fraction` is set.
     """
     fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
     splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
@@ -119,18 +120,18 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
 
 
 class Source(ABC):
-    """Text as documents, read one at a time.
+    """Base class of text sources, which yield documents one at a time.
 
     `cut` names the splits that are taken out of the train stream by a hash of each document. A split that is neither in
     `cut` nor among the streams has no text.
     """
 
     cut: tuple[str, ...] = ()
-    by_document = True  # False: the streams are whole splits, also of a text for tuning (`data.tuning_fraction`)
+    by_document = True  # False: the streams are whole splits, also if `data.tuning_fraction` is set
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.skipped: Counter[str] = Counter()  # suffix -> files of folders that are not read
+        self.skipped: Counter[str] = Counter()  # suffix -> number of files in folders that are not read
         self.repaired = 0  # documents in which half a surrogate pair became U+FFFD
 
     def kinds_skipped(self) -> str:
@@ -138,7 +139,10 @@ class Source(ABC):
         return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
 
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
-        """Yield the texts that are not null. Raises: ConfigError, with `origin` and `remedy`, for any error."""
+        """Yield the texts that are not null, with half surrogate pairs repaired.
+
+        Raises: ConfigError, with `origin` and `remedy`, for any error in `texts`.
+        """
         count = 0
         try:
             for text in texts:
@@ -162,16 +166,16 @@ class Source(ABC):
             raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     def cut_few_files(self) -> str:
-        """Cut text files into documents if there are fewer files than splits. Returns: a notice about it, or ""."""
+        """Cut text files into documents if they are fewer than the splits; return a notice, or "" if not."""
         return ""
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return what identifies the text in the cache, as JSON, without reading text and without a network."""
+        """Return a JSON value that identifies the text in the cache, without reading text or using a network."""
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return the documents by split, read when iterated. Raises: ConfigError if the text cannot be read."""
+        """Return split name -> documents, read when iterated. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):
@@ -216,7 +220,10 @@ class Files(Source):
         return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
 
     def _files_of(self, pattern: str | list[str]) -> list[Path]:
-        """Return the files that a field names by files, globs and folders, in this order and without repetition."""
+        """Return the files that `pattern` names (files, globs, folders), in its order and without repetition.
+
+        Raises: ConfigError if a part of it names no files.
+        """
         files: list[Path] = []
         for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
             path = Path(word)
@@ -243,7 +250,7 @@ class Files(Source):
         return list(dict.fromkeys(files))
 
     def _in_folder(self, folder: Path) -> list[Path]:
-        """Return the files in `folder` whose suffix means rows, or the text files if there are none.
+        """Return the files in `folder` that hold rows, such as .parquet, or its text files if there are none.
 
         Text files next to files of rows describe them, like the README of a data set. Hidden files and folders are left
         out.
@@ -318,7 +325,7 @@ def _without_caches(files: list[Path]) -> list[Path]:
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the articles of WikiText, whose rows are lines or whole files. An article begins at a line ` = Title = `.
+    """Yield the articles of WikiText from `texts`, its lines or files. An article begins at a line ` = Title = `.
 
     A title has blank lines around it, unlike the same signs inside a paragraph.
     """
@@ -332,7 +339,7 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _datasets() -> Any:
-    """Import the `datasets` library and turn off its progress bars and log lines."""
+    """Return the `datasets` library, imported, with its progress bars and log lines turned off."""
     import datasets
 
     datasets.disable_progress_bars()

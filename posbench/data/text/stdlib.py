@@ -40,7 +40,7 @@ class StandardLibrary(Source):
         self.root = Path(sysconfig.get_paths()["stdlib"])
 
     def files(self) -> list[Path]:
-        """Return the files in the order of their names."""
+        """Return the paths of the library's Python files, in the order of their names."""
         files = []
         for folder, inner, names in os.walk(self.root):
             inner[:] = [name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")]
@@ -79,7 +79,7 @@ def is_table(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, or nothing if it is not UTF-8 or cannot be read."""
+    """Return the text of a file, or "" if it is not UTF-8 or cannot be read."""
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except (UnicodeDecodeError, OSError):

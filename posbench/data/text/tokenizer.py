@@ -23,10 +23,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from posbench.config import ConfigError, TokenizerConfig
 
 BOS = "<|bos|>"
-# Names of BOS in other people's tokenizers. Without one, the token that ends documents is BOS, as in GPT-2.
+# Usual names of BOS in other tokenizers. A tokenizer without any uses its end-of-document token, as GPT-2 does.
 _BOS_NAMES = (BOS, "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]")
 _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
-_BOS_ENTRY = "BOS"  # entry of a template in tokenizer.json that records a BOS of another name
+_BOS_ENTRY = "BOS"  # entry in the template of tokenizer.json that records a BOS with an unusual name
 
 CONVERT = (
     "transformers converts a sentencepiece .model or a .tiktoken file to one: "
@@ -36,11 +36,11 @@ HUB_SECONDS = 5.0  # time for the hub to answer; a download would retry for half
 # Long documents are encoded in pieces of about this size, to bound memory and to use all cores.
 PIECE_CHARACTERS = 1 << 16
 _PIECES_AT_ONCE = 64  # pieces to encode at a time, on all cores
-_JOINED_WORDS = re.compile(r"[^\s▁Ġ][ ▁Ġ]")  # an entry of a vocabulary that reaches beyond a word
+_JOINED_WORDS = re.compile(r"[^\s▁Ġ][ ▁Ġ]")  # a vocabulary entry that spans more than one word
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Train a byte-level BPE on `texts`: BOS, the 256 bytes, and merges up to `vocab_size` entries."""
+    """Return a byte-level BPE trained on `texts`: BOS, the 256 bytes, and merges up to `vocab_size` entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,7 +55,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer whose token b is byte b; BOS is 256."""
+    """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256. It ignores its arguments."""
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +64,7 @@ def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def file_content(config: TokenizerConfig) -> bytes:
-    """Return the content of the file `tokenizer.path`. Raises: ConfigError if it cannot be read."""
+    """Return the bytes of the file `tokenizer.path`. Raises: ConfigError if it cannot be read."""
     try:
         return Path(str(config.path)).read_bytes()
     except OSError as error:
@@ -75,7 +75,10 @@ def file_content(config: TokenizerConfig) -> bytes:
 
 
 def bos_token(config: TokenizerConfig) -> str | None:
-    """Return `bos_token` of the tokenizer_config.json beside `tokenizer.path`, or None. Raises: ConfigError."""
+    """Return `bos_token` of the tokenizer_config.json in the folder of `tokenizer.path`, or None if there is none.
+
+    Raises: ConfigError if the file cannot be read.
+    """
     path = Path(str(config.path)).with_name("tokenizer_config.json")
     try:
         token = json.loads(path.read_bytes()).get("bos_token") if path.is_file() else None
@@ -85,14 +88,17 @@ def bos_token(config: TokenizerConfig) -> str | None:
 
 
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Read an existing `tokenizer.json`, with the BOS of the files beside it. Raises: ConfigError if there is none."""
+    """Return the tokenizer in the file `tokenizer.path`, with the BOS that the files beside it name.
+
+    Raises: ConfigError if there is none.
+    """
     return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"), bos_token(config))
 
 
 def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Read the tokenizer of a repository of the Hugging Face hub, downloaded once.
+    """Return the tokenizer of a repository of the Hugging Face hub, which is downloaded once.
 
-    Raises: ConfigError if there is none, or if the hub cannot be reached and its cache lacks a file.
+    Raises: ConfigError if the repository has no tokenizer, or if the hub cannot be reached and its cache lacks a file.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -109,9 +115,10 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> None:
-    """Ask the Hugging Face hub for a repository once. Arguments: kind, dataset or model.
+    """Check with one request that the Hugging Face hub has a repository and its revision.
 
-    Raises: ConfigError with `remedy`, within seconds, if the hub does not answer or lacks the repository or revision.
+    Arguments: kind, `dataset` or `model`; remedy, the advice at the end of the error message.
+    Raises: ConfigError, within seconds, if the hub does not answer or lacks the repository or revision.
     """
     from huggingface_hub import HfApi, constants
 
@@ -134,11 +141,12 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 
 
 def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
-    """Return the tokenizer of a corpus or a run, set so that text cannot become special tokens.
+    """Return the tokenizer of a corpus or a run, with the setting that text never becomes special tokens.
 
     The file itself cannot record this setting.
-    Arguments: content, of its `tokenizer.json`; name, for messages; expected, the fingerprint that it must have.
-    Raises: ConfigError if the content is not a tokenizer, or another one.
+    Arguments: content, the bytes of its `tokenizer.json`; name, the file's name in error messages; expected, the
+    fingerprint that the tokenizer must have (None means any).
+    Raises: ConfigError if the content is not a tokenizer, or has another fingerprint.
     """
     tokenizer = _parsed(content, name)
     if expected is not None and fingerprint(tokenizer) != expected:
@@ -151,7 +159,7 @@ def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Toke
 
 
 def _parsed(content: bytes, name: str) -> Tokenizer:
-    """Return the tokenizer of a `tokenizer.json`. Arguments: name, for messages. Raises: ConfigError."""
+    """Return the tokenizer in the bytes of a `tokenizer.json`. Raises: ConfigError, which calls the file `name`."""
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
@@ -162,7 +170,7 @@ def _parsed(content: bytes, name: str) -> Tokenizer:
 
 
 def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
-    """Turn off truncation and padding, and record the BOS: `bos`, else a special token with a usual name."""
+    """Return `tokenizer` without truncation and padding, with `bos`, else a usual name, else `<|bos|>`, as its BOS."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
@@ -193,12 +201,12 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a hash of the content of the tokenizer's `tokenizer.json`."""
+    """Return the SHA-256, in hex, of the content of the tokenizer's `tokenizer.json`."""
     return sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy for encoding whose vocabulary has no special tokens, so that text never becomes one.
+    """Return a copy of the tokenizer for encoding, without special tokens, so that text never becomes one.
 
     With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
     text into ordinary tokens, as sentencepiece does.
@@ -223,7 +231,7 @@ def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """Yield (split, text in UTF-8, [BOS] + tokens) for each (split, text), encoding many pieces at once on all cores.
+    """Yield (split, UTF-8 text, [BOS] + tokens) for each document (split, text), encoded in pieces on all cores.
 
     Raises: ConfigError if a text becomes BOS, which happens if BOS also means an unknown word.
     """
@@ -260,7 +268,7 @@ def encoded(
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut `text` into pieces of about `PIECE_CHARACTERS`, which `encoded` turns into the same tokens as the whole text.
+    """Yield pieces of `text`, about `PIECE_CHARACTERS` each, which `encoded` turns into the tokens of the whole text.
 
     A cut comes before a space that follows a visible character. No token spans such a border; if a tokenizer has tokens
     that might, `encoded` does not cut. Text without spaces is cut before a line break, and text without either when the
@@ -285,7 +293,7 @@ def _cut(text: str, low: int, high: int) -> int:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
-    """Return the bytes of text of each token, [V], 0 for special tokens; None if the vocabulary is not byte-level."""
+    """Return each token's bytes of text, int32 [V], 0 for special tokens; None if the vocabulary is not byte-level."""
     if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
         return None
     letters = set(_byte_letters())
@@ -300,9 +308,9 @@ def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter by which a byte-level vocabulary writes each of the 256 bytes (Radford et al. 2019, GPT-2).
+    """Return the 256 letters by which a byte-level vocabulary writes the bytes 0 to 255 (Radford et al. 2019, GPT-2).
 
-    Bytes of printable Latin-1 characters are written as these, the others in order as the code points from 256 on.
+    A printable Latin-1 byte is written as its own character, and the other bytes as the code points from 256 on.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters, code_points = [], iter(range(256, 512))
