@@ -185,7 +185,10 @@ def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection
 
 
 def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return finished runs with a loss, and a line on why each other is left out. Raises: ConfigError if none has one."""
+    """Return the finished runs that have a loss, and a line per other run that says why it is left out.
+
+    Raises: ConfigError if none has one.
+    """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
     for run in summary[~is_finished].itertuples():
@@ -219,7 +222,7 @@ def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) if runs differ where one table may not; the text says which runs have which value."""
+    """Yield (setting, text) per setting that differs but may not in one table; text: which runs have which value."""
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
@@ -232,7 +235,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) if runs differ in more than scheme and seed; the text says which runs have which value."""
+    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value."""
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, _counts(runs, f"fingerprint.{name}")
@@ -430,7 +433,7 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return losses of n-gram models of the runs' batches and targets, a row per order that every seed has."""
+    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline."""
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM.name]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):

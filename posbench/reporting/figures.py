@@ -90,7 +90,7 @@ def style() -> Iterator[None]:
 
 
 def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
-    """Return the figures of all sections, drawn, by name of the plot. Arguments: c, None if no losses are compared."""
+    """Draw all sections' plots and return the figures by plot name. Arguments: c, None if no losses are compared."""
     look = looks(c.runs) if c else {}
     plots = [plot for section in sections for plot in section.plots]
     with style():
@@ -124,7 +124,7 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
 
 
 def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed."""
+    """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed."""
     gaps = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
     figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
@@ -147,7 +147,7 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw by how much each row's scheme is better than the column's; ● marks significant pairs, = equal ones."""
+    """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones."""
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
     for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
@@ -174,7 +174,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw the gap in validation loss to the baseline during training, mean over seeds, without the first tenth."""
+    """Return a figure of validation loss minus the baseline's in training, mean over seeds, after the first tenth."""
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -190,7 +190,7 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw perplexity against length, both on log scales, with the training length marked."""
+    """Return a figure of perplexity against length, both on log scales, with the training length marked."""
     lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
@@ -202,7 +202,7 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw a panel per scheme with a line per seed, dots at `plot.marks`, and a horizontal line at the dots' height."""
+    """Return a figure with a panel per scheme: a line per seed, dots (`plot.marks`), and a line at their level."""
     assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
@@ -220,7 +220,7 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw a line per scheme: loss against the learning rates tried, on a log scale."""
+    """Return a figure with a line per scheme: loss against the learning rates tried, on a log scale."""
     losses = plot.points.pivot_table(index="train.lr", columns="scheme", values="loss")
     lines = {
         scheme: (line.dropna().index, line.dropna())
@@ -237,7 +237,7 @@ def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw a line per scheme: nats against distance or position, on log scales, with a line at zero."""
+    """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero."""
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
@@ -257,7 +257,7 @@ def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
 
 
 def by_head(plot: Plot) -> Figure:
-    """Draw a grid of panels, a row per scheme and a column per layer, with a line per head, all on one scale."""
+    """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale."""
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))

@@ -62,7 +62,7 @@ class PublishedMeasurement:
 
 @dataclass(frozen=True)
 class Published:
-    """The results of one publication, with what it says about its set-up."""
+    """The results of one publication, with its description of models and training."""
 
     name: str
     title: str

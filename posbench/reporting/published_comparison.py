@@ -18,7 +18,7 @@ NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at m
 
 @dataclass(frozen=True)
 class Agreement:
-    """One column of a published table next to our results, with how well the two orders of schemes agree."""
+    """One column of a published table next to our results, and how well their orders agree."""
 
     theirs: PublishedMeasurement
     ours: str  # protocol and length of our figures
@@ -74,7 +74,7 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
 def link_verdict(comparison: Comparison, link: Link) -> str:
     """Return what our runs say about a published claim: `holds`, `fails` or `open`; "" if its pair was not tested.
 
-    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if the scheme `better` is significantly better,
+    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if `better` is significantly better,
     and fails if `worse` is, or if the two are equal within the margin. With "~" or "/" it holds if the two are equal,
     and fails if one is significantly better.
     """

@@ -74,7 +74,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     """Train the reference's baseline for a few steps, check that the mean loss is as recorded, and print both means.
 
     The recorded mean is the first one logged in training, by default over ten steps (`train.log_every`).
-    Raises: ConfigError if text or mean loss differ; the message says which Python, data or release to use.
+    Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
     run = baseline_of(reference)
     manifest, config = run.manifest, run.config

@@ -115,7 +115,7 @@ def report(
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
-    """Return the published results that the runs' experiment names in its configuration, or None."""
+    """Return the published results that the runs' experiment names, or None."""
     runs, _ = finished_runs(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
@@ -164,7 +164,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 
 
 def _against_baseline(c: Comparison) -> dict[str, list[str]]:
-    """Return the schemes by verdict against the baseline (better, worse, equal, open), from tests of only these pairs."""
+    """Return the schemes by verdict against the baseline (better, worse, equal, open), by tests of only these pairs."""
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
     for scheme in c.schemes:
         outcome = verdict(c.pairs, scheme, c.baseline, "baseline")
@@ -176,7 +176,7 @@ def _against_baseline(c: Comparison) -> dict[str, list[str]]:
 def _longest(c: Comparison) -> dict[str, Any] | None:
     """Return how losses change from the training length to the longest evaluated length, or None if none is longer.
 
-    Keys: length, best and worst (schemes with the lowest and highest change), best_change and worst_change (as text).
+    Keys: length, best and worst (schemes that change least and most), best_change, worst_change.
     """
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
@@ -189,7 +189,7 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
 
 
 def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (scheme, text) for each scheme that continued another model: `10M of 40M tokens as <the other model>`."""
+    """Yield (scheme, text) for schemes that continued another model: `10M of 40M tokens as <the other>`."""
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
@@ -247,7 +247,7 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return the settings in these groups of the configuration as `key=value, ...`, without empty and hidden ones."""
+    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones."""
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
     shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
@@ -336,9 +336,9 @@ def _grouped_content(
 
 
 def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
-    """Return counts over groups, and the baseline's name: `lowest` and `better` are (scheme, number of groups) pairs.
+    """Return in how many groups each scheme has the lowest loss, and in how many it is better than the baseline.
 
-    `lowest` counts groups in which a scheme has the lowest loss, `better` those in which it beats the baseline.
+    Keys: groups and tested (numbers), baseline, lowest and better (schemes with counts).
     """
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
     better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))

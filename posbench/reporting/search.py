@@ -16,7 +16,7 @@ FIRST_PILOT = 1000  # runs from this seed on are pilots, on other text (posbench
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return these paths of experiments, each followed by its learning-rate search if that has more than pilots."""
+    """Return these paths, each followed by the folder of its learning-rate search if that has more than pilots."""
     with_folders: list[Path] = []
     for place in map(Path, places):
         folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
@@ -47,8 +47,8 @@ def at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the runs at each scheme's best learning rate, and the mean loss at every rate that was tried.
 
     The best rate is chosen by the mean loss over the seeds that were run at all rates, if any. A rate at which a run
-    died is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats per
-    token), status, seeds, trained_at (the best rate), experiment.
+    died is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats
+    per token), status, seeds, trained_at (the best rate), experiment.
     """
     tried, chosen = [], []
     for (name, scheme), of_scheme in runs.groupby(["experiment", "scheme"], sort=False):

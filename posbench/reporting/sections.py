@@ -61,7 +61,7 @@ def all_pairs(c: Comparison, margin: float) -> list[Section]:
 
 
 def learning_rates(c: Comparison) -> Section:
-    """Return the section with the losses at all the learning rates that were tried."""
+    """Return the section with the losses at all learning rates that were tried."""
     table = tables.rate_table(c.rates)
     caption = f"Loss {'of the pilots ' if c.has_pilots else ''}against the learning rate."
     plot = Plot("rates", "rates", caption, c.rates)

@@ -143,7 +143,7 @@ def allowance(pairs: pd.DataFrame, pilots: int) -> float:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Return a pair's mean difference over seeds, its interval, and p-values: of a t-test, of equality within `margin`."""
+    """Return the mean difference over seeds, its interval, and p-values of a t-test, sign test and equivalence test."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     row["p_sign"] = sign_test(difference)

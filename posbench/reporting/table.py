@@ -168,7 +168,7 @@ def settings_of(summary: pd.DataFrame) -> list[str]:
 
 
 class _Rows:
-    """Tidy rows in the making, stored by column."""
+    """Tidy rows that are being collected, stored column by column."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
@@ -193,7 +193,10 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """Return one run's row of the summary, or the reason that it is unreadable, and add its tidy rows to `rows`."""
+    """Return one run's row of the summary, with the reason if it is unreadable, and add its tidy rows to `rows`.
+
+    Arguments: number, the run's index in the summary.
+    """
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored, damaged = run.results() if status == FINISHED else ([], [])
@@ -266,7 +269,7 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add the tidy rows of a run's stored results to `rows`, as run `number`."""
+    """Add the tidy rows of a run's stored results to `rows`, with the summary's index `number` as their run."""
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
@@ -320,7 +323,6 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the losses of the schemes' pilots, the runs of `posbench tune` that choose learning rates.
 
     There is a row per experiment, scheme and rate.
-
     Arguments: runs, rows of the summary; their own learning rate becomes the column `trained_at`.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]

@@ -22,7 +22,10 @@ Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
-    """Return each scheme's loss and gap to the baseline; with enough seeds also letters (`letters`) and a verdict."""
+    """Return a row per scheme: loss and gap to the baseline; with enough seeds also a verdict and letters.
+
+    Schemes that share a letter do not differ significantly.
+    """
     validation, groups = c.validation(), letters(c.ranked, significant_pairs(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
@@ -65,7 +68,7 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
-    """Return a table of parameters and FLOPs by scheme, and apart from it the figures that all schemes share.
+    """Return a table of parameters and FLOPs by scheme, and a dict of those figures that all schemes share instead.
 
     Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy machine.
     """

@@ -39,7 +39,10 @@ PLACE = ["scheme", "seed", "under", "length"]
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of one task's runs, with everything that a report says about them."""
+    """The scores of one task's runs, with everything that a report says about them.
+
+    A scheme keeps the task up to the length at which its median accuracy falls below KEPT (`limits`).
+    """
 
     name: str
     chance: float
@@ -108,7 +111,7 @@ class TaskScores:
         return sorted(set(self.scores["length"]))
 
     def share(self, accuracy: Any) -> Any:
-        """Return the accuracy as a share of the way from chance (0) to 1 (1)."""
+        """Return the accuracy as a share of the way from chance (0) to perfect (1)."""
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
@@ -268,7 +271,7 @@ def content_of_tasks(
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     """Return a table of schemes by tasks: the length up to which a task is kept.
 
-    If not all seeds learnt a task, their number is in brackets.
+    If not all seeds learnt it, how many did is in brackets: `≥64 (2/3)`.
     """
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
@@ -311,8 +314,8 @@ def length_title(t: TaskScores, length: int) -> str:
 def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
     """Return a table of the median accuracy over all seeds, with a row per scheme and task and a column per group.
 
-    A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained
-    length, or the next longer length that was tested.
+    A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
+    longer length that was tested.
     """
     names = dict.fromkeys((t.name, scheme) for tasks in groups.values() for t in tasks.values() for scheme in t.schemes)
     rows = []
@@ -331,7 +334,7 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
 
 
 def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
-    """Draw the summary and each task; return the figures by the stems of their files."""
+    """Draw the summary and each task, and return the figures by file name without suffix."""
     with style():
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
@@ -342,7 +345,7 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
 
 
 def task_map(t: TaskScores) -> Figure:
-    """Draw schemes by lengths: median accuracy of the seeds that learnt, and a dot per seed from chance (left) to 1."""
+    """Return a map of schemes by lengths: median accuracy of seeds that learnt, a dot per seed, chance (left) to 1."""
     schemes, lengths = t.schemes, t.lengths
     figure, (axes,) = new_figure(0.8 + 0.42 * len(schemes), width=min(WIDTH, 2.6 + 0.85 * len(lengths)))
     _cells(axes, t, t.medians.reindex(index=schemes, columns=lengths))
@@ -361,7 +364,7 @@ def task_map(t: TaskScores) -> Figure:
 
 
 def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
-    """Draw a map of schemes by tasks: up to which multiple of its trained length a task is kept."""
+    """Return a map of schemes by tasks: up to which multiple of its trained length a task is kept."""
     texts = summary_table(tasks).set_index("scheme")
     scored = list(tasks.values())
     multiples = [[t.kept_to(s) / t.trained if s in t.limits else math.nan for t in scored] for s in texts.index]
@@ -373,7 +376,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 
 
 def option_maps(t: TaskScores) -> Figure:
-    """Draw a panel per scheme: median accuracy of the seeds that learnt, evaluation options by lengths."""
+    """Return a figure with a panel per scheme: median accuracy of the seeds that learnt, options by lengths."""
     scores = t.option_scores
     schemes, lengths = [s for s in t.schemes if s in set(scores["scheme"])], sorted(set(scores["length"]))
     options = sorted(
