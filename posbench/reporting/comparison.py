@@ -39,7 +39,7 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class Comparison(ComparedRuns):
-    """The runs of one table, with everything that a report says about them."""
+    """The runs that one report compares, with everything that it says about them."""
 
     experiment: str
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
@@ -57,7 +57,7 @@ class Comparison(ComparedRuns):
 
     @property
     def ranked(self) -> list[str]:
-        """Schemes with enough seeds to be ranked; more are needed if the seeds of some scheme split in two."""
+        """Return the schemes with enough seeds to be ranked; more are needed if a scheme's seeds split in two."""
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 
@@ -67,26 +67,26 @@ class Comparison(ComparedRuns):
 
     @property
     def split_in_two(self) -> list[str]:
-        """Schemes for which only some seeds use distant order by the end; empty if no run scored it."""
+        """Return the schemes of which only some seeds use the order of distant tokens by the end; [] if unmeasured."""
         return split_in_two(self.runs)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return the first run's configuration. Use it only for settings that all runs share."""
+        """Return the first run's configuration as nested dicts. Use it only for settings that all runs share."""
         return config_of(str(self.runs["path"].iloc[0]))
 
     @property
     def allowed(self) -> float:
-        """Nats per token that the choice of learning rates may cost; differences must exceed it to be significant."""
+        """Return the nats per token that a wrong choice of learning rates may cost; differences must exceed it."""
         return float(self.pairs["allowed"].max()) if self.can_rank else 0.0
 
     @property
     def num_fixed_pairs(self) -> int:
-        """Number of pairs that the experiment fixed before training."""
+        """Return the number of pairs of schemes that the experiment fixed before training."""
         return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
 
     def validation(self) -> pd.DataFrame:
-        """Return the cells of the loss table, indexed by scheme; no rows if no run stored its windows."""
+        """Return the `cells` of the validation loss, indexed by scheme; no rows if no run stored its windows."""
         return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
 
 
@@ -99,10 +99,11 @@ def build(
     group_by: str = "",
     tried: pd.DataFrame | None = None,
 ) -> Comparison:
-    """Compute everything that a report says about the finished runs of the summary.
+    """Return the Comparison of the finished runs of the summary: everything that a report says about them.
 
-    Arguments: group_by, the settings that the runs are already grouped by (--by), for the error message; tried, the
-    losses at each learning rate of a search (`posbench.reporting.search`), None for the pilots' losses.
+    Arguments: summary, a row per run; rows, the tidy table; margin, nats per token below which losses count as equal;
+    group_by, settings that the runs are already grouped by (--by), for the error message; tried, the losses at each
+    learning rate of a search (`posbench.reporting.search`), None for the pilots' losses.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     runs, left_out = finished_runs(summary)
@@ -153,13 +154,13 @@ def build(
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
-    """Return the schemes for which only some runs use distant order by the end."""
+    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training."""
     scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
 def has_other_rates(tried: pd.DataFrame) -> bool:
-    """Tell whether some scheme was trained at a learning rate other than the pilots' best for it."""
+    """Return whether some scheme was trained at a learning rate other than the best one that was tried for it."""
     return any(
         best_rate(dict(zip(pilots["train.lr"], pilots["loss"], strict=True))) != pilots["trained_at"].iloc[0]
         for _, pilots in tried.dropna(subset="loss").groupby(["experiment", "scheme"])
@@ -167,7 +168,10 @@ def has_other_rates(tried: pd.DataFrame) -> bool:
 
 
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
-    """Return the runs of these schemes and seeds; empty means all. Raises: ConfigError for a name without a run."""
+    """Return the summary's runs of these schemes and seeds; an empty argument means all.
+
+    Raises: ConfigError for a scheme without runs, or if no run has one of the seeds.
+    """
     known = sorted(set(summary["scheme"]))
     for scheme in schemes:
         if scheme not in known:
@@ -181,7 +185,10 @@ def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection
 
 
 def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return the finished runs that have a loss, and why others are left out. Raises: ConfigError if none has one."""
+    """Return the finished runs that have a loss, and a line per other run that says why it is left out.
+
+    Raises: ConfigError if none has one.
+    """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
     for run in summary[~is_finished].itertuples():
@@ -209,13 +216,13 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
 
 
 def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
-    """Return the start of an error message: for which purpose these runs differ too much, and in which settings."""
+    """Return the start of an error message: these runs cannot `purpose`, because they differ in these settings."""
     lines = "".join(f"\n  {name}: {values}" for name, values in differing[:6])
     return f"these runs cannot {purpose}, because they differ in{lines}"
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield each setting that the runs of one table must share but do not, and which runs have which value."""
+    """Yield (setting, text) per setting that differs but may not in one table; text: which runs have which value."""
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
@@ -228,7 +235,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield each thing that runs differ in besides scheme and seed, and which runs have which value."""
+    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value."""
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, _counts(runs, f"fingerprint.{name}")
@@ -260,7 +267,7 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _counts(runs: pd.DataFrame, column: str) -> str:
-    """Return how many runs have each value of a column: `0.005 (33 runs), 0.001 (alibi seed 0)`."""
+    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`."""
     texts = []
     for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
         first = of_value.iloc[0]
@@ -293,8 +300,8 @@ def measure(
     value minus the same runs' value at the training length. Each has the ends of its interval over seeds (`_low`,
     `_high`) and half its interval over documents (`_documents`).
 
-    Arguments: notes and holes get a line for everything that is left out, such as a place at which the runs scored
-    different windows; holes are keyed by protocol and text.
+    Arguments: rows, the tidy table; notes and holes get a line for everything left out, such as a place at which the
+    runs scored different windows; holes are keyed by protocol and text.
     Raises: ConfigError if the runs were validated on different windows.
     """
     rows = rows[rows["run"].isin(runs.index)]
@@ -347,7 +354,7 @@ _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in (""
 
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
-    """Yield each scheme with its cell, from the rows of one place."""
+    """Yield (scheme, cell) for each scheme, from the tidy rows of one place (protocol, text, metric, length, ...)."""
     documents, document = np.unique(rows["document"], return_inverse=True)
     numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
@@ -369,7 +376,10 @@ def _figures(
     baseline: str,
     training_length: int,
 ) -> Iterable[dict[str, Any]]:
-    """Return the rows of one place."""
+    """Return the rows of `measure` for one place, a row per scheme.
+
+    Arguments: place, values of _PLACE; cells, of this place by scheme; places, all cells by place.
+    """
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
     for scheme, cell in cells.items():
@@ -402,7 +412,7 @@ def _interval(name: str, values: Any) -> dict[str, float]:
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
-    """Return for each pair the first cell minus the second, over the seeds that both have, with its intervals.
+    """Return for each pair of cells the mean of first minus second over their common seeds, with its intervals.
 
     All first cells are from one place, and all second cells are from one place. The interval over documents is NaN
     unless both places scored the same targets.
@@ -423,7 +433,7 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return the n-gram models of the table's batches and targets, a row per order that every seed has."""
+    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline."""
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM.name]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):

@@ -37,7 +37,7 @@ MOST_LINES = 12  # lines per panel; more cannot be told apart or labelled
 LABEL_POINTS = 8.5
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BROWN, INK)
 _MARKERS = "os^XDPv<>hdp8*H"
-# Colour and marker by rotated sites or by kind, for common schemes; others get theirs by a hash of the name.
+# Colour and marker of common schemes, by the tensors they rotate or by kind; others get them by a hash of the name.
 _LOOKS = {
     "qk": (BLUE, "o"),
     "qkvo": (VERMILLION, "s"),
@@ -82,7 +82,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use our matplotlib settings while figures are drawn and saved."""
+    """Use our matplotlib settings within this context, for drawing and saving figures."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -90,7 +90,7 @@ def style() -> Iterator[None]:
 
 
 def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
-    """Return the pictures of all sections by name. Arguments: c, None for sections that compare no losses."""
+    """Draw all sections' plots and return the figures by plot name. Arguments: c, None if no losses are compared."""
     look = looks(c.runs) if c else {}
     plots = [plot for section in sections for plot in section.plots]
     with style():
@@ -98,7 +98,7 @@ def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Fig
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
-    """Return colour, line style and marker of each scheme, the same in every report; dashed: not marked as relative."""
+    """Return each scheme's (colour, line style, marker), the same in every report; dashed: not marked as relative."""
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
@@ -124,7 +124,7 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
 
 
 def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw each scheme's gap to the baseline with its interval over seeds; a dot per seed."""
+    """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed."""
     gaps = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
     figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
@@ -147,7 +147,7 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw by how much each row's scheme is better than the column's; ● marks significant pairs, = equal ones."""
+    """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones."""
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
     for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
@@ -174,7 +174,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw the validation loss during training as a gap to the baseline, mean over seeds, without its first tenth."""
+    """Return a figure of validation loss minus the baseline's in training, mean over seeds, after the first tenth."""
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -190,7 +190,7 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw perplexity against length, both on log scales, with the training length marked."""
+    """Return a figure of perplexity against length, both on log scales, with the training length marked."""
     lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
@@ -202,7 +202,7 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw a panel per scheme with a line per seed, dots at `plot.marks`, and a horizontal line at their level."""
+    """Return a figure with a panel per scheme: a line per seed, dots (`plot.marks`), and a line at their level."""
     assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
@@ -220,7 +220,7 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw the loss of the pilots against the learning rate."""
+    """Return a figure with a line per scheme: loss against the learning rates tried, on a log scale."""
     losses = plot.points.pivot_table(index="train.lr", columns="scheme", values="loss")
     lines = {
         scheme: (line.dropna().index, line.dropna())
@@ -237,7 +237,7 @@ def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Draw nats against distance or position on a log scale, with zero marked."""
+    """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero."""
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
@@ -251,13 +251,13 @@ def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
-    """Return x and y of each scheme's line, the best scheme first."""
+    """Return the x and y values of each scheme's line, by scheme, the best scheme first."""
     lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
 
 def by_head(plot: Plot) -> Figure:
-    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale."""
+    """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale."""
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
@@ -301,7 +301,11 @@ _KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
-    """Draw the gap to the baseline, or the loss, against the value that runs are grouped by; several in order."""
+    """Draw a line per scheme: the loss (if `is_loss`) or the gap to the baseline, against the value of each group.
+
+    Values that are not positive numbers are drawn at equal distances, in the order of `groups`. Arguments: column, the
+    label of the x axis. Returns: the figure, keyed by "trend"; nothing if no scheme is in two groups.
+    """
     look = looks(pd.concat([c.runs for c in groups.values()]))
     is_number = all(isinstance(value, int | float | np.number) for value in groups)
     is_number = is_number and min(groups) > 0
@@ -342,7 +346,7 @@ def _lines(
     height: float,
     sharey: bool = True,
 ) -> Figure:
-    """Draw a line per scheme, with at most MOST_LINES per panel; `finish` sets up the axes of a panel."""
+    """Return a figure with a line per scheme, at most MOST_LINES per panel; `finish` sets up the axes of each panel."""
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
@@ -447,7 +451,7 @@ def encode(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(drawing: str, prefix: str) -> str:
-    """Turn an SVG document of matplotlib into an element of a page, with unique ids and the page's colours and size."""
+    """Return matplotlib's SVG as an element of an HTML page, with unique ids and the page's colours and size."""
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)

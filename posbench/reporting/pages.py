@@ -25,26 +25,26 @@ MOST_ROWS = 40  # rows of a table shown on the terminal
 
 
 def words(names: Sequence[str], most: int = 12) -> str:
-    """Join names: `a`, `a and b`, `a, b and c`; names beyond the first `most` are only counted."""
+    """Return names as a list in prose: `a`, `a and b`, `a, b and c`; names beyond the first `most` are only counted."""
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _leaders_beat(leaders: Sequence[str]) -> str:
-    """Return the start of a sentence about the schemes that all leaders beat."""
+    """Return the start of a sentence for this many leading schemes: `It beats`, `Both beat`, `All 4 beat`."""
     count = {1: "It beats", 2: "Both beat", 3: "All three beat"}
     return count.get(len(leaders), f"All {len(leaders)} beat")
 
 
 def _verdicts(claims: Sequence[str]) -> str:
-    """Count claims by their verdict: `2 hold, 1 fails and 5 are open`."""
+    """Return how often each verdict (holds, fails, open) occurs, as text: `2 hold, 1 fails and 5 are open`."""
     forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
     counts = {word: claims.count(word) for word in forms}
     return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])
 
 
 def environment() -> Environment:
-    """Return the Jinja environment of the report templates, with our filters."""
+    """Return the Jinja environment of the report templates, with the filters that they use."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
@@ -74,11 +74,11 @@ def write(
     frames: Mapping[str, pd.DataFrame],
     latex: bool,
 ) -> list[Path]:
-    """Write the files of a report to the folder `target`, and return their paths, the page first.
+    """Write the files of a report to the folder `target`, and return their paths, report.html first.
 
-    Arguments: page, report.md as text; content, the values that the page was filled with: its title, figures and tables
-    for LaTeX; frames, CSV files by name; latex, whether to write tables for LaTeX too, except those without a row, and
-    pictures as PDF.
+    Arguments: page, report.md as text; content, the values that the page was filled with, here for its title, its
+    figures, and its tables for LaTeX; frames, tables to write as CSV, by file name; latex, whether to write tables for
+    LaTeX too, except those without a row, and figures as PDF.
     """
     drawings = {stem: pictures.encode(figure, "svg") for stem, figure in content["figures"].items()}
     files = {"report.html": as_html(page, drawings, content["title"]).encode(), "report.md": page.encode()}
@@ -97,7 +97,10 @@ def write(
 
 
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
-    """Convert the Markdown page to one self-contained HTML file, with inline pictures and wide tables that scroll."""
+    """Return the Markdown page as self-contained HTML, with inline pictures and wide tables that scroll.
+
+    Arguments: drawings, the SVG files of the pictures, by name without suffix.
+    """
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
@@ -117,13 +120,13 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 
 def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the table that explains each column of these CSV files: file, column, meaning, unit."""
+    """Return a table with a row per column of these CSV files: file, column, meaning, unit."""
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """Return the meaning and unit of a column: one of `COLUMNS`, an end of its interval, or a setting of the runs."""
+    """Return the meaning and unit of a CSV column: one of `COLUMNS`, an interval (`loss_low`), or a setting."""
     if column in COLUMNS:
         return COLUMNS[column]
     for ending, side in (("_low", "lower"), ("_high", "upper")):
@@ -138,7 +141,7 @@ def meaning(column: str) -> tuple[str, str]:
 
 
 def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> None:
-    """Print the table and the conclusions, narrowed until they fit the terminal (80 columns)."""
+    """Print the title `name`, at most MOST_ROWS rows of the table, shortened if it is too wide, and the conclusions."""
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
 

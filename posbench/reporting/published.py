@@ -1,6 +1,6 @@
 """Load what others have published about the same schemes, from `published.yaml`.
 
-Their set-ups differ from ours, so orders and gaps are compared, never levels. A value that a publication is known not
+Their set-ups differ from ours, so orders and gaps are compared, never losses. A value that a publication is known not
 to state is "not published".
 """
 
@@ -33,7 +33,7 @@ _METRICS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class PublishedMeasurement:
-    """A column of a published table."""
+    """One column of a published table: a metric of several schemes."""
 
     metric: str  # loss (nats per token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known
@@ -44,17 +44,17 @@ class PublishedMeasurement:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Their losses, nats per token; for other metrics, numbers that are lower for better schemes."""
+        """Return losses by scheme, nats per token; for other metrics, numbers that are lower for better schemes."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
     def ratio(self) -> float:
-        """The evaluated length divided by the training length."""
+        """Return the evaluated length divided by the training length; 1 if either is unknown."""
         return self.length / self.training_length if self.length and self.training_length else 1.0
 
     @property
     def description(self) -> str:
-        """Metric, protocol and length in words: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
+        """Return metric, protocol and length in words: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
         length = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
         model = f"{self.model}, " if self.model else ""
         return f"{model}{self.metric}, {self.protocol or 'protocol not recorded'}, {length}"
@@ -62,7 +62,7 @@ class PublishedMeasurement:
 
 @dataclass(frozen=True)
 class Published:
-    """The results of one publication, with what it says about its set-up."""
+    """The results of one publication, with its description of models and training."""
 
     name: str
     title: str
@@ -75,18 +75,18 @@ class Published:
 
     @property
     def models(self) -> str:
-        """The trained models in one line: parameters, data, tokens and context."""
+        """Return the trained models in one line: parameters, data, tokens and context; "not published" if unknown."""
         units = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
         units |= {"context length": "context {}"}
         facts = {name: text for name, text in self.setup.items() if text != NOT_PUBLISHED}
         return ", ".join(form.format(facts[name]) for name, form in units.items() if name in facts) or NOT_PUBLISHED
 
     def links(self, schemes: Iterable[str]) -> list[Link]:
-        """Return the claimed links between our schemes that are next to each other in the published chain.
+        """Return the published claims about our schemes, each about two that are neighbours in the published order.
 
-        A link is (better, sign, worse), such as ("qk", ">", "k"). If a published scheme is missing here, its neighbours
-        are linked, by ">" if any sign between them is ">". If no chain was published, the schemes are ordered by the
-        first column, with "," as the sign.
+        A claim is (better, sign, worse), such as ("qk", ">", "k"). If a published scheme is missing from `schemes`, its
+        neighbours form a pair, with ">" if any sign between them is ">". If no order was claimed, schemes are ordered
+        by the first column, with "," as the sign.
         """
         ours = set(schemes)
         if self.chain:

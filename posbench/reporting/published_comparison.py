@@ -1,4 +1,4 @@
-"""Compare our runs with published results (`posbench report --against`): the order, and each claimed link."""
+"""Compare our runs with published results (`posbench report --against`): the order of schemes, and each claim."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from posbench.reporting.comparison import Comparison
 from posbench.reporting.published import Published, PublishedMeasurement
 from posbench.reporting.statistics import Link, equivalent_pairs, verdict
 
-NEAR = 1.25  # largest factor between our length and theirs, both in training lengths, for the two to be compared
+NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at most this factor
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A published column next to ours, with the agreement of the two orders."""
+    """One column of a published table next to our results, and how well their orders agree."""
 
     theirs: PublishedMeasurement
     ours: str  # protocol and length of our figures
@@ -29,7 +29,7 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Pair every published column with our closest one: same protocol, nearest length in training lengths."""
+    """Return an Agreement per published column that we can match: same protocol, nearest length in training lengths."""
     from scipy.stats import kendalltau  # this import takes half a second
 
     pairs = []
@@ -54,7 +54,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Return our cells, indexed by scheme; no rows if none of our lengths is near theirs."""
+    """Return our losses that match a published column, indexed by scheme; no rows if no length is within NEAR."""
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
@@ -72,10 +72,11 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
 
 
 def link_verdict(comparison: Comparison, link: Link) -> str:
-    """Judge a published claim by our runs: `holds`, `fails` or `open`; an empty string if the pair was not tested.
+    """Return what our runs say about a published claim: `holds`, `fails` or `open`; "" if its pair was not tested.
 
-    ">" holds if `better` is significantly better, and fails if `worse` is or both are equal within the margin. "~"
-    holds if both are equal, and fails if one is significantly better.
+    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if `better` is significantly better,
+    and fails if `worse` is, or if the two are equal within the margin. With "~" or "/" it holds if the two are equal,
+    and fails if one is significantly better.
     """
     better, sign, worse = link
     ours = verdict(comparison.pairs, better, worse, "published")

@@ -1,7 +1,7 @@
-"""Put the user's runs into the table of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
+"""Add the user's runs to the tables of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
 
-Code changes between releases. So the first losses of the reference's baseline are computed again, which shows that this
-release still computes the same. Then the fingerprints decide, as for any table.
+Code changes between releases. So the first training losses of the reference's baseline are computed again, to check
+that this release computes the same. Then the runs' fingerprints decide if they are comparable, as in any report.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ OF_ONE_RUN = (
     "experiment_name",
     "runs_dir",
     "tracking",
-)  # overrides that a comparable row does not copy from the reference
+)  # overrides in the reference's training command that a comparable run does not copy
 
 
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
     """Return the finished runs of the reference and of the user, after checking that one table can hold them.
 
-    A run of the user that repeats a run of the reference is left out; a printed line names it and gives both losses.
+    A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
 
-    Arguments: summary, with the runs of both; reference, the folder of an experiment, which may be inside a pack
-    (`posbench.runs.finding.folder_of`).
-    Raises: ConfigError if the runs differ in other settings (it gives the command that trains a comparable row), or if
-    no run of the user is left.
+    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment, which
+    may be inside a pack, a zip file of runs (`posbench.runs.finding.folder_of`).
+    Raises: ConfigError if the runs differ in other settings (the message has the command that trains a comparable run),
+    or if no run of the user is left.
     """
     runs, left_out = finished_runs(summary)
     for line in left_out:
@@ -71,10 +71,10 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
 
 
 def check_same_losses(reference: Path, console: Console) -> None:
-    """Compute the first losses of the reference's baseline again, check that they are as recorded, and print both.
+    """Train the reference's baseline for a few steps, check that the mean loss is as recorded, and print both means.
 
-    The record is the first row of its metrics: the mean over ten steps by default (`train.log_every`).
-    Raises: ConfigError if the text or the mean loss differs; it says which Python, data or release to use.
+    The recorded mean is the first one logged in training, by default over ten steps (`train.log_every`).
+    Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
     run = baseline_of(reference)
     manifest, config = run.manifest, run.config
@@ -108,7 +108,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
 
 
 def baseline_of(reference: Path) -> Run:
-    """Return the reference's first seed of its baseline, or of its first scheme if the baseline has no run."""
+    """Return the baseline's run with the lowest seed; any scheme's if it has none. Raises: ConfigError if no runs."""
     runs = find_runs(reference)
     if not runs:
         raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
@@ -117,9 +117,10 @@ def baseline_of(reference: Path) -> Run:
 
 
 def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
-    """Return the commands that train and score a row for the reference's table, with its seeds.
+    """Return a text with the commands that train and score schemes comparably to the reference, with the same seeds.
 
-    Arguments: schemes, the names or class paths to train; by default a class in a file that is yet to be written.
+    If the reference has not recorded its command, the text says where its settings are.
+    Arguments: schemes, names or class paths; by default `my_scheme.py:MyScheme`, which the user has yet to write.
     """
     run = baseline_of(reference)
     if run.manifest.command is None:

@@ -37,12 +37,12 @@ from posbench.system.options import takes
 def report(
     places: str | Path | Sequence[str | Path], *, options: ReportOptions, console: Console | None = None
 ) -> list[Path]:
-    """Print the report of the runs at these places, write its files, and return their paths.
+    """Print the report of the runs at these places, write its files, and return the paths of the files.
 
-    Arguments: the options of `posbench report` (`posbench.reporting.options`), such as against, published results to
-    compare with (default: as the experiment names); output, the folder for files (default: `report` in the
-    first place, or `report-by-<column>`); beside, a reference whose runs are put into the same tables
-    (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
+    Arguments: places, folders or packs of runs; and the options of `posbench report` (`posbench.reporting.options`),
+    such as against, published results to compare with (default: those that the experiment names); output, the folder
+    for files (default: `report` in the first place, or `report-by-<column>`); beside, a reference experiment whose runs
+    are put into the same tables (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
@@ -115,14 +115,14 @@ def report(
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
-    """Return the published results that the experiment names, if any."""
+    """Return the published results that the runs' experiment names, or None."""
     runs, _ = finished_runs(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the templates, and the CSV files by name."""
+    """Return the values that fill the report's templates, and the tables to write as CSV, by file name."""
     sections = sections_of(c, margin, every_length)
     ranking = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
@@ -164,7 +164,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 
 
 def _against_baseline(c: Comparison) -> dict[str, list[str]]:
-    """Return the schemes by their verdict against the baseline, with tests of only these pairs."""
+    """Return the schemes by verdict against the baseline (better, worse, equal, open), by tests of only these pairs."""
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
     for scheme in c.schemes:
         outcome = verdict(c.pairs, scheme, c.baseline, "baseline")
@@ -174,7 +174,10 @@ def _against_baseline(c: Comparison) -> dict[str, list[str]]:
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    """Return how much losses change from the training length to the longest, for the best scheme and the worst."""
+    """Return how losses change from the training length to the longest evaluated length, or None if none is longer.
+
+    Keys: length, best and worst (schemes that change least and most), best_change, worst_change.
+    """
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:
@@ -186,7 +189,7 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
 
 
 def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield each scheme that continued from another model, with the words for its first tokens and their source."""
+    """Yield (scheme, text) for schemes that continued another model: `10M of 40M tokens as <the other>`."""
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
@@ -195,7 +198,7 @@ def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the facts about the set-up, each with its name: experiment, data, model, training, runs and versions."""
+    """Return (name, text) pairs that describe the set-up: experiment, data, model, training, runs and versions."""
     config = config_of(str(runs["path"].iloc[0]))
     experiment = ", ".join(dict.fromkeys(runs["experiment"]))
     seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
@@ -234,7 +237,7 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _context_bytes(runs: pd.DataFrame) -> str:
-    """Return how much text the training context holds, or "" if the bytes per token are unknown."""
+    """Return a phrase on how many bytes of text a token and the training context hold, or "" if unknown."""
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:
         return ""
@@ -244,13 +247,13 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return the settings of these groups of the configuration as text, without empty and hidden ones."""
+    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones."""
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
     shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
 
 
-_PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report names
+_PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report shows, by title
 
 # Fields of the configuration that do not matter for the comparison, or that a report shows elsewhere.
 HIDDEN_SETTINGS = {
@@ -270,7 +273,11 @@ def _groups(
     published: Published | None,
     margin: float,
 ) -> dict[Any, Comparison]:
-    """Return the comparison of each group of runs, by the group's value. Raises: ConfigError for an unknown column."""
+    """Return a Comparison per group of finished runs, by the group's value in the column `group_by`.
+
+    Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas, whose values
+    are then tuples. Raises: ConfigError for an unknown column.
+    """
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     columns = group_by.split(",")
     for column in columns:
@@ -286,7 +293,7 @@ def _groups(
 def _grouped_content(
     groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the templates of a grouped report, and its CSV files by name."""
+    """Return the values that fill the templates of a grouped report, and the tables to write as CSV, by file name."""
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
@@ -329,7 +336,10 @@ def _grouped_content(
 
 
 def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
-    """Count in how many groups each scheme has the lowest loss, and in how many it is better than the baseline."""
+    """Return in how many groups each scheme has the lowest loss, and in how many it is better than the baseline.
+
+    Keys: groups and tested (numbers), baseline, lowest and better (schemes with counts).
+    """
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
     better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))
     return {

@@ -32,7 +32,7 @@ from posbench.schemes import Gates, Layers, Placement, Scheme
 # The decoder for schemes without a finished run, with heads of a usual size.
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
 LONGEST = 1024  # largest distance, tokens
-LEAST = -16.0  # lowest score shown; lower ones give no weight, and their range would hide the rest
+LEAST = -16.0  # lowest score shown; lower scores give no weight, and their range would hide the rest
 SAMPLES = 256  # number of random contents
 FLAT = 1e-9  # curves that change by less are not drawn
 COLUMNS = 4
@@ -42,7 +42,7 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of one scheme in one layer, each [H, distances]; None for a curve that does not change."""
+    """The curves of a scheme in one layer, [heads, distances] each; None for a curve that does not change."""
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
@@ -50,11 +50,11 @@ class Curves:
 
 
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
-    """Draw every scheme that can be drawn, write scores.svg and values.svg to `folder`, and return their paths.
+    """Draw every scheme with softmax attention, write scores.svg and values.svg to `folder`, and return their paths.
 
-    Arguments: runs, finished runs whose trained weights are used for their schemes; config_dir, folder of the user's
-    own schemes.
-    Raises: ConfigError if a run has no weights or a scheme refuses the decoder.
+    Arguments: runs, finished runs, which are drawn with their trained weights; config_dir, folder of the user's own
+    schemes.
+    Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
     names = list(dict.fromkeys([*choices("scheme", *([config_dir] if config_dir else [])), *trained]))
@@ -88,7 +88,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return the curves of a scheme by title; for a trained scheme, of each layer with its own parameters."""
+    """Return the curves of a scheme by title; a trained scheme has a title per layer with parameters of its own."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
     title = f"{name} (trained)" if is_trained else name
@@ -98,9 +98,9 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """Compute the curves of a scheme up to distance `longest`, for a query at position `longest`.
+    """Return the curves of a scheme up to distance `longest`, for a query at position `longest`.
 
-    Arguments: scheme, of one layer, in any dtype; it is converted to float64.
+    Arguments: scheme, the module of one layer, in any dtype; it is converted to float64.
     """
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
@@ -132,7 +132,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Select rows (positions) of the `pos` that hooks get: a tensor, or a tuple of them."""
+    """Return these rows (positions) of the `pos` that a scheme's hooks get, which is a tensor or a tuple of tensors."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
@@ -140,7 +140,7 @@ def _rows(pos: Any, rows: Tensor) -> Any:
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return the gates that the last query of a window sees, repeated for each random content."""
+    """Return the gates for the last query of a window, repeated for each random content; None if there are none."""
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
         return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))
@@ -153,7 +153,10 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 
 
 def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
-    """Draw a panel per scheme with a line per head, from dark to pale, or one line if all heads agree."""
+    """Return a figure with a panel per title and a line per head, from dark to pale, or one line if all heads agree.
+
+    Arguments: lines, distances and curves [heads, distances] by title; label, of the y axis.
+    """
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
     with style():

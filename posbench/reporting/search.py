@@ -1,4 +1,4 @@
-"""Find the best learning rate of each scheme of an experiment that was run at several, and the runs at it."""
+"""Find each scheme's best learning rate in an experiment that tried several, and the runs at this rate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from posbench.reporting.statistics import best_rate
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder
 
-FIRST_PILOT = 1000  # seeds from this one on are pilots, whose text differs (posbench/tools/tune.py)
+FIRST_PILOT = 1000  # runs from this seed on are pilots, on other text (posbench/tools/tune.py)
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return the places, plus the search folder of each experiment whose search has runs to compare."""
+    """Return these paths, each followed by the folder of its learning-rate search if that has more than pilots."""
     with_folders: list[Path] = []
     for place in map(Path, places):
         folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
@@ -26,9 +26,9 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
 
 
 def merge_searches(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """Return the summary with runs of searches renamed to their experiment, and whether there are any such runs.
+    """Return the summary with runs of a learning-rate search under their experiment's name, and whether it had any.
 
-    Pilots and branches in a search folder are left out, and so are runs that the experiment's own folder repeats.
+    Left out are pilots and branches (shorter runs) of a search, and runs that the experiment's own folder repeats.
     """
     if summary.empty:
         return summary, False
@@ -44,11 +44,11 @@ def merge_searches(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
 
 
 def at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the runs at each scheme's best rate, and the mean loss at every rate that was tried.
+    """Return the runs at each scheme's best learning rate, and the mean loss at every rate that was tried.
 
-    The best rate is chosen by mean losses over the seeds that all rates of the scheme have. A rate at which a run died
-    is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats per
-    token), status, seeds, trained_at (the best rate), experiment.
+    The best rate is chosen by the mean loss over the seeds that were run at all rates, if any. A rate at which a run
+    died is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats
+    per token), status, seeds, trained_at (the best rate), experiment.
     """
     tried, chosen = [], []
     for (name, scheme), of_scheme in runs.groupby(["experiment", "scheme"], sort=False):

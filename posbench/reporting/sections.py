@@ -1,7 +1,7 @@
 """Build the sections of a comparison's report as data, in their order.
 
-Each protocol builds the sections about its own results (`posbench.evaluation.protocols`). `posbench.reporting.figures`
-draws the pictures; the notes are in `templates/notes.j2`.
+Each evaluation protocol builds the sections about its results (`posbench.evaluation.protocols`).
+`posbench.reporting.figures` draws the pictures; the notes are in `templates/notes.j2`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posbench.reporting.statistics import conclusions
 
 
 def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
-    """Return all sections of the report.
+    """Return all sections of a comparison's report, in order.
 
     Arguments: margin, nats per token below which losses count as equal; every_length, whether to show lengths that are
     neither a multiple nor a divisor of the training length.
@@ -42,7 +42,7 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the section with losses and gaps to the baseline, which has no heading and follows the page's lede."""
+    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
     table, interval = tables.loss_table(c), ", 95 % interval over seeds" if c.can_rank else ""
     caption = f"Gap to {c.baseline}: mean{interval}, and each seed as a small dot."
     plots = [Plot("gaps", "gaps", caption, c.losses)] if len(c.schemes) > 1 else []
@@ -51,7 +51,7 @@ def losses(c: Comparison, margin: float) -> Section:
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return the sections with the tests of the pairs fixed before training and with the picture of all pairs."""
+    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs."""
     summary, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
     fixed = Section("Pairs fixed before training", table=table, note=_note("primary", c))
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
@@ -86,7 +86,7 @@ def costs(c: Comparison) -> Section:
 
 
 def published(c: Comparison) -> list[Section]:
-    """Return a section for each published column that some of our runs can be compared with."""
+    """Return a section per published column that our runs can be compared with; [] if there is none."""
     if c.published is None or not (columns := agreements(c.published, c)):
         return []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
@@ -131,7 +131,7 @@ def by_sections(
 
 
 def _note(name: str, *content: Any) -> str:
-    """Return the text of the macro `name` in `notes.j2`, filled with `content`."""
+    """Return the text of the Jinja macro `name` in `notes.j2`, called with `content`."""
     return str(getattr(environment().get_template("notes.j2").module, name)(*content)).strip("\n")
 
 

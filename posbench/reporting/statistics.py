@@ -7,7 +7,7 @@ over seeds      would other seeds, on this text, say the same? Student's t on th
 over documents  would other documents, with these models, say the same? (`document_error`)
 
 Holm's correction keeps the chance of any false claim in a family of pairs at 5 %. The families: the pairs with the
-baseline, the links of a published chain, the pairs that an experiment fixed before training, and all pairs.
+baseline, the pairs of published claims, the pairs that an experiment fixed before training, and all pairs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFIDENCE = 0.95  # coverage of intervals
 LEVEL = 0.05  # chance of any false claim in a family
 POWER = 0.80  # chance of finding the smallest detectable difference
 FEWEST_SEEDS = 3  # seeds needed to rank schemes
-ALLOWED = 2.0  # allowance for rates chosen by one pilot seed, as a multiple of the spread of a difference
+ALLOWED = 2.0  # allowance for rates chosen by one pilot seed, in standard deviations of a difference
 ENOUGH_SEEDS = 5  # seeds needed to rank schemes if the seeds of one scheme split in two
 SIGNS = 0.5  # p of the sign test above which too few seeds agree in sign for the t-test to be trusted
 FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the result
@@ -41,7 +41,7 @@ Link = tuple[str, str, str]  # a claim of a published chain: better scheme, sign
 
 
 def interval(values: Any) -> tuple[float, float, float]:
-    """Return the mean of independent values and the ends of its 95 % t-interval, NaN for fewer than FEWEST_SEEDS."""
+    """Return the mean of independent values and ends of its 95 % t-interval (NaN for fewer than FEWEST_SEEDS)."""
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
     mean = float(values.sum()) / count if count else math.nan
@@ -52,9 +52,10 @@ def interval(values: Any) -> tuple[float, float, float]:
 
 
 def holm(p: Floats, size: int = 0) -> Floats:
-    """Return p-values adjusted by Holm (1979): sorted upwards, the i-th of m times (m - i + 1), monotone, at most 1.
+    """Return the p-values after Holm's correction (1979) for several tests, in the given order.
 
-    Arguments: size, the number m of members of the family, if more than were tested.
+    Sorted upwards, the i-th of m is multiplied by m - i + 1; the products are made monotone and at most 1.
+    Arguments: size, the number m of planned tests, if it is larger than len(p).
     """
     p = np.asarray(p, dtype=np.float64)
     order = np.argsort(p, kind="stable")
@@ -73,14 +74,14 @@ def compare(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
 ) -> pd.DataFrame:
-    """Test every pair of schemes over the seeds that both have; `left` has the lower mean loss on these seeds.
+    """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
-    Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; links, claims of
-    the published chain; margin, nats per token below which losses count as equal; pilots, number of pilot seeds that
+    Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; links, published
+    claims about pairs; margin, nats per token below which losses count as equal; pilots, number of pilot seeds that
     chose each scheme's learning rate (differences are then tested against their `allowance`), 0 for none; primary,
     groups of schemes whose pairs were fixed before training, so that their tests do not depend on other rows; fewest,
     number of seeds that a pair needs to be tested.
-    Returns: a row per pair; `posbench.reporting.table.COLUMNS` explains the columns.
+    Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
@@ -126,12 +127,12 @@ def compare(
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
-    """Return all pairs of schemes within each group; a group is names separated by spaces."""
+    """Return all pairs of schemes within each group; a group is a string of names separated by spaces."""
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
 
 def allowance(pairs: pd.DataFrame, pilots: int) -> float:
-    """Return how many nats per token a wrong choice of learning rates may cost.
+    """Return how many nats per token a wrong choice of learning rates may cost; 0 without pilots.
 
     It is ALLOWED times the median standard deviation of a difference over seeds, divided by the square root of the
     number of pilot seeds. Without it, equal schemes are called different in up to half of all tables of 8 seeds,
@@ -142,7 +143,7 @@ def allowance(pairs: pd.DataFrame, pilots: int) -> float:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Run the paired t-test on differences over seeds, and two one-sided tests of equivalence within `margin`."""
+    """Return the mean difference over seeds, its interval, and p-values of a t-test, sign test and equivalence test."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     row["p_sign"] = sign_test(difference)
@@ -158,11 +159,11 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 
 
 def best_rate(losses: Mapping[float, float]) -> float:
-    """Return the learning rate that pilots choose: the middle rate of all whose loss is within MARGIN of the lowest.
+    """Return the best learning rate: the middle one of all rates whose loss is within MARGIN of the lowest.
 
     If many rates solve a task equally well, this avoids choosing one at the end of their range by chance. With two
     rates in the middle the lower is chosen; if every pilot died, the lowest rate.
-    Arguments: losses, nats by rate, infinite if the pilot died.
+    Arguments: losses, nats per token by learning rate, infinite if training died.
     """
     lowest = min(losses.values())
     near = sorted(lr for lr, loss in losses.items() if loss <= lowest + MARGIN)
@@ -170,13 +171,13 @@ def best_rate(losses: Mapping[float, float]) -> float:
 
 
 def sign_test(difference: Floats) -> float:
-    """Return the two-sided p of the sign test on the values that are not 0; 1 if there are none."""
+    """Return the two-sided p-value of the sign test on the differences that are not 0; 1 if all are 0."""
     more, count = max((difference > 0).sum(), (difference < 0).sum()), int((difference != 0).sum())
     return min(1.0, 2 * float(bdtrc(more - 1, count, 0.5))) if count else 1.0
 
 
 def detectable(sd: float, seeds: int, level: float) -> float:
-    """Return the true difference that a paired t-test at `level` finds with probability POWER, in the unit of `sd`."""
+    """Return the true difference, in the unit of `sd`, that a paired t-test at `level` finds with probability POWER."""
     if seeds < 2 or math.isnan(sd):
         return math.nan
     return _shift(seeds, level) * sd / math.sqrt(seeds)
@@ -184,14 +185,14 @@ def detectable(sd: float, seeds: int, level: float) -> float:
 
 @cache
 def _shift(seeds: int, level: float) -> float:
-    """Return the noncentrality of t at which a two-sided test finds the true direction with probability POWER."""
+    """Return the noncentrality of Student's t at which a two-sided test finds the true sign with probability POWER."""
     return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
-    """Return letters for each scheme, such as `a` or `ab`: two share one exactly if their pair is not `significant`.
+    """Return letters for each scheme, such as `ab`: two share one exactly if their pair is not `significant`.
 
-    The compact letter display of Piepho (2004) by insertion and absorption; letters begin at the best scheme.
+    The compact letter display of Piepho (2004) by insertion and absorption. Letters begin at the best scheme, order[0].
     """
     groups = [frozenset(order)]
     for pair in significant:
@@ -208,9 +209,10 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
 
 
 def significant_pairs(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], str]:
-    """Return the better scheme of each pair that differs significantly, keyed by pair; p is corrected in `family`.
+    """Return the better scheme of each pair that differs significantly, keyed by the pair.
 
     The t-test decides, unless too few seeds agree in sign: if seeds split in two, their mean would hide it.
+    Arguments: pairs, from `compare`; family, the tests that p is corrected for: baseline, published, primary or all.
     """
     significant = pairs[(pairs[f"p_{family}"] <= LEVEL) & (pairs["p_sign"] <= SIGNS)]
     return {
@@ -219,13 +221,13 @@ def significant_pairs(pairs: pd.DataFrame, family: str = "all") -> dict[frozense
 
 
 def equivalent_pairs(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
-    """Return the pairs that were shown to differ by less than the margin."""
+    """Return the pairs shown to differ by less than the margin. Arguments: as in `significant_pairs`."""
     equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
     return {frozenset(pair) for pair in zip(equal["left"], equal["right"], strict=True)}
 
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str) -> str:
-    """Return how `scheme` compares with `reference`: better, worse, equal or open; "" if the pair was not tested."""
+    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
@@ -238,7 +240,8 @@ def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str) -> st
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Return which schemes lead, which all leaders beat (and by at least how much) and which are in between.
 
-    By the tests of all pairs. Arguments: order, the schemes from best to worst.
+    Tests are corrected for all pairs. Leaders are the best scheme and those not significantly worse than it.
+    Arguments: order, the schemes from best to worst; pairs, from `compare`.
     """
     better, equal = significant_pairs(pairs), equivalent_pairs(pairs)
     leaders = [name for name in order if frozenset((order[0], name)) not in better]
@@ -298,7 +301,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
 
 def document_variance(nll: Floats, targets: Floats) -> Floats:
-    """Return V of each mean, (nats/token)^2, shape nll.shape[:-1]; NaN for a mean with a loss that is not finite."""
+    """Return V of `document_error` for each mean, (nats/token)^2, shape nll.shape[:-1]; NaN if a loss is not finite."""
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):
         apart = nll / targets.sum() - weights * nll.sum(axis=-1, keepdims=True) / targets.sum()  # w e
@@ -307,7 +310,7 @@ def document_variance(nll: Floats, targets: Floats) -> Floats:
 
 
 def quantile(weights: Floats) -> float:
-    """Return q, the half-width of the interval in units of sqrt(V), for documents with these weights (sum 1)."""
+    """Return q of `document_error`, half the interval in units of sqrt(V), for documents of these weights (sum 1)."""
     alike = effective(weights)
     if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
         return student(alike - 1)
@@ -316,7 +319,7 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Estimate q from DRAWS seeded draws of normal documents with equal variance."""
+    """Return q of `document_error`, estimated from DRAWS seeded draws of normal documents with equal variance."""
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())
@@ -330,5 +333,5 @@ def _drawn_quantile(weights: tuple[float, ...]) -> float:
 
 @cache
 def student(freedom: float) -> float:
-    """Return the two-sided quantile of Student's t for CONFIDENCE."""
+    """Return the two-sided CONFIDENCE quantile of Student's t with this many degrees of freedom."""
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

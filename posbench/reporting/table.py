@@ -5,7 +5,7 @@
 
 A tidy row has the sum of a metric over a window's targets, and the number of targets. So the figure of any group of
 rows is `value.sum() / count.sum()`: a token-weighted mean, never a mean of means. All figures of a report are computed
-so. Reporting reads run folders and packs only here.
+this way. Reporting reads run folders and packs only here.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ for _protocol in PROTOCOLS.values():
 
 
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
-    """Return a row for each run in these folders or packs, including runs that died or cannot be read (see `status`).
+    """Return a table with a row per run in these folders or packs, also if it died or cannot be read (see `status`).
 
     Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     `posbench.reporting.table.COLUMNS` explains every column.
@@ -143,7 +143,11 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 
 
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the summary, and the tidy rows without settings; their column `run` is its index (-1: n-gram models)."""
+    """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
+
+    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models.
+    Raises: ConfigError if a place does not exist.
+    """
     runs: list[Run] = []
     for place in map(Path, places):
         runs_here = find_runs(place)
@@ -159,12 +163,12 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:
-    """Return the columns that are settings of the runs."""
+    """Return the names of the columns that hold settings of the runs, such as `train.lr`."""
     return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
 
 
 class _Rows:
-    """Collector of tidy rows, column by column."""
+    """Tidy rows that are being collected, stored column by column."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
@@ -177,7 +181,7 @@ class _Rows:
             self.columns[name].append(values)
 
     def frame(self) -> pd.DataFrame:
-        """Return all rows; columns of repeated text are categories."""
+        """Return all rows as a table; columns of repeated text are categorical."""
         names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
@@ -189,7 +193,10 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """Return the summary's row of one run, with the reason if it cannot be read, and add its tidy rows to `rows`."""
+    """Return one run's row of the summary, with the reason if it is unreadable, and add its tidy rows to `rows`.
+
+    Arguments: number, the run's index in the summary.
+    """
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored, damaged = run.results() if status == FINISHED else ([], [])
@@ -254,7 +261,7 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    """Return the summary's row of a run that cannot be read: its names are taken from its path."""
+    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path."""
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
     names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
@@ -262,7 +269,7 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add the tidy rows of stored results."""
+    """Add the tidy rows of a run's stored results to `rows`, with the summary's index `number` as their run."""
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
@@ -286,7 +293,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add rows of the n-gram models of this run's batches; one run stores them for all schemes of its seed."""
+    """Add to `rows` the losses of n-gram models of this run's batches, stored once for all schemes of a seed."""
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
         if result.protocol != NGRAM.name or result.header["batches"] != manifest.fingerprints.batches:
@@ -306,16 +313,17 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """Tell how a run diverged: its numbers were not finite, or its final loss is above the initial one; else None."""
+    """Return how a run diverged, as text: numbers not finite, or final loss above the initial; None if it did not."""
     if status == "died":
         return f"died: {manifest.reason}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the pilots of `posbench tune` for the schemes of these runs: a row per experiment, scheme and rate.
+    """Return the losses of the schemes' pilots, the runs of `posbench tune` that choose learning rates.
 
-    Arguments: runs, a part of the summary; their learning rate becomes the column `trained_at`.
+    There is a row per experiment, scheme and rate.
+    Arguments: runs, rows of the summary; their own learning rate becomes the column `trained_at`.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
     for _, experiment in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
@@ -329,7 +337,7 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
 
 @lru_cache(maxsize=8)
 def config_of(path: str) -> dict[str, Any]:
-    """Return the configuration of the run at `path` as plain data. Raises: ConfigError if it cannot be read."""
+    """Return the configuration of the run at `path` as nested dicts. Raises: ConfigError if it cannot be read."""
     try:
         return dict(yaml.safe_load(run_at(path).content("config.yaml")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:

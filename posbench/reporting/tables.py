@@ -22,7 +22,10 @@ Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
-    """Return losses and gaps to the baseline; with enough seeds also letters, shared by schemes that do not differ."""
+    """Return a row per scheme: loss and gap to the baseline; with enough seeds also a verdict and letters.
+
+    Schemes that share a letter do not differ significantly.
+    """
     validation, groups = c.validation(), letters(c.ranked, significant_pairs(c.pairs)) if c.can_rank else {}
     differ = c.losses.notna().sum().nunique() > 1
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
@@ -51,7 +54,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
 
 
 def name_with_remarks(c: Comparison, scheme: str) -> str:
-    """Return the scheme's name, with a remark if its runs diverged or use only some of its layers."""
+    """Return the scheme's name, with a remark in brackets if runs diverged or use only some of its layers."""
     is_scheme = c.runs["scheme"] == scheme
     remarks = []
     layers = c.runs["scheme.layers"][is_scheme].iloc[0] if "scheme.layers" in c.runs else None
@@ -65,7 +68,7 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
-    """Return the parameters and FLOPs of each scheme, and the figures that are the same for all schemes.
+    """Return a table of parameters and FLOPs by scheme, and a dict of those figures that all schemes share instead.
 
     Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy machine.
     """
@@ -85,7 +88,7 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
 
 
 def primary_table(c: Comparison) -> pd.DataFrame:
-    """Return the pairs that the experiment fixed before training, each with its difference and its test."""
+    """Return a row per pair that the experiment fixed before training: schemes, difference in loss, p, verdict."""
     rows = []
     for pair in c.pairs.dropna(subset="p_primary").to_dict("records"):
         half_width = (pair["difference_high"] - pair["difference_low"]) / 2
@@ -100,7 +103,7 @@ def primary_table(c: Comparison) -> pd.DataFrame:
 
 
 def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """Return each scheme's best learning rate, with the loss at it, at half of it and at twice of it.
+    """Return a row per scheme: its best learning rate, and the losses at this rate, at half and at twice this rate.
 
     A column `trained at` is added if some scheme was not trained at its best rate.
     Arguments: rates, a row per rate (`posbench.reporting.table.rates` or `posbench.reporting.search.at_best_rates`).
@@ -120,7 +123,7 @@ def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:
-    """Return the published values and gaps next to ours, in the published order."""
+    """Return a row per scheme: published value and gap next to our gap, in the published order."""
     rows = []
     for scheme, figures in agreement.table.iterrows():
         row = {"scheme": str(scheme), "published": f"{figures['published']:g}"}
@@ -134,11 +137,11 @@ def published_table(agreement: Agreement) -> pd.DataFrame:
 
 
 def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two tables by scheme and group: mean loss, and gap to the baseline paired by seed within each group.
+    """Return two tables of schemes by groups: mean loss, and mean gap to the baseline over the seeds that both have.
 
-    The best group of each scheme is bold; `*` marks a gap that is significant in its group.
-    Arguments: is_rate, whether groups are learning rates; if so, the losses get a column with the gap to the baseline
-    if each scheme uses its best rate.
+    Each scheme's lowest loss is bold; `*` marks a gap that is significant in its group.
+    Arguments: is_rate, whether groups are learning rates; if so, the first table also has the gap to the baseline at
+    each scheme's best rate.
     """
     validations = {value: c.validation() for value, c in groups.items()}
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
@@ -212,7 +215,7 @@ def flops_text(flops: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value that runs are grouped by as text: `0.005`, `1.02M`, `demo`; several are joined by spaces."""
+    """Format the value of a group of runs: `0.005`, `1.02M`, `demo`; the values in a tuple are joined by spaces."""
     if isinstance(value, tuple):
         return " ".join(map(text_of, value))
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
@@ -221,7 +224,7 @@ def text_of(value: Any) -> str:
 
 
 def round_down(value: float) -> str:
-    """Round a number down to two digits: `0.23` for 0.2339, `0.064` for 0.0647."""
+    """Return a number rounded down to two digits, as text: `0.23` for 0.2339; `0` if it is not above 0."""
     if not value > 0:
         return "0"
     digits = max(0, 1 - math.floor(math.log10(value)))

@@ -39,7 +39,10 @@ PLACE = ["scheme", "seed", "under", "length"]
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The runs of one task, with everything that a report says about them."""
+    """The scores of one task's runs, with everything that a report says about them.
+
+    A scheme keeps the task up to the length at which its median accuracy falls below KEPT (`limits`).
+    """
 
     name: str
     chance: float
@@ -50,24 +53,24 @@ class TaskScores:
 
     @cached_property
     def learners(self) -> pd.DataFrame:
-        """Number of seeds that learnt the task (`learnt`) and of all (`seeds`), a row per scheme."""
+        """Return a row per scheme: the number of seeds that learnt the task (`learnt`), and of all seeds (`seeds`)."""
         seeds = self.scores.drop_duplicates(["scheme", "seed"]).groupby("scheme")
         return seeds.agg(learnt=("learnt", "sum"), seeds=("learnt", "size"))
 
     @cached_property
     def medians(self) -> pd.DataFrame:
-        """Median accuracy over the seeds that learnt: a row per scheme with such a seed, a column per length."""
+        """Return the median accuracy of seeds that learnt: a row per scheme with such a seed, a column per length."""
         scores = self.scores[self.scores["learnt"] & (self.scores["under"] == "")]
         return scores.pivot_table(index="scheme", columns="length", values="accuracy", aggfunc="median")
 
     @property
     def option_scores(self) -> pd.DataFrame:
-        """Scores of the seeds that learnt, with options changed for evaluation."""
+        """Return the rows of `scores` with options changed for evaluation, for the seeds that learnt the task."""
         return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Length at which each scheme's median falls below KEPT of the way from chance to 1; infinity if never."""
+        """Return by scheme the length at which the median falls below KEPT of the way from chance to 1, or infinity."""
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()
@@ -77,7 +80,7 @@ class TaskScores:
 
     @property
     def schemes(self) -> list[str]:
-        """Names of the schemes, longest kept length first; then schemes without a seed that learnt; ties by name."""
+        """Return the schemes, longest kept length first, then those without a seed that learnt; ties by name."""
         learnt = sorted(
             self.limits, key=lambda s: (-self.kept_to(s), -self.limits[s], -self.medians.loc[s].iloc[-1], s)
         )
@@ -85,13 +88,13 @@ class TaskScores:
 
     @property
     def furthest(self) -> list[str]:
-        """Schemes that keep the task to the greatest length; empty if no seed learnt it."""
+        """Return the schemes that keep the task to the greatest length; empty if no seed learnt it."""
         lengths = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
         return [scheme for scheme in lengths if lengths[scheme] == max(lengths.values())]
 
     @property
     def furthest_with_seeds(self) -> list[str]:
-        """The schemes of `furthest` with the number of seeds that learnt: `alibi (2/3 seeds)`."""
+        """Return the schemes of `furthest` with the number of seeds that learnt: `alibi (2/3 seeds)`."""
         return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
 
     @property
@@ -100,7 +103,7 @@ class TaskScores:
 
     @property
     def is_kept(self) -> bool:
-        """True if some scheme keeps the task at every tested length."""
+        """Return whether some scheme keeps the task at every tested length."""
         return any(limit == math.inf and self.kept_to(s) == self.lengths[-1] for s, limit in self.limits.items())
 
     @property
@@ -108,7 +111,7 @@ class TaskScores:
         return sorted(set(self.scores["length"]))
 
     def share(self, accuracy: Any) -> Any:
-        """Convert accuracy to a share of the way from chance to 1."""
+        """Return the accuracy as a share of the way from chance (0) to perfect (1)."""
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
@@ -123,17 +126,17 @@ class TaskScores:
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:
-        """Return how many seeds learnt the task: `3/5`."""
+        """Return how many of a scheme's seeds learnt the task, as text: `3/5`."""
         counts = self.learners.loc[scheme]
         return f"{counts['learnt']}/{counts['seeds']}"
 
 
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
-    """Return the scores of each task of these runs, by the task's name.
+    """Return the TaskScores of each task of these runs, by the task's name.
 
     A run is included if it was evaluated at its longest trained length, which shows whether it has learnt.
-    Arguments: notes gets a line for everything that is left out, with the reason; group_by, the setting that the runs
-    are already grouped by.
+    Arguments: rows, the tidy table; notes gets a line for everything left out, with the reason; group_by, the setting
+    that the runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
@@ -168,7 +171,7 @@ def _longest(lengths: str) -> int:
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    """Return the scores of one task."""
+    """Return the TaskScores of the task `name` from its runs and their rows of the tidy table."""
     run = runs.iloc[0]
     sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
     scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
@@ -188,7 +191,7 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
-    """Return the step at which each seed that learnt first reached accuracy `goal` on the validation problems."""
+    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation."""
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     steps = []
     for run in of_learners.to_dict("records"):
@@ -198,7 +201,7 @@ def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> 
 
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
-    """Tell whether these runs learn tasks. Raises: ConfigError if only some of them do."""
+    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do."""
     readable = summary[summary["status"] != UNREADABLE]
     on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
@@ -209,10 +212,10 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 def content_of_tasks(
     runs: pd.DataFrame, rows: pd.DataFrame, group_by: str | None, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the templates, and the CSV files by name.
+    """Return the values that fill the templates of a report of tasks, and the tables to write as CSV, by file name.
 
     Arguments: group_by, a setting such as train.lr: the report is then one table with a column per value of it; notes
-    get a line for everything that is left out.
+    gets a line for everything that is left out.
     """
     counted = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
     counts = ", ".join(count_of(runs[name].nunique(), noun) for name, noun in counted.items())
@@ -266,7 +269,10 @@ def content_of_tasks(
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
-    """Return schemes by tasks: the length up to which a task is kept, and how many seeds learnt it if not all did."""
+    """Return a table of schemes by tasks: the length up to which a task is kept.
+
+    If not all seeds learnt it, how many did is in brackets: `≥64 (2/3)`.
+    """
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
         row = {"scheme": scheme} | {t.name.replace("_", " "): "" for t in tasks.values()}
@@ -280,7 +286,7 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 
 
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """Return a key that sorts by the mean length up to which tasks are kept, in trained lengths; 0 if not learnt."""
+    """Return a key to sort by descending mean length to which tasks are kept, in trained lengths; 0 if not learnt."""
     multiples = [t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0 for t in tasks.values()]
     return -float(np.mean(multiples)), scheme
 
@@ -306,9 +312,10 @@ def length_title(t: TaskScores, length: int) -> str:
 
 
 def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
-    """Return the median accuracy over all seeds by task, scheme and group: `at the trained length → beyond it`.
+    """Return a table of the median accuracy over all seeds, with a row per scheme and task and a column per group.
 
-    Beyond means twice the trained length, or the next longer length that was tested.
+    A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
+    longer length that was tested.
     """
     names = dict.fromkeys((t.name, scheme) for tasks in groups.values() for t in tasks.values() for scheme in t.schemes)
     rows = []
@@ -327,7 +334,7 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
 
 
 def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
-    """Draw the summary and each task; return the figures by the stems of their files."""
+    """Draw the summary and each task, and return the figures by file name without suffix."""
     with style():
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
@@ -338,7 +345,7 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
 
 
 def task_map(t: TaskScores) -> Figure:
-    """Draw schemes by lengths: the median over the seeds that learnt, and a dot per seed from chance (left) to 1."""
+    """Return a map of schemes by lengths: median accuracy of seeds that learnt, a dot per seed, chance (left) to 1."""
     schemes, lengths = t.schemes, t.lengths
     figure, (axes,) = new_figure(0.8 + 0.42 * len(schemes), width=min(WIDTH, 2.6 + 0.85 * len(lengths)))
     _cells(axes, t, t.medians.reindex(index=schemes, columns=lengths))
@@ -357,7 +364,7 @@ def task_map(t: TaskScores) -> Figure:
 
 
 def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
-    """Draw schemes by tasks: up to which multiple of the trained length a task is kept."""
+    """Return a map of schemes by tasks: up to which multiple of its trained length a task is kept."""
     texts = summary_table(tasks).set_index("scheme")
     scored = list(tasks.values())
     multiples = [[t.kept_to(s) / t.trained if s in t.limits else math.nan for t in scored] for s in texts.index]
@@ -369,7 +376,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 
 
 def option_maps(t: TaskScores) -> Figure:
-    """Draw a panel per scheme: evaluation options by lengths, the median over the seeds that learnt."""
+    """Return a figure with a panel per scheme: median accuracy of the seeds that learnt, options by lengths."""
     scores = t.option_scores
     schemes, lengths = [s for s in t.schemes if s in set(scores["scheme"])], sorted(set(scores["length"]))
     options = sorted(
