@@ -129,7 +129,7 @@ def parse_length(what: str, value: Any, least: int = 2) -> int:
 
 
 def scored_length(what: str, value: Any) -> int:
-    """Return `value` as a length to score, tokens of text or items of a task. Raises: ConfigError if it is below 1."""
+    """Return `value` as a length to score, in tokens or items of a task. Raises: ConfigError if it is below 1."""
     return parse_length(what, value, least=1)
 
 

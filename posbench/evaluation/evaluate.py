@@ -76,14 +76,14 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    A request with scheme options scores the run as trained first. All runs of an experiment share one anchor, the
-    longest length, which decides the scored text. Results of the run with a shorter anchor are scored again, so that
-    all stay comparable; `notice` is called with a line that says so.
+    If the request changes scheme options, the run is first scored without these changes. All runs of an experiment
+    share one anchor, the longest length, which decides the scored text. Existing results with a shorter anchor are
+    scored again, and `notice` is called with a line that says so.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); tell, called
     with each result and whether it is new; experiment, the headers of all results of the run's experiment.
     Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result,
-    but it still counts as the longest, so that all schemes are scored on the same targets.
+    but it still counts for the anchor, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
     tokenizer.
     """

@@ -138,9 +138,9 @@ class Request:
         return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
-        """Return the names of the requested protocols, else of those in the run's config (`configured`) that apply.
+        """Return the names of the requested protocols, by default those of the run's config (`configured`) that apply.
 
-        On another text these are `validation` and, if lengths are requested, those for perplexity by length.
+        If the request names another text, the default is `validation` and, with lengths, the protocols by length.
         """
         from posbench.evaluation.protocols import VALIDATION, protocol_named
 

@@ -116,7 +116,7 @@ def _rows(
     num_heads: int,
     use_hooks: bool = True,
 ) -> tuple[Rows, list[list[Any]]]:
-    """Return the inputs of the scheme's bias, and the positions [H][T] that the hooks receive."""
+    """Return the inputs of the scheme's bias (q and k after their hooks, gates), and its positions, [H][T]."""
     gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)

@@ -67,7 +67,7 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return layer n's scheme: `scheme`, or its member n modulo their number if layers alternate."""
+    """Return layer n's scheme: `scheme` itself or, if layers alternate between m members, member n % m."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]

@@ -88,7 +88,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return the curves of a scheme by title; a trained scheme has a title per layer with parameters of its own."""
+    """Return a dict from titles to curves: one title, or if trained, one per layer that has its own parameters."""
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
     title = f"{name} (trained)" if is_trained else name

@@ -320,10 +320,10 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float) ->
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses of the schemes' pilots, the runs of `posbench tune` that choose learning rates.
+    """Return the losses of pilots, the runs of `posbench tune` that choose learning rates.
 
-    There is a row per experiment, scheme and rate.
-    Arguments: runs, rows of the summary; their own learning rate becomes the column `trained_at`.
+    There is a row per experiment, scheme and rate. The column `trained_at` is the rate of the full runs.
+    Arguments: runs, the rows of the full runs in the summary.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
     for _, experiment in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):

@@ -140,7 +140,7 @@ class Mechanism(EvalProtocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Return a table of each figure's mean over windows (`value`) and half its 95 % interval (`value_windows`).
+    """Return a table of each measure: its mean over windows (`value`) and half of its 95 % interval (`value_windows`).
 
     There is a row per scheme, measure, layer, head and distance or pair. For each scheme, only the first seed that was
     scored at this length is read. Arguments: runs, one row per run, with its path.

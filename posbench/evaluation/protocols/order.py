@@ -177,9 +177,11 @@ class Order(EvalProtocol):
 
 
 def onset_table(compared: ComparedRuns) -> pd.DataFrame:
-    """Return a table of when schemes began to use distant order: how many seeds did, median, each seed, p of a test.
+    """Return a table of the tokens after which schemes began to use distant order.
 
-    A seed that did not by the end is shown as `>` and the tokens it was trained on, which the test uses as its onset.
+    The columns are the number of seeds that began, their median, the tokens of each seed, and the p of a test.
+
+    A seed that never began is shown as `>N`, with N the tokens it was trained on, which the test takes as its onset.
     With an even number of seeds, the median is the earlier of the middle two, so that half of all had begun by then.
     """
     budget = float(compared.runs["tokens"].iloc[0])
