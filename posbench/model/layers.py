@@ -82,9 +82,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
         B, T, _ = x.shape
-        packed = self.qkv(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # [B, heads of all parts, T, D]
-        heads = self.kind.heads_by_part
-        parts = dict(zip(heads, packed.split(tuple(heads.values()), dim=1), strict=True))
+        packed, heads = self.qkv(x).view(B, T, -1, self.head_dim), self.kind.heads_by_part
+        # Split before transposing: the gradients of the parts are then written where the projection reads them.
+        split = packed.split(tuple(heads.values()), dim=2)
+        parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         q, k = parts.get("q"), parts.get("k")
