@@ -104,9 +104,9 @@ def items_of(session: Session) -> list[Item]:
         # Compiled code is kept on disk: afterwards `speed` need not wait for compilers.
         *(Item(f"warm-{shape}", partial(speed, shape=shape, rounds=1, steps=1), 500) for shape in SHAPES),
         *(Item(f"shape-{shape}", partial(shape_gradients, shape=shape), 300) for shape in SHAPES),
-        *(Item(f"certificates-{name}", partial(certificates, scheme=name), 300) for name in certified),
+        *(Item(f"certificates-{name}", partial(certificates, scheme=name), 400) for name in certified),
         *(Item(f"gradients-{scheme}", partial(gradients, scheme=scheme), 300) for scheme in BIASES),
-        *(Item(f"speed-{shape}", partial(speed, shape=shape), 200, alone=True) for shape in SHAPES),
+        *(Item(f"speed-{shape}", partial(speed, shape=shape), 300, alone=True) for shape in SHAPES),
         *(
             Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
             for shape, scheme in profiled

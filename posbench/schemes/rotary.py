@@ -74,15 +74,8 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (a cos - b sin, b cos + a sin) for the two halves a and b of x's channels, in x's dtype.
-
-    Both ways add the same products. Compiled kernels read the flipped channels in place; uncompiled code would copy them.
-    """
+    """Return (a cos - b sin, b cos + a sin) for the two halves a and b of x's channels, in x's dtype."""
     wide = x.to(cos.dtype)
-    if torch.compiler.is_compiling():
-        pairs, signed = wide.unflatten(-1, (2, -1)), torch.stack((-sin, sin), dim=-2)
-        y = torch.addcmul(pairs * cos.unsqueeze(-2), pairs.flip(-2), signed).flatten(-2)
-        return as_dtype(y, x.dtype)
     a, b = wide.chunk(2, dim=-1)
     y = wide * torch.cat((cos, cos), dim=-1)
     y_a, y_b = y.chunk(2, dim=-1)
