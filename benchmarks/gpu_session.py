@@ -50,6 +50,7 @@ FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
 RAGGED = 333  # tokens: no multiple of 128, the tile of FlexAttention
 BIASES = ("alibi", "t5", "kerple", "fire", "shaw", "transformer_xl", "fox", "fox_qk_rope", "cope", "dape")
 REFERENCE = ("qk_rope", "vo_rope", "nope", "qkvo_rope", "alibi")  # the most important first
+LATER = ("k_rope", "qkv_rope", "q_rope", "v_rope", "o_rope", "sinusoidal")  # when these have three seeds
 SPEED = "posbench nope,posbench qk_rope,posbench alibi,transformers Llama,plain GPT-2"
 SHAPES = ("125m", "350m", "25m", "1b")
 LONG = 131_072  # tokens of the longest window that is scored
@@ -113,8 +114,9 @@ def items_of(session: Session) -> list[Item]:
         ),
         *(
             Item(f"reference-{scheme}-{seed}", partial(reference, scheme=scheme, seed=seed), 600, alone=True)
+            for schemes in (REFERENCE, LATER)
             for seed in (0, 1, 2)
-            for scheme in REFERENCE
+            for scheme in schemes
         ),
         *(
             Item(f"long-{scheme}", partial(long_windows, scheme=scheme), 200, alone=True)
