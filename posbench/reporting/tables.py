@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.config.units import DASH, number, plus_minus, short_count
-from posbench.evaluation.protocols.order import caught_on
+from posbench.evaluation.protocols.order import count_onsets
 from posbench.evaluation.protocols.section import half, text_table, with_interval
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published_comparison import Agreement
@@ -36,7 +36,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
         row = {"scheme": name_with_remarks(c, scheme)}
         if differ:
             row["seeds"] = str(len(losses))
-        caught = {"caught on": caught_on(c.onsets[scheme])} if c.has_onsets else {}
+        caught = {"distant order": count_onsets(c.onsets[scheme])} if c.has_onsets else {}
         if c.can_rank:
             row |= {"group": groups.get(scheme, DASH), "loss": plus_minus(losses.mean(), half(cell, "value"))} | caught
             row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)

@@ -121,7 +121,7 @@ class Mechanism(EvalProtocol):
         return [
             Section("What heads do", table=heads_table(heads), note=note),
             Section(
-                "", plots=head_plots(heads), note="The figures are in mechanism.csv.", files={"mechanism.csv": heads}
+                "", plots=head_plots(heads), note="The numbers are in mechanism.csv.", files={"mechanism.csv": heads}
             ),
         ]
 

@@ -132,7 +132,7 @@ class Order(EvalProtocol):
             "loss without order, nats/token",
         )
         note = "Cells: rise in loss, in nats, when everything more than d tokens back is shuffled. "
-        note += f"Reach: the largest d with at least {REACH}, by its interval. "
+        note += f"Reach: the largest d whose interval is above {REACH}. "
         latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
         return [Section(CONTEXT, holes, [plot], table, note, latex)]
 
@@ -154,9 +154,9 @@ class Order(EvalProtocol):
             onsets[np.isfinite(onsets["x"])],
         )
         note = (
-            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. p: exact "
-            "sign-flip test over seeds, uncorrected; a seed without onset counts as the full budget. With n seeds that "
-            "differ, p is at least 2/2^n."
+            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Distant "
+            "order: how many seeds reach that. p: exact sign-flip test over seeds, uncorrected; a seed that does not "
+            "reach it counts as the full budget. With n seeds that differ, p is at least 2/2^n."
         )
         return [Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True)]
 
@@ -166,7 +166,9 @@ class Order(EvalProtocol):
         rows = []
         for name, group in groups.items():
             means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
-            tokens = {s: f"{short_count(round(means[s]))} ({caught_on(group.onsets[s])})" for s in means.dropna().index}
+            tokens = {
+                s: f"{short_count(round(means[s]))} ({count_onsets(group.onsets[s])})" for s in means.dropna().index
+            }
             row = {"group": name} | {scheme: tokens[scheme] for scheme in sorted(tokens)}
             rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
         note = (
@@ -194,7 +196,7 @@ def onset_table(compared: ComparedRuns) -> pd.DataFrame:
     times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
         onsets = compared.onsets[scheme].dropna()
-        row = {"scheme": str(scheme), "caught on": caught_on(onsets), "median tokens": text(median)}
+        row = {"scheme": str(scheme), "distant order": count_onsets(onsets), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, onsets))
         apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
         p = DASH if scheme == compared.baseline else f"{flip_test(apart):.2g}"
@@ -202,7 +204,7 @@ def onset_table(compared: ComparedRuns) -> pd.DataFrame:
     return text_table(rows)
 
 
-def caught_on(onsets: pd.Series) -> str:
+def count_onsets(onsets: pd.Series) -> str:
     """Return how many seeds use distant order by the end, such as `3/5`, or a dash if no seed was scored."""
     return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
 

@@ -341,7 +341,7 @@ class Position(Windowed):
             self.name,
             f"gap to {compared.baseline}, nats/token",
         )
-        return [Section(title, holes, [plot], note="The figures are in table.csv.")]
+        return [Section(title, holes, [plot], note="The numbers are in table.csv.")]
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         """Return a table, a row per document and bucket: document, bucket_start, bucket_end, targets, nll (sum, nats).
