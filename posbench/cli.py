@@ -21,6 +21,7 @@ from posbench.evaluation.request import Request
 from posbench.reporting.options import ReportOptions
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
+    no_runs,
     only_experiment,
     pack_experiment,
     place_named,
@@ -313,7 +314,7 @@ def list_runs(
     from posbench.tools import listing
 
     if not runs and not find_runs(runs_dir):
-        say(f"{runs_dir} has no runs yet: posbench train scheme=vo_rope trains one")
+        say(no_runs(runs_dir, runs_dir))
         return
     selected = runs_named(runs or [], runs_dir)
     shown = selected if runs else listing.without_packed(selected)

@@ -49,10 +49,13 @@ def description(group: str, name: str, *folders: Path) -> str:
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for a choice `name` that does not exist, with the nearest of `known`."""
-    listed = "posbench schemes lists them" if group == "scheme" else f"there are {', '.join(known)}"
-    own = f"{group}=my_{group}.py:Name for a class of yours, or " if group in ("scheme", "data") else ""
     hint = nearest(_ALIASES.get(name, name), known)
-    return f"{group}={name} does not exist{hint} ({listed}; {own}FOLDER/{group} with --config-dir FOLDER)"
+    folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
+    if group == "scheme":
+        cause = f"there is no scheme {name!r}" if name else "no scheme is named"
+        return f"{cause}{hint} (posbench schemes lists them; your own: a class, my_scheme.py:Name, or {folder})"
+    own = f"a class, {group}=my_{group}.py:Name, or " if group == "data" else ""
+    return f"{group}={name} does not exist{hint} (choices: {', '.join(known)}; your own: {own}{folder})"
 
 
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:

@@ -59,8 +59,8 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
     names = option_names(cls)
     for name in options:
         if name not in names:
-            listed = ", ".join(names) or "none"
-            raise ConfigError(f"{key}.{name} is not an option of {kind!r}{nearest(name, names)} (options: {listed})")
+            listed = f"{nearest(name, names)} (options: {', '.join(names)})" if names else ", which has no options"
+            raise ConfigError(f"{key}.{name} is not an option of {kind!r}{listed}")
     for option in _options(cls):
         if option.default is option.empty and option.name not in options:
             raise ConfigError(f"{key}.{option.name} is missing: {kind!r} needs it")

@@ -160,6 +160,7 @@ def _without_references(value: Any) -> Any:
 # ---------------------------------------------------------------- keys and their types
 
 _ALIASES = {"learning_rate": "lr", "hidden_size": "d_model", "n_embd": "d_model", "block_size": "context_length"}
+_ALIASES |= {"n_layer": "num_layers", "n_head": "num_heads", "precision": "dtype", "max_steps": "steps"}
 _TYPES = {
     list: "a list",
     int: "a whole number, such as 8",

@@ -75,9 +75,14 @@ class SchemeConfig(Group):
                 f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
         ours = ("name", "kind", "attention", "lr", "lr_factor")
+        attention = mapping.get("attention") or {}
+        require(
+            isinstance(attention, dict),
+            f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
+        )
         options = {key: value for key, value in mapping.items() if key not in ours}
         rates = {key: mapping[key] for key in ("lr", "lr_factor") if key in mapping}
-        return cls(mapping["name"], mapping["kind"], options, mapping.get("attention") or {}, **rates)
+        return cls(mapping["name"], mapping["kind"], options, attention, **rates)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
@@ -181,13 +186,13 @@ class DataConfig(Group):
         if self.source == "files":
             require(
                 (self.path is not None) != (self.train_path is not None),
-                "data=files needs data.path='...' (files to be split by document) or data.train_path='...' "
-                "with data.validation_path='...' (one of the two)",
+                "data=files needs either data.path='...', which posbench splits by document, or data.train_path='...' "
+                "with data.validation_path='...'",
             )
             require(
                 self.train_path is None or self.validation_path is not None,
                 "data.train_path is given without data.validation_path: name the held-out files too, or give "
-                "data.path alone to have them split by document",
+                "only data.path, to have them split by document",
             )
         else:
             require(
@@ -264,6 +269,11 @@ class TaskConfig(Group):
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
         """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`: options beside the other fields."""
         ours = {each.name for each in fields(cls)} - {"options"}
+        attention = mapping.get("attention") or {}
+        require(
+            isinstance(attention, dict),
+            f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
+        )
         options = {key: value for key, value in mapping.items() if key not in ours}
         return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
 
@@ -353,12 +363,13 @@ class TrainConfig(Group):
         require(
             self.batch_size % self.accumulation == 0,
             f"train.batch_size={self.batch_size} does not divide into train.accumulation={self.accumulation} "
-            "equal micro-batches",
+            "equal micro-batches: change one",
         )
         require(
             self.num_steps > 0,
-            f"train.tokens={self.tokens} is less than one step of batch_size x context_length = "
-            f"{self.tokens_per_step} tokens: raise it, or lower train.batch_size",
+            f"train.tokens={self.tokens} is not enough for one step, which reads {self.tokens_per_step} tokens "
+            f"(train.batch_size={self.batch_size} x train.context_length={self.context_length}): raise train.tokens, "
+            "or lower one of these",
         )
         require(
             bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device))),

@@ -7,7 +7,8 @@ experiment's folder; if it matches nothing, the error lists the experiments that
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
@@ -134,9 +135,22 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     for folder in [place_named(name, runs_dir) for name in names] or [runs_dir]:
         runs_below = find_runs(folder)
         if not runs_below:
-            raise ConfigError(f"{folder} contains no runs: train one first (posbench train scheme=vo_rope)")
+            raise ConfigError(no_runs(folder, runs_dir))
         runs |= dict.fromkeys(runs_below)
     return list(runs)
+
+
+def no_runs(folder: Path, runs_dir: Path) -> str:
+    """Return the message for a `folder` without runs: the cause, and the command that trains a run in `runs_dir`."""
+    remedy = f"posbench train scheme=vo_rope{_runs_dir_word(runs_dir)}"
+    if folder == runs_dir and _runs_dir_word(runs_dir) and not folder.exists():
+        return f"there is no folder {folder}: correct --runs-dir, or train a run there ({remedy})"
+    return f"{folder} contains no runs: train one first ({remedy})"
+
+
+def _runs_dir_word(runs_dir: Path) -> str:
+    """Return ` runs_dir=FOLDER` to append to a train command, or "" for the default folder."""
+    return "" if runs_dir == Path("runs") else f" {shlex.quote(f'runs_dir={runs_dir}')}"
 
 
 def rates_of(run: Run) -> list[str]:
@@ -170,9 +184,27 @@ def only_experiment(runs_dir: Path) -> Path:
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
     experiments = sorted(folder for folder in folders if runs_dir / "reference" not in folder.parents)
     if len(experiments) != 1:
-        names = ", ".join(map(str, experiments)) or "no runs: train first with posbench train -m experiment=demo"
-        raise ConfigError(f"which experiment? {runs_dir}/ contains {names}")
+        if not experiments:
+            raise ConfigError(_no_experiments(runs_dir))
+        raise ConfigError(
+            f"name an experiment, such as {experiments[0].name}: {runs_dir}/ contains "
+            f"{_listed(map(str, experiments), runs_dir)}"
+        )
     return experiments[0]
+
+
+def _no_experiments(runs_dir: Path) -> str:
+    is_missing = bool(_runs_dir_word(runs_dir)) and not runs_dir.exists()
+    cause = f"there is no folder {runs_dir}" if is_missing else f"{runs_dir}/ contains no runs"
+    return f"{cause}: train first with posbench train -m experiment=demo{_runs_dir_word(runs_dir)}"
+
+
+def _listed(names: Iterable[str], runs_dir: Path) -> str:
+    """Return the first `MAX_NAMES` names, separated by commas, and how to list the others."""
+    names = list(names)
+    option = f" --runs-dir {shlex.quote(str(runs_dir))}" if _runs_dir_word(runs_dir) else ""
+    more = f" and {len(names) - MAX_NAMES} more, which posbench ls{option} lists" if names[MAX_NAMES:] else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
@@ -194,11 +226,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     folders = (*experiments, *sorted({run.parent for run in runs}), *runs)
     known = [str(folder.relative_to(runs_dir)) for folder in folders]
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
-    names = known[: len(experiments)][:MAX_NAMES]
-    listed = ", ".join(names) or "none: train first with posbench train -m experiment=demo"
-    if len(experiments) > MAX_NAMES:
-        listed += f" and {len(experiments) - MAX_NAMES} more, which posbench ls lists"
     hint = nearest(name, [*known, *references])
-    raise ConfigError(
-        f"there is no run or experiment {name!r}, here or under {runs_dir}/{hint} (experiments there: {listed})"
-    )
+    message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
+    if not experiments:
+        raise ConfigError(f"{message} ({_no_experiments(runs_dir)})")
+    raise ConfigError(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")

@@ -118,7 +118,9 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         has_weights = run.weights_digest is not None
     if not has_weights:
         steps = ", ".join(sorted(file.name for file in run.path.glob("checkpoints/step=*"))) or "no weights"
-        raise ConfigError(f"train.from_run={path}: there are no such weights ({run.name} has {steps})")
+        raise ConfigError(
+            f"train.from_run={path}: there are no such weights ({run.name} has {steps}): name another run or step"
+        )
     return _start_from_run(run, folder)
 
 

@@ -155,10 +155,10 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path
     [
         (
             ["report", "demoo"],
-            r"no run or experiment 'demoo', .*; did you mean 'demo'\? \(experiments there: demo, reference/demo_cpu\)",
+            r"no run or experiment 'demoo' .*; did you mean 'demo'\? \(experiments in runs/: demo, reference/",
         ),
-        (["report", "xyz"], r"\(experiments there: demo, reference/demo_cpu\)$"),
-        (["eval", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee', .*; did you mean 'demo/vo_rope'\?"),
+        (["report", "xyz"], r"\(experiments in runs/: demo, reference/demo_cpu\)$"),
+        (["eval", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee' .*; did you mean 'demo/vo_rope'\?"),
         (["eval", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["scheme=nope,vo_rpe"], r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\?"),
+        (["scheme=nope,vo_rpe"], r"there is no scheme 'vo_rpe'; did you mean 'vo_rope'\?"),
         (["scheme=glob(xyz*)"], r"scheme=glob\(xyz\*\) matches nothing"),
         (["scheme=nope,vo_rope", "seed=0,-1"], r"seed=-1 is out of range"),
         (["experiment=demo,demo"], r"each experiment has its own sweep"),

@@ -37,18 +37,25 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
 
 def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
     result = posbench("ls")
-    assert result.status == 0 and "runs has no runs yet: posbench train scheme=vo_rope trains one" in result.error
+    assert (
+        result.status == 0 and "runs contains no runs: train one first (posbench train scheme=vo_rope)" in result.error
+    )
+    result = posbench("ls", "--runs-dir", "nosuch")
+    assert result.status == 0 and "there is no folder nosuch: correct --runs-dir, or train a run there" in result.error
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
         (["eval"], r"runs contains no runs: train one first"),
-        (["eval", "nosuch"], r"there is no run or experiment 'nosuch', here or under runs/"),
+        (["eval", "--runs-dir", "a"], r"no folder a: correct --runs-dir, or train .* scheme=vo_rope runs_dir=a\)"),
+        (["report", "--runs-dir", "a"], r"no folder a: train first with .* experiment=demo runs_dir=a$"),
+        (["report", "b", "--runs-dir", "a"], r"'b' in the working directory or in a/ \(there is no folder a: train"),
+        (["eval", "nosuch"], r"there is no run or experiment 'nosuch' in the working directory or in runs/"),
         (["report"], r"runs/ contains no runs: train first with posbench train -m experiment=demo"),
         (
             ["report", "dmo"],
-            r"here or under runs/; did you mean 'demo_cpu'\? \(experiments there: none: train first",
+            r"in runs/; did you mean 'demo_cpu'\? \(runs/ contains no runs: train first",
         ),
         (["report", "--seeds", "0,a"], r"--seeds a is not a seed: give whole numbers"),
         (["bench", "--model", "tiny"], r"there is no option '--model' \(--help lists them\)"),
@@ -57,7 +64,8 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
         (["train", "-m", "--jobs", "2", "--cfg", "job"], r"--cfg shows the settings of one run: leave out -m"),
         (["train", "hydra.run.dir=out"], r"hydra\.run\.dir=out is not supported: set runs_dir=FOLDER"),
         (["train", "-m", "hydra.sweep.dir=out"], r"hydra\.sweep\.dir=out is not supported"),
-        (["train", "scheme=rope"], r"scheme=rope does not exist; did you mean 'qk_rope'\?"),
+        (["train", "scheme=rope"], r"there is no scheme 'rope'; did you mean 'qk_rope'\?"),
+        (["verify", "nosuch"], r"there is no scheme 'nosuch' \(posbench schemes lists them; your own: a class, my_"),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
 )
@@ -82,7 +90,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
     assert result.status == 0 and "\nmine " in result.out
     assert re.search(r"\nmine +absolute", posbench("schemes", *config_dir).out)
     assert "\nmine " in posbench("verify", "mine", *config_dir).out
-    assert "scheme=mine does not exist" in posbench("plan", *small).refusal
+    assert "there is no scheme 'mine'" in posbench("plan", *small).refusal
     for command in ("plan", "prepare", "bench", "schemes", "verify"):
         assert posbench(command, "--config-dir", "nosuch").status == 2
 

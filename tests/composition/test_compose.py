@@ -126,7 +126,7 @@ def test_a_text_is_no_number(name: str) -> None:
 # ---------------------------------------------------------------- what is refused
 
 REFUSED = {
-    "scheme=vo_rpe": r"scheme=vo_rpe does not exist; did you mean 'vo_rope'\? \(posbench schemes lists them; .*\.py",
+    "scheme=vo_rpe": r"there is no scheme 'vo_rpe'; did you mean 'vo_rope'\? \(posbench schemes lists them; .*\.py",
     "model=tny": r"model=tny does not exist; did you mean 'tiny'\?.*FOLDER/model with --config-dir FOLDER\)",
     "vo_rope": r"'vo_rope' is not an override: write key=value.*did you mean scheme=vo_rope\?",
     "model.d_modle=3": r"no setting 'model\.d_modle'; did you mean 'model\.d_model'\?",
@@ -159,7 +159,11 @@ REFUSED = {
     "train.accumulation=3": r"train\.batch_size=8 does not divide into train\.accumulation=3 ",
     "model.d_model=66": r"model\.d_model=66 does not divide into model\.num_heads=4 heads: change one",
     "data.path=x": r"data\.path and data\.train_path are for your own files.*give data=files too",
-    "scheme.of=[qk_rpe]": r"scheme=qk_rpe does not exist; did you mean 'qk_rope'\?",
+    "scheme.attention=linear": r"is not a mapping: write scheme\.attention=\{kind: linear\}$",
+    "train.tokens=10": r"10 is not enough for one step, .* \(train\.batch_size=\d+ x train\.context_length=\d+\)",
+    "data=files": r"needs either data\.path='\.\.\.', which posbench splits by document, or data\.train_path",
+    "train.precision=1": r"no setting 'train\.precision'; did you mean 'train\.dtype'\?",
+    "scheme.of=[qk_rpe]": r"there is no scheme 'qk_rpe'; did you mean 'qk_rope'\?",
     "--config-dir=own experiment=wrong": r"did you mean 'train\.lr'\?.*\(in experiment/wrong\.yaml\)$",
     "--config-dir=own experiment=typed": r"^train\.lr=abc must be a number.*\(in experiment/typed\.yaml\)$",
     "--config-dir=own experiment=flat": r"^train is a group.*\(in experiment/flat\.yaml\)$",

@@ -41,7 +41,7 @@ REFUSED = [
     ("selective_rope", {"rank": 0}, "scheme.rank=0 must be a whole number, 1 or more (16 is the authors')"),
     ("repo", {"width": 0}, "scheme.width=0 must be a whole number, 1 or more (C / 8 in the paper)"),
     ("grape_ap", {"width": 7}, "scheme.width=7 must be an even number above 0 (8 is the paper's)"),
-    ("nope", {"base": 10000}, "(options: none)"),
+    ("nope", {"base": 10000}, "scheme.base is not an option of 'nope', which has no options"),
     ("sinusoidal", {"amplitude": -1}, "scheme.amplitude=-1 must be between"),
     ("t5", {"num_buckets": 31}, "scheme.num_buckets=31 must be even"),
     ("t5", {"num_buckets": True}, "must be a whole number, 2 or more (32 is usual)"),

@@ -38,8 +38,11 @@ def build_task(config: TaskConfig) -> Task:
         raise ConfigError(f"data={config.task} cannot be made with the options {config.options}: {error}") from error
     if not hasattr(task, "tokens"):
         raise ConfigError(f"the class of data={config.task} has no tokens")
-    for length in config.lengths:
-        tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))
+    for length in (*config.lengths, config.longest):
+        try:
+            tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))
+        except ValueError as error:
+            raise ConfigError(f"data={config.task} cannot draw problems of length {length}: {error}") from error
         is_valid = tokens.ndim == 2 and len(tokens) == 2 and answers.shape in (tokens.shape, tokens.shape[1:])
         is_valid = is_valid and bool(answers.any(axis=-1).all()) and not answers[..., 0].any()
         if not is_valid or tokens.min() < 0 or tokens.max() >= len(task.tokens):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import LETTERS, Task
+from posbench.data.tasks.task import Task, alphabet
 
 
 class Copy(Task):
@@ -21,7 +21,7 @@ class Copy(Task):
 
     def __init__(self, letters: int = 16) -> None:
         self.letters = letters
-        self.tokens = (*LETTERS[:letters], "=")
+        self.tokens = (*alphabet(letters), "=")
 
     def chance(self, length: int) -> float:
         return 1 / self.letters

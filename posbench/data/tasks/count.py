@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import LETTERS, Task
+from posbench.data.tasks.task import Task, alphabet
 
 
 class Count(Task):
@@ -24,9 +24,11 @@ class Count(Task):
     version = 2
 
     def __init__(self, letters: int = 16, questions: int = 4, largest: int = 8) -> None:
+        if questions >= letters:
+            raise ValueError(f"questions={questions} must be less than letters={letters}")
         self.letters = letters
         self.questions = questions
-        self.tokens = (*LETTERS[:letters], "^", "?", *map(str, range(largest + 1)))
+        self.tokens = (*alphabet(letters), "^", "?", *map(str, range(largest + 1)))
         self.largest = largest
 
     def chance(self, length: int) -> float:

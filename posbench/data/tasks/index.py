@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import LETTERS, Task
+from posbench.data.tasks.task import Task, alphabet
 
 
 class Index(Task):
@@ -31,7 +31,7 @@ class Index(Task):
         self.largest = 10**digits - 1 if digits else largest
         self.digits = digits
         numbers = range(10) if digits else range(1, largest + 1)
-        self.tokens = (*LETTERS[:letters], "?", *map(str, numbers))
+        self.tokens = (*alphabet(letters), "?", *map(str, numbers))
 
     def chance(self, length: int) -> float:
         return 1 / self.letters

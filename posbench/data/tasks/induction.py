@@ -32,7 +32,9 @@ class Induction(Task):
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         if length > self.vocabulary:
-            raise ValueError(f"a word of {length} tokens that differ needs as many: raise the option vocabulary")
+            raise ValueError(
+                f"its {length} tokens must differ, and vocabulary={self.vocabulary}: raise the option vocabulary"
+            )
         word = rng.random((number, self.vocabulary)).argsort(axis=1)[:, :length]
         part = min(self.part, length)
         start = rng.integers(length - part + 1, size=(number, 1))

@@ -39,7 +39,7 @@ class Mqar(Task):
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         if length > self.keys:
-            raise ValueError(f"{length} pairs need as many keys, and there are {self.keys}: raise the option keys")
+            raise ValueError(f"{length} pairs need {length} keys, and keys={self.keys}: raise the option keys")
         keys = rng.random((number, self.keys)).argsort(axis=1)[:, :length]
         pairs = np.stack((keys, self.keys + rng.integers(self.values, size=(number, length))), axis=-1)
         # Sorting exponentials with rates w draws without replacement with weights w.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import LETTERS, Task
+from posbench.data.tasks.task import Task, alphabet
 
 
 class Needle(Task):
@@ -25,7 +25,7 @@ class Needle(Task):
         self.letters = letters
         self.keys = keys
         self.depth = depth
-        self.tokens = (*LETTERS[:letters], *(f"K{n}" for n in range(keys)), "?")
+        self.tokens = (*alphabet(letters), *(f"K{n}" for n in range(keys)), "?")
 
     def chance(self, length: int) -> float:
         return 1 / self.letters

@@ -19,6 +19,13 @@ from numpy.typing import ArrayLike
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
 
+def alphabet(size: int) -> tuple[str, ...]:
+    """Return the first `size` letters. Raises: ValueError unless `size` is a whole number from 1 to 26."""
+    if not isinstance(size, int) or not 1 <= size <= len(LETTERS):
+        raise ValueError(f"letters must be a whole number from 1 to {len(LETTERS)}")
+    return LETTERS[:size]
+
+
 class Task(ABC):
     """Base class of tasks: a subclass names its tokens and draws problems; its options are keyword arguments.
 
