@@ -243,7 +243,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy: Path, t
 @pytest.mark.usefixtures("undrawn")
 def test_speeds_measured_while_training_are_no_costs(experiment_copy: Path, tmp_path: Path) -> None:
     costs = written(experiment_copy, tmp_path, latex=True)[0].partition("## Costs")[2]
-    assert "tokens/s" not in costs and "`posbench bench` compares speeds fairly" in costs
+    assert "tokens/s" not in costs and "Compare speeds by `posbench bench`" in costs
     assert "tokens_per_second" in pd.read_csv(tmp_path / "runs.csv") and not (tmp_path / "latex/costs.tex").exists()
 
 
