@@ -43,7 +43,7 @@ from posbench.catalogue.choices import choices
 from posbench.verify.certificates import ROUNDINGS
 from posbench.verify.gradients import gradients_of, training_errors
 from posbench.verify.measures import path_errors
-from posbench.verify.specimen import Specimen, certificate_config, random_tokens
+from posbench.verify.random_model import RandomModel, certificate_config, random_tokens
 
 Figures = dict[str, Any]
 FORMATS = {"fp32": ("float32", 2.0**-24), "bf16": ("bfloat16", 2.0**-8)}
@@ -132,13 +132,13 @@ def certificates(session: Session, scheme: str) -> Iterator[Figures]:
     """
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        specimen = Specimen.build(certificate_config(scheme))
+        random_model = RandomModel.build(certificate_config(scheme))
         # Roundings change the gradients of piecewise-linear biases at their kinks; float64 shows that they are right.
-        yield {"largest_relative_error_of_a_float64_gradient": max(float64_errors(specimen, session.device))}
+        yield {"largest_relative_error_of_a_float64_gradient": max(float64_errors(random_model, session.device))}
         for name, (dtype, rounding) in FORMATS.items():
             errors: dict[str, float] = {}
             compiled = not session.rehearse
-            for path, error in path_errors(specimen, getattr(torch, dtype), rounding, compiled, (session.device,)):
+            for path, error in path_errors(random_model, getattr(torch, dtype), rounding, compiled, (session.device,)):
                 errors[path] = round(error, 3)
                 yield {name: {"limit": ROUNDINGS[name], "errors": errors}}
             wrong |= errors_above(errors, ROUNDINGS[name])
@@ -146,13 +146,13 @@ def certificates(session: Session, scheme: str) -> Iterator[Figures]:
         raise ValueError(f"above the limit: {wrong}")
 
 
-def float64_errors(specimen: Specimen, device: str) -> Iterator[float]:
+def float64_errors(random_model: RandomModel, device: str) -> Iterator[float]:
     """Yield the difference of each float64 gradient between device and CPU, relative to the setting's largest norm."""
-    on_device = copy.deepcopy(specimen.wide).to(device)
-    for setting in specimen.settings:
+    on_device = copy.deepcopy(random_model.wide).to(device)
+    for setting in random_model.settings:
         expected, measured = (
-            gradients_of(model, specimen, dict(model.named_parameters()), setting)
-            for model in (specimen.wide, on_device)
+            gradients_of(model, random_model, dict(model.named_parameters()), setting)
+            for model in (random_model.wide, on_device)
         )
         largest = max(float(gradient.norm()) for gradient in expected.values())
         yield from (float((measured[name] - gradient).norm()) / largest for name, gradient in expected.items())
@@ -189,13 +189,13 @@ def gradients(session: Session, scheme: str) -> Iterator[Figures]:
     """Compare gradients of all weights with float64 in a window of `RAGGED` tokens, which ends within a tile."""
     wrong: dict[str, float] = {}
     with torch.no_grad():
-        specimen = replace(Specimen.build(certificate_config(scheme)), tokens=random_tokens(RAGGED))
+        random_model = replace(RandomModel.build(certificate_config(scheme)), tokens=random_tokens(RAGGED))
         for name, (dtype_name, rounding) in FORMATS.items():
             dtype = getattr(torch, dtype_name)
-            narrow = copy.deepcopy(specimen.narrow).to(session.device)
+            narrow = copy.deepcopy(random_model.narrow).to(session.device)
             narrow.compute_dtype = dtype
             compiled = not session.rehearse
-            errors = {path: round(e, 3) for path, e in training_errors(specimen, narrow, dtype, rounding, compiled)}
+            errors = {path: round(e, 3) for path, e in training_errors(random_model, narrow, dtype, rounding, compiled)}
             yield {name: {"limit": ROUNDINGS[name], "errors": errors}}
             wrong |= errors_above(errors, ROUNDINGS[name])
     if wrong:

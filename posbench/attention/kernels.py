@@ -170,10 +170,11 @@ def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
 
 
 class _Short(torch.autograd.Function):
-    """The function o = P v with P = softmax(q k' + mask), by blocks of queries, and if `with_sum` the log-sum-exp l.
+    """The function o = P v with P = softmax(q k' + mask), computed by blocks of queries, with its gradient.
 
-    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. With g the gradient of o and h
-    the gradient of l: dv = P' g; the scores have dS = P (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
+    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. If `with_sum`, the log-sum-exp l
+    of the scores is returned too. With g the gradient of o and h the gradient of l: dv = P' g; the scores have dS = P
+    (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
     """
 
     @staticmethod
@@ -219,7 +220,7 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] for a bias; a bias that ignores b then gives [H, T, T]."""
+    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias with; a bias that ignores b then gives [H, T, T]."""
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
@@ -276,7 +277,7 @@ def masked(
 
 
 def causal_tiles(length: int, device: torch.device) -> BlockMask:
-    """Return which tiles of scores FlexAttention computes for `length` tokens under a causal mask.
+    """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute.
 
     Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
     diagonal are computed whole. PyTorch's `create_block_mask` tests every pair of tokens to find them; writing them
@@ -315,9 +316,10 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """Return which tiles FlexAttention computes if queries see only a window or keys from `first` [B, T] on.
+    """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
 
-    The mask is applied entry by entry in all of them.
+    The mask is applied entry by entry in all of these tiles.
+    Arguments: window, how many keys a query sees, or None; first, the first key that each query sees, [B, T], or None.
     """
     from torch.nn.attention.flex_attention import BlockMask
 

@@ -27,7 +27,10 @@ def conf_dir() -> Path:
 
 @cache
 def conf_dirs() -> tuple[Path, ...]:
-    """Return `conf_dir()` and the `conf/` of each package that registers schemes, without importing them."""
+    """Return the folders of YAML files: posbench's, and the `conf/` of each installed package that registers schemes.
+
+    The packages are not imported.
+    """
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     specs = [find_spec(module) for module in sorted(modules - {"posbench"})]
     folders = [Path(place, "conf") for spec in specs if spec for place in spec.submodule_search_locations or ()]
@@ -35,20 +38,23 @@ def conf_dirs() -> tuple[Path, ...]:
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """Return the names that `group=` accepts, sorted, with files. If names coincide, ours win, then packages'."""
+    """Return {name: file} for the names that `group=` accepts, sorted.
+
+    If names coincide, posbench's file is used, then a package's, then one in `folders`.
+    """
     places = [*conf_dirs(), *folders]
     return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the first-line comment in the file of a choice (what it is, and its source), or ""."""
+    """Return the comment in the first line of a choice's file, which says what it is and its source, or ""."""
     file = choices(group, *folders).get(name)
     line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for a choice `name` that does not exist, with the nearest of `known`."""
+    """Return the error message for a choice `name` that does not exist, with the most similar of the `known` ones."""
     hint = nearest(_ALIASES.get(name, name), known)
     folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
     if group == "scheme":

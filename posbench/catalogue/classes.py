@@ -17,7 +17,7 @@ Classes = dict[str, type[T] | EntryPoint]  # by name; a class of another package
 
 
 def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
-    """Return the classes in the files of a package that extend `base`, by their names in snake case."""
+    """Return {name in snake case: class} for the classes in a package's files that extend `base`."""
     classes = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         for value in vars(import_module(f"{package}.{module.name}")).values():
@@ -27,7 +27,11 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
-    """Return our classes and the entry points of packages in a group, by name. Ours win."""
+    """Return {name: class} of posbench's own classes and those that installed packages register.
+
+    A name that both use means posbench's class. Arguments: ours, {name: class}; group, the entry-point group of the
+    packages.
+    """
     return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
 

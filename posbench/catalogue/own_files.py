@@ -74,7 +74,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
     Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`.
 
-    The file is not read. Raises: ConfigError if there is no such file, or if no class is named.
+    The file is not read. Raises: ConfigError if the file does not exist, or if no class is named.
     """
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
@@ -103,33 +103,39 @@ def trust_files(row: Any) -> None:
 
 
 def trust_file(path: Path) -> None:
-    """Allow the import of a file, also for a missing recorded file of that name. Raises: ConfigError if unreadable."""
+    """Allow the import of `path`, and of a recorded file with its name that no longer exists.
+
+    Raises: ConfigError if the file cannot be read.
+    """
     digest(path)
     _trusted.add(path.expanduser().resolve())
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """Return {path: SHA-256} of the files that a mapping names. Raises: ConfigError if one may not be read."""
+    """Return {path: SHA-256} of the files that a mapping names.
+
+    Raises: ConfigError if a file is missing or not trusted.
+    """
     return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
     """Return the paths in `recorded` ({path: SHA-256}) whose files have changed.
 
-    Raises: ConfigError for a missing or untrusted file.
+    Raises: ConfigError if a file is missing or not trusted.
     """
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
 def source(path: Path) -> str:
-    """Return the text of a file that a run recorded. Raises: ConfigError if it is not trusted."""
+    """Return the text of a Python file that a run recorded. Raises: ConfigError if the file is not trusted."""
     return _place(path).read_text(encoding="utf-8")
 
 
 def load(kind: str, base: type[T]) -> type[T]:
     """Import and return the class that `my_scheme.py:Faded` names, from the file as it is now.
 
-    Raises: ConfigError with file and line if there is no such file or class, if importing it fails, or if the file was
+    Raises: ConfigError with file and line if the file does not exist, has no such class, fails to be imported, or was
     named by a run and is not trusted.
     """
     file = parse_class_path(kind)
@@ -162,7 +168,7 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return the path from which to import a file named by a run. Raises: ConfigError if it may not be imported."""
+    """Return the path from which to import a file that a run recorded. Raises: ConfigError if it is not trusted."""
     place = path.expanduser().resolve()
     if place in _trusted:
         return place

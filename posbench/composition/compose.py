@@ -81,7 +81,7 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the settings of a scheme or task in a file. Raises: ConfigError if there is no such file or class."""
+        """Return the settings of a scheme or task in a file. Raises: ConfigError if the file does not exist."""
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
@@ -311,8 +311,8 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 def _continue(mapping: dict[str, Any]) -> None:
     """Set the model sizes, scheme, tokenizer and scheme name in `mapping` that follow from the model `train.from_run`.
 
-    Raises: ConfigError if there is no such model, if the user gave sizes, or if posbench cannot use its positions or
-    tokenizer and the user gave no others.
+    Raises: ConfigError if `train.from_run` names no model, if the user gave sizes, or if posbench cannot use its
+    positions or tokenizer and the user gave no others.
     """
     from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.start import start_of

@@ -36,7 +36,10 @@ __all__ = [
 
 
 def dataset_of(config: Config, notice: Say = say) -> Dataset:
-    """Return the dataset of a configuration: its tokenized text, or its task's problems. Raises: ConfigError."""
+    """Return the dataset of a configuration: its tokenized text, or its task's problems.
+
+    Raises: ConfigError if the text cannot be prepared, or if the task refuses its options.
+    """
     return Problems(config.data) if config.is_task else prepare(config, notice=notice)
 
 

@@ -190,7 +190,10 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return a request per run, without options if its scheme lacks them. Raises: ConfigError if all schemes do."""
+    """Return a request for each run, without options if its scheme does not have them.
+
+    Raises: ConfigError if no scheme has them.
+    """
     from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
@@ -232,7 +235,7 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
-    """Print the mean over seeds of the protocol's headline: a row per scheme and options, a column per length."""
+    """Print a row per scheme and options and a column per length: the mean over seeds of the protocol's main number."""
     lengths = sorted({result.length for _, result in evaluations})
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:

@@ -107,7 +107,10 @@ def _evaluate_variant(
     notice: Say,
     experiment: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Result, bool]]:
-    """Score a run with one set of options; yield (result, is it new?). Arguments: results, the run's stored ones."""
+    """Score a run with one set of options, and yield (result, whether it is new) for each length.
+
+    Arguments: results, the results that the run has already.
+    """
     if request.under:
         corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
@@ -223,7 +226,7 @@ class _Scorer:
     def moved(
         self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]
     ) -> list[tuple[tuple[str, ...], int]]:
-        """Return (options, length) of each stored result to score again, because its anchor is another one."""
+        """Return (options, length) of each stored result to score again, because the longest length has changed."""
         moved = []
         for result in stored:
             options = tuple(o for o in result.key.under if o not in MARKS and not o.startswith(("step=", "data=")))
@@ -249,7 +252,7 @@ class _Scorer:
         return max([*requested, *(int(header.get("anchor", header["length"])) for header in remaining)])
 
     def _is_alike(self, protocol: EvalProtocol, header: Mapping[str, Any]) -> bool:
-        """Return whether the result of this header was computed on this text with the current settings."""
+        """Return whether the result with this header was computed on this text with the current settings."""
         settings, names = protocol.settings(self.run.config), PROTOCOLS[header["protocol"]].decided_by
         alike = all(header["settings"].get(name) == getattr(settings, name) for name in names)
         return alike and bool(header.get("data") == self.corpus.fingerprint)

@@ -44,10 +44,12 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
 
 
 def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
-    """Return the text of `data`, tokenized by the run's tokenizer; without `data`, the text the run was trained on.
+    """Return the text to score a run on, tokenized by the run's tokenizer.
 
-    `overlap` of another text gives the share also in the training text, by split; empty if that is not cached.
-    Raises: ConfigError if the text or the tokenizer is missing. `notice` gets a warning if the overlap is large.
+    The text is `data`, or the one the run was trained on if `data` is None. The field `overlap` of another text says
+    which share of each split is also in the training text; it is empty if the training text is not cached.
+    Arguments: notice, called with a warning if the overlap is large.
+    Raises: ConfigError if the text or the tokenizer is missing.
     """
     config, cache = run.config, run.config.data.cache_dir
     if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone

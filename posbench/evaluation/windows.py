@@ -69,8 +69,8 @@ def losses_of(
 ) -> np.ndarray:
     """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]. NaN becomes infinity.
 
-    Arguments: rows, tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called after each
-    pass with its number of tokens.
+    Arguments: rows, tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called after each pass
+    with its number of tokens.
     """
     import torch
 
@@ -109,7 +109,10 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length longer than the text. Arguments: scope, what has `tokens`: "in all"."""
+    """Return the error message for a length that is longer than the text.
+
+    Arguments: scope, the part of the text that has `tokens` tokens, such as "in all".
+    """
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "
         f"({split.num_documents} documents); ask for a shorter length or give longer text"

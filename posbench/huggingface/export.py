@@ -43,14 +43,15 @@ class Export:
     largest: float  # our largest absolute logit
 
 
-def export_run(run: Run, folder: Path, under: Sequence[str] = (), at_step: int | None = None) -> Export:
+def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int | None = None) -> Export:
     """Write a run's model to `folder`, and return the Export, which tells how its logits compare.
 
-    Arguments: under and at_step, as in `Run.load_model`. Raises: ConfigError, as `export_model` and `load_model` do.
+    Arguments: options, changed options of the scheme (`under` in `Run.load_model`); at_step, the step of an older
+    checkpoint. Raises: ConfigError, as `export_model` and `load_model` do.
     """
-    model = run.load_model(under, at_step)
-    config = run.config_under(under) if under else run.config
-    name = " ".join([run.name, *under, *([f"step {at_step}"] if at_step is not None else [])])
+    model = run.load_model(options, at_step)
+    config = run.config_under(options) if options else run.config
+    name = " ".join([run.name, *options, *([f"step {at_step}"] if at_step is not None else [])])
     return export_model(model, config, run.tokenizer, folder, name)
 
 

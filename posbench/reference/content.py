@@ -48,7 +48,7 @@ class Dape(Definition):
 
 
 class Path(Definition):
-    """PaTH: the query is reflected by each token after the key, its own token first (arXiv 2505.16381)."""
+    """PaTH (arXiv 2505.16381): the query is reflected by each token after the key, in turn, its own token first."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
         super().__init__(config, weights)

@@ -41,7 +41,8 @@ PLACE = ["scheme", "seed", "under", "length"]
 class TaskScores:
     """The scores of one task's runs, with everything that a report says about them.
 
-    A scheme keeps the task up to the length at which its median accuracy falls below KEPT (`limits`).
+    A scheme keeps the task at a length if its accuracy (the median of seeds that learnt) is at least KEPT of the way
+    from chance to 1.
     """
 
     name: str
@@ -70,7 +71,11 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return by scheme the length at which the median falls below KEPT of the way from chance to 1, or infinity."""
+        """Return {scheme: length in items from which it no longer keeps the task}; infinity if it keeps it everywhere.
+
+        The length is interpolated between tested ones, from the trained length on. Schemes of which no seed learnt the
+        task are left out.
+        """
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()
@@ -80,7 +85,10 @@ class TaskScores:
 
     @property
     def schemes(self) -> list[str]:
-        """Return the schemes, longest kept length first, then those without a seed that learnt; ties by name."""
+        """Return the schemes, sorted by the length up to which they keep the task, the greatest first; ties by name.
+
+        Schemes of which no seed learnt the task are last.
+        """
         learnt = sorted(
             self.limits, key=lambda s: (-self.kept_to(s), -self.limits[s], -self.medians.loc[s].iloc[-1], s)
         )
@@ -88,13 +96,13 @@ class TaskScores:
 
     @property
     def furthest(self) -> list[str]:
-        """Return the schemes that keep the task to the greatest length; empty if no seed learnt it."""
+        """Return the schemes that keep the task up to the greatest length; empty if no seed learnt it."""
         lengths = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
         return [scheme for scheme in lengths if lengths[scheme] == max(lengths.values())]
 
     @property
     def furthest_with_seeds(self) -> list[str]:
-        """Return the schemes of `furthest` with the number of seeds that learnt: `alibi (2/3 seeds)`."""
+        """Return the schemes of `furthest`, each with how many of its seeds learnt the task: `alibi (2/3 seeds)`."""
         return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
 
     @property
@@ -115,14 +123,20 @@ class TaskScores:
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
-        """Return the length up to which a scheme keeps the task as text: `23`, `≥64`; a dash if no seed learnt."""
+        """Return the length up to which a scheme keeps the task as text: `23`, or `≥64` if at all tested lengths.
+
+        It is a dash if no seed learnt the task.
+        """
         if scheme not in self.limits:
             return DASH
         limit = self.limits[scheme]
         return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
 
     def kept_to(self, scheme: str) -> float:
-        """Return the length up to which a scheme that learnt keeps the task, at most the longest tested length."""
+        """Return the length up to which the scheme keeps the task: its limit, or the longest tested length if shorter.
+
+        At least one of its seeds must have learnt the task.
+        """
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:
@@ -132,11 +146,11 @@ class TaskScores:
 
 
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
-    """Return the TaskScores of each task of these runs, by the task's name.
+    """Return {name of a task: its TaskScores} for the tasks of these runs.
 
     A run is included if it was evaluated at its longest trained length, which shows whether it has learnt.
-    Arguments: rows, the tidy table; notes gets a line for everything left out, with the reason; group_by, the setting
-    that the runs are already grouped by.
+    Arguments: rows, the tidy table; notes, a list that gets a line for everything left out, with the reason; group_by,
+    the setting that the runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
@@ -269,9 +283,9 @@ def content_of_tasks(
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
-    """Return a table of schemes by tasks: the length up to which a task is kept.
+    """Return a row per scheme and a column per task: the length up to which the scheme keeps the task.
 
-    If not all seeds learnt it, how many did is in brackets: `≥64 (2/3)`.
+    If not all seeds learnt it, their number is in brackets: `≥64 (2/3)`.
     """
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
@@ -286,13 +300,19 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 
 
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """Return a key to sort by descending mean length to which tasks are kept, in trained lengths; 0 if not learnt."""
+    """Return a key that sorts schemes by how long they keep tasks, on average, longest first.
+
+    Lengths are multiples of each task's trained length, 0 for a task that was not learnt.
+    """
     multiples = [t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0 for t in tasks.values()]
     return -float(np.mean(multiples)), scheme
 
 
 def task_table(t: TaskScores) -> pd.DataFrame:
-    """Return a row per scheme: seeds that learnt, kept length, steps until learnt, and median accuracy by length."""
+    """Return a row per scheme: seeds that learnt the task, length up to which it is kept, steps, accuracy by length.
+
+    Steps are the median until seeds had learnt, and accuracy is the median of these seeds.
+    """
     rows = []
     for scheme in t.schemes:
         steps = t.steps.loc[t.steps["scheme"] == scheme, "steps"].median()
@@ -312,7 +332,7 @@ def length_title(t: TaskScores, length: int) -> str:
 
 
 def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
-    """Return a table of the median accuracy over all seeds, with a row per scheme and task and a column per group.
+    """Return the median accuracy over all seeds: a row per scheme and task, a column per group.
 
     A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
     longer length that was tested.
@@ -345,7 +365,10 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
 
 
 def task_map(t: TaskScores) -> Figure:
-    """Return a map of schemes by lengths: median accuracy of seeds that learnt, a dot per seed, chance (left) to 1."""
+    """Return a figure of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt the task.
+
+    A dot per seed in each cell is further right for a higher accuracy, from chance (left) to 1.
+    """
     schemes, lengths = t.schemes, t.lengths
     figure, (axes,) = new_figure(0.8 + 0.42 * len(schemes), width=min(WIDTH, 2.6 + 0.85 * len(lengths)))
     _cells(axes, t, t.medians.reindex(index=schemes, columns=lengths))
@@ -364,7 +387,10 @@ def task_map(t: TaskScores) -> Figure:
 
 
 def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
-    """Return a map of schemes by tasks: up to which multiple of its trained length a task is kept."""
+    """Return a figure of coloured cells, schemes by tasks: the length up to which each scheme keeps each task.
+
+    The colour is this length as a multiple of the trained length.
+    """
     texts = summary_table(tasks).set_index("scheme")
     scored = list(tasks.values())
     multiples = [[t.kept_to(s) / t.trained if s in t.limits else math.nan for t in scored] for s in texts.index]
@@ -376,7 +402,10 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 
 
 def option_maps(t: TaskScores) -> Figure:
-    """Return a figure with a panel per scheme: median accuracy of the seeds that learnt, options by lengths."""
+    """Return a figure with a panel per scheme: coloured cells of median accuracy, evaluation options by lengths.
+
+    Only seeds that learnt the task count.
+    """
     scores = t.option_scores
     schemes, lengths = [s for s in t.schemes if s in set(scores["scheme"])], sorted(set(scores["length"]))
     options = sorted(
@@ -402,7 +431,10 @@ def _cells(axes: Axes, t: TaskScores, accuracy: pd.DataFrame) -> None:
 
 
 def _shade(axes: Axes, shades: Any, texts: Sequence[Sequence[str]], labels: pd.DataFrame) -> None:
-    """Draw cells shaded from 0 (white) to 1 with their texts, NaN without colour; `labels` gives rows and columns."""
+    """Draw a grid of cells, coloured by `shades` from 0 (white) to 1 (NaN without colour), with a text in each.
+
+    Arguments: labels, a table whose index and columns name the rows and columns of cells.
+    """
     axes.pcolormesh(
         shades, cmap="Blues", vmin=0, vmax=1.8, edgecolor="white", linewidth=1.5
     )  # vmax 1.8 keeps cells light enough for dark text

@@ -105,7 +105,10 @@ def newest(folder: Path, notice: Say) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """Return the folder of the checkpoint of `step`, or None if there is none. Raises: TornCheckpoint if damaged."""
+    """Return the folder of the checkpoint of `step`, or None if `folder` has no such checkpoint.
+
+    Raises: TornCheckpoint if it is damaged.
+    """
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -114,9 +117,9 @@ def at_step(folder: Path, step: int) -> Path | None:
 
 
 def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
-    """Check a checkpoint's files against their checksums. Raises: TornCheckpoint if one is missing or differs.
+    """Check a checkpoint's files against their checksums. Raises: TornCheckpoint if a file is missing or differs.
 
-    Arguments: expected, file -> SHA-256, to check only these files; by default all files, against `SHA256SUMS`.
+    Arguments: expected, {file: SHA-256}, to check only these files; by default all files, against `SHA256SUMS`.
     """
     try:
         sums = expected or _sums(checkpoint)
@@ -128,7 +131,7 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """Return file -> SHA-256 as recorded in `SHA256SUMS`. Raises: OSError if it cannot be read."""
+    """Return {file: SHA-256} as recorded in `SHA256SUMS`. Raises: OSError if that file cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
@@ -144,7 +147,7 @@ def manifest_in(checkpoint: Path) -> Manifest:
 
 
 def weights_digest(folder: Path, step: int) -> str:
-    """Return the SHA-256 recorded for the model's weights at `step`. Raises: OSError if there is no such checkpoint."""
+    """Return the SHA-256 recorded for the weights at `step`. Raises: OSError if that step has no checkpoint."""
     return _sums(folder / _name(step))[MODEL]
 
 

@@ -60,7 +60,7 @@ def folder_of(path: Path) -> Path:
 
 
 def run_at(path: str | Path) -> Run:
-    """Return the run stored at `path`, in a folder or a pack. It need not exist."""
+    """Return the run at `path`, in a folder or a pack; nothing is read, and the run need not exist."""
     path = Path(path)
     parents = [] if (path / "run.json").is_file() else path.parents[1:3]
     packs = [(pack, path.relative_to(folder).as_posix()) for folder in parents for pack in packs_of(folder)]
@@ -73,7 +73,7 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run at `path`, after reading its manifest. Raises: ConfigError if there is none."""
+    """Return the run at `path`, after reading its manifest. Raises: ConfigError if no run is stored at `path`."""
     run = run_at(path)
     _ = run.manifest
     return run
@@ -100,7 +100,8 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     Arguments: output, the zip, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not
     exist; notice, called with a line for each run that is left out, and the reason; weights, True to include the last
     weights, rounded to bfloat16.
-    Raises: ConfigError if there is no run, if one is not in `experiment/<scheme>/seed=<n>`, or if the output exists.
+    Raises: ConfigError if the folder has no finished run to pack, a run is not in `experiment/<scheme>/seed=<n>`, or
+    the output exists.
     """
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
@@ -172,7 +173,7 @@ def rates_of(run: Run) -> list[str]:
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
-    """Return the only run that `name` means. Raises: ConfigError if there is none, or more than one."""
+    """Return the only run that `name` means. Raises: ConfigError if it means no run, or several."""
     runs = runs_named([name], runs_dir)
     if len(runs) > 1:
         raise ConfigError(f"{name!r} names {len(runs)} runs: give the folder of one, such as {runs[0].path}")
@@ -180,7 +181,10 @@ def run_named(name: str, runs_dir: Path) -> Run:
 
 
 def only_experiment(runs_dir: Path) -> Path:
-    """Return the one experiment's folder in `runs_dir`, ignoring `reference/`. Raises: ConfigError for 0 or several."""
+    """Return the folder of the only experiment in `runs_dir`, not counting `reference/`.
+
+    Raises: ConfigError if there are no experiments, or several.
+    """
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
     experiments = sorted(folder for folder in folders if runs_dir / "reference" not in folder.parents)
     if len(experiments) != 1:
@@ -208,10 +212,11 @@ def _listed(names: Iterable[str], runs_dir: Path) -> str:
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """Return the folder that `name` means: the first of these that exists.
+    """Return the folder that `name` means.
 
-    A folder below `runs_dir`, a path, the only experiment below `runs_dir` whose folder has this name, or (from any
-    working directory) a reference experiment. Raises: ConfigError with the most similar name that exists.
+    It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
+    folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError with the most
+    similar name that exists.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):

@@ -224,7 +224,10 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """Return the weights of the last step, or of step `at_step`, by name. Raises: ConfigError if unusable."""
+        """Return {name: tensor}, the weights of the last step, or of step `at_step`.
+
+        Raises: ConfigError if they are missing or damaged.
+        """
         from posbench.runs.checkpoint import load_weights
 
         return load_weights(self.path / "checkpoints", self.manifest, at_step)

@@ -68,7 +68,7 @@ class Start:
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
-        """Check that the source was trained with the tokenizer of this `fingerprint`. Raises: ConfigError if not."""
+        """Raise ConfigError unless the source was trained with the tokenizer that has this `fingerprint`."""
         if self.tokenizer not in (None, fingerprint):
             raise ConfigError(
                 f"the tokenizer differs from the tokenizer of train.from_run={config.train.from_run}: give the same "
@@ -102,7 +102,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
     of a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors
     files in Hugging Face's format.
-    Raises: ConfigError if there is no such model, or if it has another architecture.
+    Raises: ConfigError if `from_run` names no run with weights, or if its model has another architecture.
     """
     if from_run is None:
         return None
@@ -188,7 +188,10 @@ def _start_from_folder(folder: Path) -> Start:
 
 
 def start_at(folder: Path) -> Start:
-    """Return a Start that continues a run exactly from its intact checkpoint `folder`. Raises: ConfigError."""
+    """Return a Start that continues a run exactly from its intact checkpoint `folder`.
+
+    Raises: ConfigError if the run's files cannot be read.
+    """
     start = _start_from_run(Run(folder.parents[1]), folder)
     return replace(start, checkpoint=folder, load=partial(checkpoint.load_tensors, folder, checkpoint.MODEL))
 

@@ -15,12 +15,14 @@ BLOCK = 32  # rows of queries and keys whose reflections are multiplied together
 
 
 class Path(Scheme):
-    """PaTH: compute scores as `k_j^T H_(j+1) ... H_i q_i / sqrt(D)`, with reflections `H_t = 1 - b_t w_t w_t^T`.
+    """PaTH: position by accumulated Householder reflections; scores are `k_j^T H_(j+1) ... H_i q_i / sqrt(D)`.
 
-    `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the
-    hidden states after the layer's norm. Each key head has its own w and b. A, B and u are initialised like the model's
-    matrices and c to 0. The paper's short convolution of w is omitted, because it needs earlier rows of x. With fewer
-    key heads than query heads, the authors' map to w has full rank.
+    The name is the paper's ("Position Encoding via Accumulating Householder Transformations"), and has nothing to do
+    with file paths. `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is
+    the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each
+    key head has its own w and b. A, B and u are initialised like the model's matrices and c to 0. The paper's short
+    convolution of w is omitted, because it needs earlier rows of x. With fewer key heads than query heads, the authors'
+    map to w has full rank.
     Options: `rank` (32 in the authors' code). Raises: ConfigError unless it is a whole number above 0.
     """
 

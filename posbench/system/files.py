@@ -24,7 +24,10 @@ from posbench.config import ConfigError
 
 
 def read_json(path: Path) -> Any:
-    """Return the parsed content of a JSON file. Raises: OSError; ValueError if it is not JSON."""
+    """Return the content of a JSON file.
+
+    Raises: OSError if the file cannot be read; ValueError if it is not JSON.
+    """
     return json.loads(path.read_bytes())
 
 
@@ -88,7 +91,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sum_of(path: Path, sync: bool = False) -> str:
-    """Return a file's SHA-256 in hex; if `sync`, force the file to disk first. Raises: OSError."""
+    """Return a file's SHA-256 in hex; if `sync`, force the file to disk first. Raises: OSError if it cannot be read."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())

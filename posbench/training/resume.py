@@ -161,9 +161,10 @@ def new_manifest(
 def existing_manifest(
     run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
-    """Return the manifest of `run`, finished or not, or None if there is none. It must agree with `config`.
+    """Return the manifest that `run` already has, after checking that it agrees with `config`.
 
-    None also if a different run stopped there before its first checkpoint. A damaged one is read from a checkpoint.
+    A damaged manifest is read from a checkpoint instead. Returns: None if the run has no manifest, or if a different
+    run stopped there before its first checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:

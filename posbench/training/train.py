@@ -386,7 +386,10 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """Log how much the loss on fixed validation windows rises without the order of distant tokens. Raises: Died."""
+        """Log how much the loss on fixed validation windows rises without the order of distant tokens.
+
+        Raises: Died if a loss is not finite.
+        """
         length, step = self.config.train.context_length, self.state.steps_done
         with _evaluated(self.step.model) as model:
             worth = order.worth_beyond_near(

@@ -1,6 +1,6 @@
 """Does a scheme keep its promises? Measure the certificates of one scheme.
 
-A small grouped-query decoder with random weights is built under the scheme (`specimen`) and tested in float64:
+A small grouped-query decoder with random weights is built under the scheme (`random_model`) and tested in float64:
 
     shift   do logits stay the same if all positions grow by 37 (relative; tested 1,024 tokens out too), or do they
             clearly change (absolute), as promised?
@@ -38,7 +38,7 @@ import torch
 from posbench.config import Config
 from posbench.verify import measures
 from posbench.verify.gradients import gradients
-from posbench.verify.specimen import Specimen
+from posbench.verify.random_model import RandomModel
 
 EXACT = 1e-12  # largest error of float64 logits of size 1
 SLOPE = 1e-7  # largest error of derivatives of size 0.01 to 10; finite differences by themselves err by 2e-9
@@ -50,11 +50,11 @@ ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """A test of schemes: which schemes (specimens) it applies to, how its error is measured, and the limit."""
+    """A test of schemes: which models it applies to, how their error is measured, and the largest error allowed."""
 
     name: str
-    applies: Callable[[Specimen], bool]
-    measure: Callable[[Specimen], float | tuple[float, str]]  # the error, and for several paths the worst path
+    applies: Callable[[RandomModel], bool]
+    measure: Callable[[RandomModel], float | tuple[float, str]]  # the error, and for several paths the worst path
     limit: float
     at_least: bool = False  # whether the error must exceed the limit rather than stay below it
 
@@ -158,22 +158,22 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
     Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
     """
-    specimen = Specimen.build(config, compiled)
+    random_model = RandomModel.build(config, compiled)
     checks: dict[str, Check] = {}
     for spec in SPECS:
-        if not spec.applies(specimen):
+        if not spec.applies(random_model):
             checks.setdefault(spec.name, Check(spec.name, None, spec.limit))
             continue
-        result = spec.measure(specimen)
+        result = spec.measure(random_model)
         measured, worst_path = result if isinstance(result, tuple) else (result, "")
         checks[spec.name] = Check(spec.name, measured, spec.limit, spec.at_least, worst_path)
-    scheme = specimen.wide.scheme
+    scheme = random_model.wide.scheme
     return Certificate(
         config.scheme.name,
-        specimen.promises_relative,
+        random_model.promises_relative,
         tuple(checks.values()),
-        specimen.is_defined,
+        random_model.is_defined,
         scheme.is_streaming,
         scheme.longest,
-        specimen.text_only,
+        random_model.text_only,
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
 from posbench.model.decoder import Decoder
-from posbench.verify.specimen import Specimen, learned, set_kernel
+from posbench.verify.random_model import RandomModel, learned, set_kernel
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences; a smaller step may avoid a kink that a larger one crosses
 # A gradient may be off by this factor times the roundings of a logit, because it passes through the model twice and
@@ -34,7 +34,7 @@ KINKED = 128.0
 FLOOR = 1.0
 
 
-def gradients(specimen: Specimen) -> tuple[float, str]:
+def gradients(random_model: RandomModel) -> tuple[float, str]:
     """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
 
     A random sum of the logits, of size about 1, is differentiated, and compared with its central difference when a
@@ -42,25 +42,25 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
     size that agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes
     spoil only steps that cross them.
     """
-    model = copy.deepcopy(specimen.wide)
+    model = copy.deepcopy(random_model.wide)
     parameters = learned(model)
     directions = {}
     for name, parameter in parameters.items():
         signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
         directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
     expected = {
-        name: [_difference(model, specimen, parameters[name], directions[name], step) for step in STEPS]
+        name: [_difference(model, random_model, parameters[name], directions[name], step) for step in STEPS]
         for name in parameters
     }
     errors = {}
     for path, kernel in (
-        model.architecture.kinds[0].kernels(specimen.schemes, specimen.has_bias, torch.device("cpu")).items()
+        model.architecture.kinds[0].kernels(random_model.schemes, random_model.has_bias, torch.device("cpu")).items()
     ):
         if kernel is softmax_kernels.flex:
             continue  # it has no gradient on a CPU, and training on a CPU never uses it
         set_kernel(model, kernel)
         with warnings.catch_warnings():
-            kernel_gradients = gradients_of(model, specimen, parameters)
+            kernel_gradients = gradients_of(model, random_model, parameters)
         for name, gradient in kernel_gradients.items():
             along = float((gradient * directions[name]).sum())
             errors[f"{path}, {name}"] = min(abs(along - difference) for difference in expected[name])
@@ -69,29 +69,31 @@ def gradients(specimen: Specimen) -> tuple[float, str]:
 
 
 def gradients_of(
-    model: Decoder, specimen: Specimen, parameters: dict[str, nn.Parameter], setting: str = "text"
+    model: Decoder, random_model: RandomModel, parameters: dict[str, nn.Parameter], setting: str = "text"
 ) -> dict[str, Tensor]:
     """Return gradients of a random sum of the logits by parameter name, float64 on the CPU.
 
-    Arguments: setting, one of `specimen.settings`.
+    Arguments: setting, one of `random_model.settings`.
     """
     with torch.enable_grad():
-        computed = torch.autograd.grad(_scalar(model, specimen, setting), list(parameters.values()), allow_unused=True)
+        computed = torch.autograd.grad(
+            _scalar(model, random_model, setting), list(parameters.values()), allow_unused=True
+        )
     return {
         name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.double().cpu()
         for (name, parameter), gradient in zip(parameters.items(), computed, strict=True)
     }
 
 
-def _scalar(model: Decoder, specimen: Specimen, setting: str = "text") -> Tensor:
+def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") -> Tensor:
     device = model.embedding.weight.device
-    tokens, positions = (x.to(device) for x in specimen.batch)
+    tokens, positions = (x.to(device) for x in random_model.batch)
     if setting == "text":
         logits = model(tokens[:1])
     elif setting == "positions":
         logits = model(tokens, positions=positions)
     else:
-        model.bos_id = int(tokens[0, specimen.length // 3])  # both sequences have it
+        model.bos_id = int(tokens[0, random_model.length // 3])  # both sequences have it
         logits = model(tokens)
         model.bos_id = None
     weights = torch.from_numpy(np.random.RandomState(3).standard_normal(logits.shape))
@@ -99,19 +101,22 @@ def _scalar(model: Decoder, specimen: Specimen, setting: str = "text") -> Tensor
     return (logits.double().cpu() * weights).sum()
 
 
-def _difference(model: Decoder, specimen: Specimen, parameter: Tensor, direction: Tensor, step: float) -> float:
-    """Return the central difference of the random sum of logits as `parameter` moves along `direction`."""
+def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, direction: Tensor, step: float) -> float:
+    """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`.
+
+    It is a central difference of fourth order with the given `step`.
+    """
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
-        value_at[steps] = float(_scalar(model, specimen))
+        value_at[steps] = float(_scalar(model, random_model))
     parameter.data.copy_(start)
     # Fourth order is needed: for a learned frequency and a long distance, the third derivative is in the millions.
     return (8 * (value_at[1] - value_at[-1]) - (value_at[2] - value_at[-2])) / (12 * step)
 
 
 def training_errors(
-    specimen: Specimen, narrow: Decoder, dtype: torch.dtype, rounding: float, compiled: bool
+    random_model: RandomModel, narrow: Decoder, dtype: torch.dtype, rounding: float, compiled: bool
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and root-mean-square error of each code path of training.
 
@@ -120,13 +125,14 @@ def training_errors(
     Arguments: narrow, the model in `dtype` on its device; compiled, whether to compile its blocks too, which takes a
     minute.
     """
-    wide = copy.deepcopy(specimen.wide)
+    wide = copy.deepcopy(random_model.wide)
     exact = {
-        setting: gradients_of(wide, specimen, dict(wide.named_parameters()), setting) for setting in specimen.settings
+        setting: gradients_of(wide, random_model, dict(wide.named_parameters()), setting)
+        for setting in random_model.settings
     }
     sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
-    allowance = ALLOWANCE[dtype] * (KINKED if any(scheme.has_kinks for scheme in specimen.schemes) else 1.0)
+    allowance = ALLOWANCE[dtype] * (KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0)
     for mode in ("eager", *(["compiled"] if compiled else [])):
         set_kernel(narrow, None)
         narrow.piece = None
@@ -134,33 +140,33 @@ def training_errors(
             torch.compiler.reset()
             narrow.compile_blocks()
             with torch.enable_grad():
-                logits = narrow(specimen.tokens.to(narrow.embedding.weight.device), offset=specimen.far)[0]
-            yield "compiled", _error(logits, specimen.far_logits) / rounding
+                logits = narrow(random_model.tokens.to(narrow.embedding.weight.device), offset=random_model.far)[0]
+            yield "compiled", _error(logits, random_model.far_logits) / rounding
         for setting, gradients in exact.items():
             torch.compiler.reset()  # after eight versions of a block the compiler gives up and runs it uncompiled
-            measured = gradients_of(narrow, specimen, dict(narrow.named_parameters()), setting)
+            measured = gradients_of(narrow, random_model, dict(narrow.named_parameters()), setting)
             suffix = "" if setting == "text" else f" ({setting})"
             for name, gradient in gradients.items():
                 size = max(float(gradient.norm()), least * gradient.numel() ** 0.5)
                 error = float((measured[name] - gradient).norm()) / size
                 yield f"{mode} gradient of {name}{suffix}", error / rounding / allowance
-    if compiled and specimen.has_bias and specimen.wide.scheme.longest is None:
+    if compiled and random_model.has_bias and random_model.wide.scheme.longest is None:
         # Running sums of gates grow with the window, and so do their roundings.
-        repeats = _repeats_of_long_window(specimen)
-        growth = repeats if any(scheme.overrides("gate") for scheme in specimen.schemes) else 1
-        yield "compiled attention of a long window", _long_window(specimen, narrow) / rounding / growth
+        repeats = _repeats_of_long_window(random_model)
+        growth = repeats if any(scheme.overrides("gate") for scheme in random_model.schemes) else 1
+        yield "compiled attention of a long window", _long_window(random_model, narrow) / rounding / growth
 
 
-def _repeats_of_long_window(specimen: Specimen) -> int:
+def _repeats_of_long_window(random_model: RandomModel) -> int:
     """Return how often to repeat the tokens for a window so long that a GPU compiles its attention for inference."""
-    return 1 + COMPILED_FROM // specimen.length
+    return 1 + COMPILED_FROM // random_model.length
 
 
 @torch.no_grad()
-def _long_window(specimen: Specimen, narrow: Decoder) -> float:
+def _long_window(random_model: RandomModel, narrow: Decoder) -> float:
     """Return the relative error of inference logits on a window so long that a GPU compiles its attention."""
-    tokens = specimen.tokens.repeat(1, _repeats_of_long_window(specimen))
-    return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], specimen.wide(tokens)[0])
+    tokens = random_model.tokens.repeat(1, _repeats_of_long_window(random_model))
+    return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], random_model.wide(tokens)[0])
 
 
 def _error(result: Tensor, expected: Tensor) -> float:

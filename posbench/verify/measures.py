@@ -19,7 +19,7 @@ from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
-from posbench.verify.specimen import SHIFT, VOCAB, Specimen, set_kernel
+from posbench.verify.random_model import SHIFT, VOCAB, RandomModel, set_kernel
 
 OUT = 1024  # tokens by which `shift` moves relative schemes as well
 PIECE = 56  # tokens: three pieces, the last one short
@@ -30,13 +30,13 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.double().cpu() - b.double().cpu()).abs().max())
 
 
-def shift(specimen: Specimen) -> float:
+def shift(random_model: RandomModel) -> float:
     """Return how much the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
 
     FIRE is absolute only beyond the training length, so schemes that promise to be absolute are also tested there.
     Schemes that promise to be relative are also tested further out.
     """
-    model, tokens, scheme = specimen.wide, specimen.tokens, specimen.wide.scheme
+    model, tokens, scheme = random_model.wide, random_model.tokens, random_model.wide.scheme
     if scheme.longest is not None:
         tokens = tokens[:, : max(1, scheme.longest - SHIFT)]
     moves = [(0, SHIFT)]
@@ -46,13 +46,13 @@ def shift(specimen: Specimen) -> float:
     return max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
 
 
-def norm(specimen: Specimen) -> float:
+def norm(random_model: RandomModel) -> float:
     """Return the largest relative change that a hook makes to the norm of a random vector."""
     return max(
         float((getattr(scheme, site)(x, positions[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
-        for scheme in specimen.schemes
-        for positions in [specimen.hook_positions(scheme)]
-        for site, x in specimen.heads.items()
+        for scheme in random_model.schemes
+        for positions in [random_model.hook_positions(scheme)]
+        for site, x in random_model.heads.items()
     )
 
 
@@ -61,36 +61,36 @@ def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
     return isinstance(scheme, Rotary) and bool(scheme.sites) and scheme.keeps_norms
 
 
-def round_trip(specimen: Specimen) -> float:
-    """Return the largest difference between random vectors and the same rotated there and back."""
+def round_trip(random_model: RandomModel) -> float:
+    """Return the largest difference between random vectors and the same vectors rotated and rotated back."""
     worst = 0.0
-    for scheme in specimen.schemes:
+    for scheme in random_model.schemes:
         if rotates(scheme):
-            pos, r = specimen.hook_positions(scheme)["q"], scheme.width
-            angles = scheme.angles(torch.arange(specimen.length), specimen.length)
+            pos, r = random_model.hook_positions(scheme)["q"], scheme.width
+            angles = scheme.angles(torch.arange(random_model.length), random_model.length)
             for site in scheme.sites:
-                turned = getattr(scheme, site)(specimen.heads[site], pos)
+                turned = getattr(scheme, site)(random_model.heads[site], pos)
                 back = torch.cat((rotate(turned[..., :r], angles, inverse=site != "o"), turned[..., r:]), dim=-1)
-                worst = max(worst, distance(back, specimen.heads[site]))
+                worst = max(worst, distance(back, random_model.heads[site]))
     return worst
 
 
-def schemes_rotating_values(specimen: Specimen) -> list[Rotary]:
+def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
     """Return the schemes that rotate both values and outputs, if attention is softmax."""
-    is_softmax = isinstance(specimen.wide.architecture.kinds[0], Softmax)
-    return [s for s in specimen.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
+    is_softmax = isinstance(random_model.wide.architecture.kinds[0], Softmax)
+    return [s for s in random_model.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
 
 
-def offset_form(specimen: Specimen) -> float:
-    """Return the largest difference between outputs, with V and O rotated, and `sum_j a_ij R_(j-i) v_j`."""
-    return max(_offset_form_error(specimen, scheme) for scheme in schemes_rotating_values(specimen))
+def offset_form(random_model: RandomModel) -> float:
+    """Return how far the output with rotated values and outputs is from its definition, `sum_j a_ij R_(j-i) v_j`."""
+    return max(_offset_form_error(random_model, scheme) for scheme in schemes_rotating_values(random_model))
 
 
-def _offset_form_error(specimen: Specimen, scheme: Rotary) -> float:
-    x, D, T = specimen.heads, scheme.shape.head_dim, specimen.length
+def _offset_form_error(random_model: RandomModel, scheme: Rotary) -> float:
+    x, D, T = random_model.heads, scheme.shape.head_dim, random_model.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
-    kind = cast(Softmax, specimen.wide.architecture.kinds[0])
+    kind = cast(Softmax, random_model.wide.architecture.kinds[0])
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
@@ -110,13 +110,13 @@ def _offset_form_error(specimen: Specimen, scheme: Rotary) -> float:
     return worst
 
 
-def future(specimen: Specimen) -> float:
+def future(random_model: RandomModel) -> float:
     """Return the largest change of logits before t when all tokens from t on change, for several t.
 
     Return infinity if the logits at t do not change. More tokens are also appended, so many that attention runs on
     another kernel, unless the scheme says that the length of the window matters.
     """
-    model, tokens, T = specimen.wide, specimen.tokens, specimen.length
+    model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     logits = model(tokens)
     more = tokens.repeat(1, 5 if model.scheme.is_streaming else 1)[:, : model.scheme.longest]
     worst = distance(logits, model(more)[:, :T])
@@ -128,46 +128,50 @@ def future(specimen: Specimen) -> float:
     return worst
 
 
-def batch(specimen: Specimen) -> float:
-    """Return how far logits of two sequences with different positions differ if run as one batch or separately."""
-    model, (tokens, positions) = specimen.wide, specimen.batch
+def batch(random_model: RandomModel) -> float:
+    """Return the largest difference between logits of two sequences run in one batch and run separately.
+
+    The two have different positions, with gaps.
+    """
+    model, (tokens, positions) = random_model.wide, random_model.batch
     single = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
     return distance(model(tokens, positions=positions), torch.cat(single))
 
 
-def growth(specimen: Specimen) -> float:
+def growth(random_model: RandomModel) -> float:
     """Return how much the logits move when the window grows to twice the training length or more."""
-    model, tokens, T = specimen.wide, specimen.tokens, specimen.length
+    model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     times = 2 * -(-max(model.scheme.shape.context_length, T) // T)
     return distance(model(tokens), model(tokens.repeat(1, times))[:, :T])
 
 
-def decode(specimen: Specimen) -> float:
+def decode(random_model: RandomModel) -> float:
     """Return the largest difference between logits decoded token by token with caches and in one forward pass."""
-    model, tokens = specimen.wide, specimen.tokens
-    caches = model.caches(specimen.length)
-    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(specimen.length)]
+    model, tokens = random_model.wide, random_model.tokens
+    caches = model.caches(random_model.length)
+    steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(random_model.length)]
     return distance(torch.cat(steps, dim=1), model(tokens, offset=SHIFT))
 
 
-def definition(specimen: Specimen) -> float:
+def definition(random_model: RandomModel) -> float:
     """Return the largest difference between the model's logits and those that `posbench.reference` computes."""
-    return distance(specimen.wide(specimen.tokens, offset=SHIFT)[0], specimen.defined_logits(SHIFT))
+    return distance(random_model.wide(random_model.tokens, offset=SHIFT)[0], random_model.defined_logits(SHIFT))
 
 
-def roundings(specimen: Specimen, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
+def roundings(random_model: RandomModel, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
     """Return the largest error of `path_errors` in `dtype`, in units of `rounding`, and the name of its path."""
-    errors = dict(path_errors(specimen, dtype, rounding, specimen.compiled))
+    errors = dict(path_errors(random_model, dtype, rounding, random_model.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
 
 
 def path_errors(
-    specimen: Specimen, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
+    random_model: RandomModel, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and error of each code path: kernels, reading in pieces, hooks, and the paths of training.
 
-    An error is a relative root mean square divided by `rounding`, the relative rounding of `dtype`.
+    An error is the root mean square of differences, relative to the correct result and divided by `rounding`, the
+    relative rounding of `dtype`.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -175,13 +179,13 @@ def path_errors(
         difference = result.double().cpu() - expected
         return float(difference.norm() / (expected.norm() or 1.0)) / rounding
 
-    stretch = _stretch(specimen)
+    stretch = _stretch(random_model)
     for device in devices or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
-        narrow = copy.deepcopy(specimen.narrow).to(device)
+        narrow = copy.deepcopy(random_model.narrow).to(device)
         narrow.compute_dtype = dtype
-        tokens = specimen.tokens.to(device)
+        tokens = random_model.tokens.to(device)
         kernels = narrow.architecture.kinds[0].kernels(
-            specimen.schemes, specimen.has_bias, narrow.embedding.weight.device
+            random_model.schemes, random_model.has_bias, narrow.embedding.weight.device
         )
         whole = ((name, kernel, None) for name, kernel in kernels.items())
         for path, kernel, piece in [*whole, ("pieces", None, PIECE)]:
@@ -189,26 +193,29 @@ def path_errors(
             set_kernel(narrow, kernel)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
-                yield f"{device} {path}", error(narrow(tokens, offset=specimen.far)[0], specimen.far_logits) / stretch
-        for scheme, exact in zip(dict.fromkeys(narrow.scheme), specimen.schemes, strict=True):
-            rounded = specimen.hook_positions(scheme, specimen.far, device)
-            precise = specimen.hook_positions(exact, specimen.far)
-            for site, heads in specimen.heads.items():
+                yield (
+                    f"{device} {path}",
+                    error(narrow(tokens, offset=random_model.far)[0], random_model.far_logits) / stretch,
+                )
+        for scheme, exact in zip(dict.fromkeys(narrow.scheme), random_model.schemes, strict=True):
+            rounded = random_model.hook_positions(scheme, random_model.far, device)
+            precise = random_model.hook_positions(exact, random_model.far)
+            for site, heads in random_model.heads.items():
                 x = heads.to(device, dtype)
                 expected = getattr(exact, site)(x.double().cpu(), precise[site])
                 yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded[site]), expected)
         if compiled or device == "cuda":
-            for path, roundings in training_errors(specimen, narrow, dtype, rounding, compiled):
+            for path, roundings in training_errors(random_model, narrow, dtype, rounding, compiled):
                 yield f"{device} {path}", roundings / stretch
 
 
-def _stretch(specimen: Specimen) -> float:
+def _stretch(random_model: RandomModel) -> float:
     """Return the factor, at least 1, by which hooks such as SSMax's enlarge q . k, and so its rounding error."""
     stretch = 1.0
-    for scheme in specimen.schemes:
+    for scheme in random_model.schemes:
         if not scheme.keeps_norms:
-            positions, D = specimen.hook_positions(scheme, specimen.far), scheme.shape.head_dim
-            q, k = specimen.heads["q"], specimen.heads["k"]
+            positions, D = random_model.hook_positions(scheme, random_model.far), scheme.shape.head_dim
+            q, k = random_model.heads["q"], random_model.heads["k"]
             # Count only the original channels: appended ones were measured to need no allowance.
             products = (
                 _products(scheme.q(q, positions["q"])[..., :D], scheme.k(k, positions["k"])[..., :D]),
@@ -219,5 +226,5 @@ def _stretch(specimen: Specimen) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean of |q_c k_c| over channels c, with q and k at the same position."""
+    """Return the mean over channels c of |q_c k_c|, for queries `q` and keys `k` at the same positions."""
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

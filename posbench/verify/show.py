@@ -17,7 +17,7 @@ from posbench.config.units import count_of
 from posbench.schemes import SCHEMES, Shape, build_scheme, scheme_class
 from posbench.system.console import say
 from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certificate, Check, certify
-from posbench.verify.specimen import FAR, SHIFT, certificate_config
+from posbench.verify.random_model import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table; longer column names are hyphenated
 _GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")

@@ -166,7 +166,7 @@ def config_of(kind, scheme, **options):
 @pytest.mark.parametrize("kind, options", [("linear", {}), ("decay", {}), ("decay", {"normalise": True})])
 def test_a_bias_that_cannot_be_split_runs_quadratic_and_is_certified(kind, options, monkeypatch):
     config = config_of(kind, "Gentle", **options)
-    monkeypatch.setattr("posbench.verify.specimen.LENGTH", 80)
+    monkeypatch.setattr("posbench.verify.random_model.LENGTH", 80)
     monkeypatch.setitem(reference.definitions(), config.scheme.kind, DefinedGentle)
     certificate = certify(config)
     failed = {check.name: f"{check} {check.where}" for check in certificate.checks if not check.holds}

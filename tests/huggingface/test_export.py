@@ -13,7 +13,7 @@ from posbench.data.text.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model
 from posbench.model.decoder import build_model
 from posbench.schemes.building import with_option
-from posbench.verify.specimen import certificate_config, randomise
+from posbench.verify.random_model import certificate_config, randomise
 from tests.rows import rows
 
 STOCK = {

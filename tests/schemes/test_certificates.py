@@ -18,7 +18,7 @@ from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
 from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify
 from posbench.verify.certificates import ROUNDINGS, SLOPE
 from posbench.verify.gradients import gradients, training_errors
-from posbench.verify.specimen import Specimen
+from posbench.verify.random_model import RandomModel
 from tests.rows import ONE_OF_EACH, rows
 from tests.schemes.trials import trial
 
@@ -54,11 +54,11 @@ def test_what_is_certified_is_what_the_words_compose():
 @pytest.mark.parametrize("sites", SUBSETS, ids=lambda sites: "".join(sites) or "none")
 def test_a_rotary_scheme_is_relative_if_and_only_if_its_rotations_come_in_pairs(sites):
     scheme = SchemeConfig("subset", "rotary", {"sites": list(sites), "base": 10000.0})
-    specimen = Specimen.build(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
+    random_model = RandomModel.build(replace(certificate_config("nope", [ONE_LAYER]), scheme=scheme))
     with torch.no_grad():
-        measured = relativity(measures.shift(specimen))
+        measured = relativity(measures.shift(random_model))
     assert measured == ("relative" if sites in [(), ("q", "k"), ("v", "o"), tuple("qkvo")] else "absolute")
-    assert specimen.promises_relative == (measured == "relative")
+    assert random_model.promises_relative == (measured == "relative")
 
 
 # What has gone wrong in public code, and the certificate that must notice.
@@ -176,7 +176,7 @@ def without_gradient(kernel):
 def test_a_way_that_gives_a_learned_bias_no_gradient_is_noticed_and_named(path, name, monkeypatch):
     monkeypatch.setattr(kernels, path, without_gradient(getattr(kernels, path)))
     with torch.no_grad():
-        error, worst = gradients(Specimen.build(certificate_config(name, [ONE_LAYER])))
+        error, worst = gradients(RandomModel.build(certificate_config(name, [ONE_LAYER])))
     assert error > SLOPE and worst.startswith(f"{path}, ")
 
 
@@ -196,7 +196,7 @@ def test_a_shared_vector_without_a_gradient_is_noticed(monkeypatch):
 
 def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
     with torch.no_grad():
-        drift = measures.shift(Specimen.build(certificate_config("fire", ["train.context_length=1024"])))
+        drift = measures.shift(RandomModel.build(certificate_config("fire", ["train.context_length=1024"])))
     assert relativity(drift) == "absolute"
 
 
@@ -221,10 +221,10 @@ FORMATS = {"fp32": (torch.float32, 2.0**-24), "bf16": (torch.bfloat16, 2.0**-8)}
 
 def beyond(name, number_format):
     """Return the paths of a scheme whose errors are beyond the limit."""
-    specimen, (dtype, rounding) = Specimen.build(certificate_config(name)), FORMATS[number_format]
-    narrow = copy.deepcopy(specimen.narrow)
+    random_model, (dtype, rounding) = RandomModel.build(certificate_config(name)), FORMATS[number_format]
+    narrow = copy.deepcopy(random_model.narrow)
     narrow.compute_dtype = dtype
-    errors = dict(training_errors(specimen, narrow, dtype, rounding, compiled=False))
+    errors = dict(training_errors(random_model, narrow, dtype, rounding, compiled=False))
     assert len(errors) >= len(list(narrow.parameters()))
     return {path: error for path, error in errors.items() if not error <= ROUNDINGS[number_format]}
 

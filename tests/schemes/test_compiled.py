@@ -8,7 +8,7 @@ import torch
 from posbench.system.torch_internals import share_no_row_buffers
 from posbench.verify import certificate_config
 from posbench.verify.gradients import gradients_of
-from posbench.verify.specimen import Specimen
+from posbench.verify.random_model import RandomModel
 
 pytestmark = pytest.mark.slow
 
@@ -40,13 +40,13 @@ CASES = [
 
 @pytest.mark.parametrize("name, setting, dtype", CASES)
 def test_compiled_gradients_are_those_of_code_that_is_not_compiled(name, setting, dtype):
-    specimen = Specimen.build(certificate_config(name, ["model.num_layers=1"]))
-    model, parameters = specimen.narrow, dict(specimen.narrow.named_parameters())
+    random_model = RandomModel.build(certificate_config(name, ["model.num_layers=1"]))
+    model, parameters = random_model.narrow, dict(random_model.narrow.named_parameters())
     model.compute_dtype = dtype
-    expected = gradients_of(model, specimen, parameters, setting)
+    expected = gradients_of(model, random_model, parameters, setting)
     torch.compiler.reset()
     model.compile_blocks()
-    compiled = gradients_of(model, specimen, parameters, setting)
+    compiled = gradients_of(model, random_model, parameters, setting)
     sizes = {key: float(gradient.norm()) / gradient.numel() ** 0.5 for key, gradient in expected.items()}
     typical = sum(sizes.values()) / len(sizes)  # a gradient that is 0 but for roundings is held to it
     errors = {

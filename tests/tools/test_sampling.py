@@ -9,7 +9,7 @@ from posbench.model.decoder import build_model
 from posbench.tools import sampling
 from posbench.tools.sampling import SamplingConfig, generate, sample
 from posbench.training import train
-from posbench.verify.specimen import certificate_config, randomise
+from posbench.verify.random_model import certificate_config, randomise
 
 
 @pytest.mark.parametrize("scheme", ["sinusoidal", "vo_rope", "fox", "xpos", "linear_alibi", "learned"])

@@ -14,7 +14,10 @@ from posbench.data.tasks.task import Task, alphabet
 
 
 class Copy(Task):
-    """`length` letters, a sign, and the answers, the same letters. Options: letters, the size of the alphabet."""
+    """A word of `length` random letters, the sign `=`, and the same letters again, which are the answers.
+
+    Options: letters, the size of the alphabet, from 1 to 26.
+    """
 
     version = 2
     step = 1
@@ -33,6 +36,6 @@ class Copy(Task):
 
 
 class Reverse(Copy):
-    """The task `Copy` with the answers in the opposite order."""
+    """The task `Copy` with the answers in reverse order."""
 
     step = -1

@@ -14,7 +14,7 @@ from posbench.data.tasks.task import Task, alphabet
 
 
 class Count(Task):
-    """A sign, `length` letters, a sign, and questions: a letter and the answer, how often it occurs.
+    """A sign, a word of `length` letters, a sign, and questions: a letter and the answer, how often it occurs.
 
     Counts of the letters in the questions are uniform from 0 to `largest`, as far as the word has room. Other letters
     fill the rest. Options: letters, the size of the alphabet; questions, their number per problem; largest, the largest

@@ -17,7 +17,7 @@ IGNORE, WRITE, READ = range(3)
 
 
 class FlipFlop(Task):
-    """`length` instructions, at least 2, with a bit each. The bits after `read` are the answers.
+    """A sequence of `length` (2 or more) instructions to write, read or ignore a bit; bits that are read are answers.
 
     Options: ignored, the share of `ignore` instructions.
     """

@@ -17,7 +17,7 @@ from posbench.data.tasks.task import Task, alphabet
 
 
 class Index(Task):
-    """`length` letters, a sign, and questions: a number i and the answer, the i-th letter.
+    """A word of `length` random letters, a sign, and questions: a number i and the answer, the i-th letter.
 
     Options: letters, the size of the alphabet; questions per problem, fewer if there are not enough numbers; largest,
     the largest i; digits, the number of decimal digits of i (0 means one token per number).
@@ -51,7 +51,7 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Return the indices in the word of the letters numbered `count` (0 is the first); here `count` itself."""
+        """Return the 0-based places of letters in the word, given their number less one in the order of counting."""
         return count
 
 

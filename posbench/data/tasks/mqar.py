@@ -19,10 +19,11 @@ from posbench.data.tasks.task import Task
 
 
 class Mqar(Task):
-    """`length` pairs, then slots of two tokens, `length` of which hold a key and the answer, its value.
+    """Pairs of a key and its value, `length` in all, then slots in which each key returns, followed by its value.
 
-    Options: keys and values, how many there are; room, slots per pair; power, the exponent a of the power law s^(a - 1)
-    by which slot s = 1, 2, ... is drawn (1 means uniformly).
+    A slot has two tokens, and is filler if it holds no key. The values in slots are the answers. Options: keys and
+    values, how many there are; room, slots per pair; power, the exponent a of the power law s^(a - 1) by which slot s =
+    1, 2, ... is drawn (1 means uniformly).
     """
 
     version = 2

@@ -14,7 +14,7 @@ from posbench.data.tasks.task import Task, alphabet
 
 
 class Needle(Task):
-    """`length` letters with a key and its value among them, a sign, the key, and the answer, its value.
+    """A word of `length` random letters that contains a key and its value, a sign, the key, and its value, the answer.
 
     Options: letters and keys, how many there are; depth, the share of letters before the key (None means drawn).
     """

@@ -124,7 +124,10 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Return warnings about few documents, or much overlap with train, as lines. Arguments: data, the text's name."""
+    """Return lines that warn of few documents, or of much text that occurs in train too.
+
+    Arguments: data, the text's name in these lines.
+    """
     total, lines = sum(split.num_documents for split in corpus.splits.values()), []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
@@ -256,7 +259,11 @@ def _write_corpus(
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) of each document that is not blank. The train stream comes first and ends if `is_full()`."""
+    """Yield (split, text) of each document that is not blank, the train stream first.
+
+    Arguments: streams, {split: documents}; splitter, which cuts splits from the train stream; is_full, which returns
+    True to end the train stream.
+    """
     for name in SPLITS[:1] if splitter.tuning else SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -270,7 +277,11 @@ def _documents(
 def _sample(
     documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
 ) -> Iterator[str]:
-    """Yield about `num_bytes` of train text in pieces, and append all documents that were read to `head`."""
+    """Yield train text to train a tokenizer on, until about `num_bytes` were read.
+
+    Arguments: documents, pairs (split, text); head, a list to which all documents that were read are appended, to be
+    tokenized later; notice, called with a line of progress.
+    """
     sampled = 0
     for split, text in documents:
         head.append((split, text))
@@ -283,7 +294,7 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    """Print, with `notice`, which share of the first documents, `head`, encoding and decoding changes, if any."""
+    """Warn if encoding and decoding changes some of the first documents. Arguments: head, pairs (split, text)."""
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]

@@ -39,10 +39,11 @@ def draw_of(document: bytes) -> float:
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """Return the name of a document's split: each split gets about its fraction of all documents, and train the rest.
+    """Return the name of a document's split.
 
-    A hash of the UTF-8 text decides, so the split is the same on every machine and in any order of reading, and copies
-    of a document fall into one split. Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
+    Each split gets about its fraction of all documents, and train gets the rest. A hash of the UTF-8 text decides, so
+    the split is the same on every machine and in any order of reading, and copies of a document fall into one split.
+    Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
     """
     draw = draw_of(document)
     for name, fraction in fractions.items():
@@ -53,11 +54,11 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
 
 
 class Splitter:
-    """An assignment of documents to splits by `split_of`, which can be changed if a split stays empty.
+    """Assigns documents to train, validation and test by a hash of their text (`split_of`).
 
-    If `tuning_fraction` is set, to tune learning rates, that share of the train documents becomes validation, and
-    documents of the other splits are not used. The documents' hashes are held only until every split has a document,
-    so long texts need no more memory than short ones.
+    If a split stays empty, `fill` changes the assignment. If `tuning_fraction` is set, to tune learning rates, that
+    share of the train documents becomes validation, and documents of the other splits are not used. The documents'
+    hashes are held only until every split has a document, so long texts need no more memory than short ones.
     """
 
     def __init__(self, fractions: dict[str, float], tuning_fraction: float = 0.0) -> None:
@@ -104,10 +105,10 @@ class Splitter:
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
-    """Return documents sorted into splits so that all documents of a group go to one split.
+    """Assign groups of documents to splits, all documents of a group to the same one.
 
     Arguments: documents, pairs (name of the group, document) in text order; a hash of the name decides the split.
-    Returns: split name -> documents; splits without documents are left out if `data.tuning_fraction` is set.
+    Returns: {split: documents}; splits without documents are left out if `data.tuning_fraction` is set.
     """
     fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
     splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
@@ -171,11 +172,11 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return a JSON value that identifies the text in the cache, without reading text or using a network."""
+        """Return what identifies the text in the cache, as a JSON value, without reading text or using a network."""
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return split name -> documents, read when iterated. Raises: ConfigError if the text cannot be read."""
+        """Return {split: documents}, which are read when iterated. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):

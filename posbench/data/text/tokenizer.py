@@ -90,7 +90,7 @@ def bos_token(config: TokenizerConfig) -> str | None:
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer in the file `tokenizer.path`, with the BOS that the files beside it name.
 
-    Raises: ConfigError if there is none.
+    Raises: ConfigError if the file is missing or holds no tokenizer.
     """
     return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"), bos_token(config))
 

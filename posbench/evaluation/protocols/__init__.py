@@ -48,7 +48,7 @@ ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
 
 
 def protocol_named(name: str) -> EvalProtocol:
-    """Return the protocol of this name. Raises: ConfigError, with the nearest name, if there is none."""
+    """Return the protocol of this name. Raises: ConfigError with the nearest name for an unknown one."""
     if name not in PROTOCOLS:
         raise ConfigError(f"protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
     return PROTOCOLS[name]

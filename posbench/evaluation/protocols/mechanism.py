@@ -140,10 +140,12 @@ class Mechanism(EvalProtocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Return a table of each measure: its mean over windows (`value`) and half of its 95 % interval (`value_windows`).
+    """Read the stored measures of heads and average them over windows.
 
-    There is a row per scheme, measure, layer, head and distance or pair. For each scheme, only the first seed that was
-    scored at this length is read. Arguments: runs, one row per run, with its path.
+    For each scheme, only the first seed that was scored at this length is read.
+    Arguments: runs, one row per run, with its path; length, of the scored windows, in tokens.
+    Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
+    and half of its 95 % interval (`value_windows`).
     """
     from scipy.special import stdtrit  # not needed to train or to score
 
@@ -165,7 +167,10 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 
 
 def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return a table by scheme: the best heads by previous-token and induction score, and the first token's share."""
+    """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share.
+
+    Arguments: heads, from `read_heads`.
+    """
     rows = []
     for scheme, measured in heads.groupby("scheme", sort=False):
         row = {"scheme": str(scheme)}
@@ -180,7 +185,10 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
-    """Return pictures of attention, norms and biases, if there are any. Arguments: heads, from `read_heads`."""
+    """Return plots of attention, norms and biases, as far as they were measured.
+
+    Arguments: heads, from `read_heads`.
+    """
     biases = heads[heads["measure"] == "bias"].copy()
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
@@ -208,7 +216,10 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the scores `previous_token`, `first_token` and `induction`, 0 to 1: name -> series by (layer, head)."""
+    """Return {`previous_token`, `first_token`, `induction`: series of scores from 0 to 1, indexed by (layer, head)}.
+
+    A score is the share of a head's attention, averaged over windows. Arguments: rows, a result's stored rows.
+    """
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
@@ -221,11 +232,12 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def measure(
     model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
-    """Return the losses of the windows' second halves, nats [B, T - T // 2], and `Measured` tuples of all heads there.
+    """Measure all heads in the second halves of windows.
 
-    The sums in a tuple are [B, H, distances or channel pairs].
     Arguments: tokens, windows [B, T + 1]; are_repeated, whether the second half of a window repeats its first; then
     only `induction` is measured; positions, [B, T], if they are not consecutive.
+    Returns: losses in nats, [B, T - T // 2], and a `Measured` tuple per layer and measure, with sums of shape [B, H,
+    distances or channel pairs].
     """
     import torch
 
@@ -272,7 +284,10 @@ def attention_weights(
 
 @contextmanager
 def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
-    """Replace the attention kernels by plain softmax in a `with` block; yield q, k, weights and bias of each layer."""
+    """Replace the attention kernels by plain softmax in a `with` block, and record what they compute.
+
+    Yields: a list that gets a dict per layer: q, k, attention weights and bias.
+    """
     kinds = [cast("Block", block).attention.kind for block in model.blocks]
     layers: list[dict[str, Any]] = []
 
@@ -338,7 +353,11 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """Return the rows of one `Measured` to store. Arguments: sums, [B, heads, distances or channel pairs]."""
+    """Return a `Measured` tuple as a table to store: a row per window, head and distance or channel pair.
+
+    Arguments: starts, the windows' first token indices; the rest are the tuple's entries, with sums [B, heads,
+    distances or channel pairs].
+    """
     B, heads, count = sums.shape
     columns = (("first", first), ("last", last), ("queries", queries))
     return pd.DataFrame(
@@ -354,7 +373,7 @@ def _table(
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
-    """Return `length` + 1 tokens: a random sequence of `length` // 2 tokens without BOS, repeated."""
+    """Return `length` + 1 tokens: a random sequence of `length` // 2 tokens without BOS, read twice."""
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
     half += half >= bos_id
     return np.resize(half, length + 1)

@@ -99,9 +99,10 @@ class Order(EvalProtocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return the worth of distant order at the end (FAR), and `onset_tokens`, the tokens until it reached ONSET.
+        """Return what a run's log says about distant order.
 
-        `onset_tokens` is infinite if FAR is less than ONSET at the end. Without scores in `logged`, return {}.
+        Returns: its worth at the end (FAR, in nats), and `onset_tokens`, the tokens trained on until it reached ONSET,
+        infinite if FAR is less than ONSET at the end; {} if `logged` has no such scores.
         """
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
@@ -179,7 +180,7 @@ class Order(EvalProtocol):
 
 
 def onset_table(compared: ComparedRuns) -> pd.DataFrame:
-    """Return a table of the tokens after which schemes began to use distant order.
+    """Return a row per scheme: the tokens after which it began to use distant order.
 
     The columns are the number of seeds that began, their median, the tokens of each seed, and the p of a test.
 
@@ -205,18 +206,17 @@ def onset_table(compared: ComparedRuns) -> pd.DataFrame:
 
 
 def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use distant order by the end, such as `3/5`, or a dash if no seed was scored."""
+    """Return how many seeds use distant order at the end of training, as text: `3/5`; a dash if none was scored."""
     return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
 
 
 def flip_test(difference: np.ndarray) -> float:
-    """Return the exact two-sided p of a sign-flip test: the share of sign choices with a mean at least as far from 0.
+    """Return the exact two-sided p of a sign-flip test that the mean of `difference` (one number per seed) is 0.
 
-    Arguments: difference, one number per seed.
-    The test is made for paired times that are censored at the same budget. If two schemes are equal, each seed's
-    difference is equally often positive and negative, whatever the distribution of times and the censoring. A paired
-    log-rank test is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact
-    value is 2 of 2^5 choices, 0.0625.
+    p is the share of all choices of signs whose mean is at least as far from 0. The test is made for paired times that
+    are censored at the same budget. If two schemes are equal, each seed's difference is equally often positive and
+    negative, whatever the distribution of times and the censoring. A paired log-rank test is a sign test with a normal
+    approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
@@ -225,10 +225,11 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return as text, by scheme, the largest distance up to which order's interval stays at REACH or above.
+    """Return for each scheme, as text, how far back order matters.
 
+    This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
     Arguments: cells, the `lost_order` cells of one length.
-    Returns: such as `16`; `≥ 64` if order is worth that at all distances up to 64; `0` if at none.
+    Returns: a series of text by scheme: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
@@ -258,10 +259,11 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return the tokens of the first `count` of whole, shuffled, other by window, int64 [count, windows, length + 1].
+    """Return the tokens of the sequences `whole`, `shuffled` and `other` of each window (see the head of this file).
 
     The window's start is the random seed for the permutation, the other document and the position in it.
-    Raises: ConfigError if no other document is half as long as a window.
+    Arguments: count, how many of the three to return, in this order.
+    Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
     donors = np.flatnonzero(sizes >= middle)
@@ -285,10 +287,10 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 
 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
-    """Return what the order of distant tokens is worth, nats per token: `order_beyond_32` and so on for each of NEAR.
+    """Return {`order_beyond_32`: nats per token, ...}: what the order of distant tokens is worth, for each d of NEAR.
 
-    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if
-    half a window of `length` tokens is shorter than 2 d.
+    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a
+    window of `length` tokens is shorter than 2 d.
     """
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
@@ -307,7 +309,8 @@ def losses(
 ) -> np.ndarray:
     """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
 
-    Arguments: starts, token indices of windows; scored, how many of whole, shuffled and other to score, in this order.
+    Arguments: starts, token indices of windows; scored, how many of the sequences whole, shuffled and other to score,
+    in this order.
     """
     read = sequences(split, starts, length, scored)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
@@ -320,7 +323,7 @@ def bucket_edges(distances: int) -> np.ndarray:
 
 
 def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
-    """Return a table, a row per document and bucket of d.
+    """Return a table, a row per document and bucket of d, the distance to the destroyed part.
 
     Columns: document, bucket_start, bucket_end (exclusive), targets, and the sums of LOSSES in nats.
     """

@@ -31,21 +31,21 @@ Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of it
 
 @dataclass(frozen=True)
 class Score:
-    """A figure by which schemes are compared: a loss or difference of losses over stored rows, nats/token."""
+    """A number to compare schemes by, nats/token: a column of losses, or one column minus another, per target."""
 
     name: str
     column: str  # column of summed losses
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return (`column` - `minus`) / targets. Arguments: sums, column -> its sum over rows, or its array."""
+        """Return (`column` - `minus`) / targets. Arguments: sums, {column: its sum over rows, or an array}."""
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
         return losses / sums["targets"]
 
 
 class EvalProtocol(ABC):
-    """A way to score a model. By default the figure is a loss (nats per target), and perplexities are compared."""
+    """A way to score a model at one length. By default it scores losses, and reports perplexity."""
 
     name: ClassVar[str]
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
@@ -85,9 +85,12 @@ class EvalProtocol(ABC):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score a model and return the table of rows to store, and the figures for its header.
+        """Score a model at one length.
 
-        Figures are `nll_mean` (nats/target), `targets_total` and more. Arguments: anchor, the longest length compared.
+        Arguments: anchor, the longest length of the comparison, which decides what text is scored; advance, called with
+        the number of tokens after each forward pass.
+        Returns: the table of rows to store, and numbers for its header, such as `nll_mean` (nats/target) and
+        `targets_total`.
         """
 
     def reads(self, config: Config) -> bool:
@@ -111,7 +114,7 @@ class EvalProtocol(ABC):
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """Return about how many tokens are read at one length if the text is long enough, for `posbench plan`."""
+        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`."""
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
         """Raise ConfigError if the text has no window of `length` tokens to score."""
@@ -143,7 +146,10 @@ class EvalProtocol(ABC):
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
-        """Return metrics for the tidy table: (name, sum per row, count per row). Arguments: columns, arrays by name."""
+        """Return the metrics of a result for the tidy table, as tuples (name, sum of each row, count of each row).
+
+        Arguments: columns, {name: array} of the stored rows.
+        """
         targets = columns[self.count_column].astype(float)
         if self.scores:
             return [(score.name, np.asarray(score.of(columns)) * targets, targets) for score in self.scores]
@@ -164,7 +170,10 @@ class EvalProtocol(ABC):
         return []
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        """Return the sections of a report about groups of runs. Arguments: groups, by the value that a group shares."""
+        """Return the sections of a report about groups of runs.
+
+        Arguments: groups, {value that a group shares: its runs}.
+        """
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -172,12 +181,12 @@ class EvalProtocol(ABC):
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Return the figures of one result: nll in nats/token, perplexity, bits per byte; None if unknown."""
+        """Return the numbers in a result's header: nll in nats/token, perplexity, bits per byte; None if unknown."""
         known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """Return as text the mean of `headline_key` over seeds, by default the perplexity of the mean loss."""
+        """Return, as text, the mean over seeds of the number `headline_key`; by default the mean loss as perplexity."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

@@ -31,7 +31,7 @@ LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, cont
 
 
 class Retrieval(EvalProtocol):
-    """Benefit of repetition, at the length of the whole sequence: both passages and the filler between them."""
+    """The benefit of having read a passage before. The length is of the whole sequence: two passages and a filler."""
 
     name = "retrieval"
     rank = 4
@@ -129,7 +129,10 @@ def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[
 
 
 def _inside_document(split: Split, start: int, size: int) -> int | None:
-    """Return the first index, `start` or later, at which `size` tokens of one document (no BOS) begin, or None."""
+    """Return the first index from `start` on where `size` tokens in a row belong to one document, or None.
+
+    BOS is not among these tokens.
+    """
     document = int(split.document_of(start))
     while document < split.num_documents:
         begin, end = int(split.starts[document]) + 1, int(split.starts[document + 1])

@@ -17,7 +17,7 @@ from posbench.runs import run_at
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """The runs of one report, with all their figures."""
+    """The runs that one report compares, and all numbers that were measured in them."""
 
     runs: pd.DataFrame  # rows of the summary, one per compared run
     wanted_baseline: str
@@ -41,16 +41,19 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Return whether any run has an onset (when it began to use distant order). A continued run has none."""
+        """Return whether any run logged when it began to use distant order (its onset). A continued run did not."""
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:
-        """Return a table, seeds by schemes, of the tokens until a run used distant order; infinity: not by the end."""
+        """Return the tokens until a run used distant order, infinite if never: a row per seed, a column per scheme."""
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the cells with these values, by default as trained and on the runs' own text. None: any value."""
+        """Return the cells with these values, by default as trained and on the runs' own text.
+
+        Arguments: equal, a value for each further column, or None to accept any.
+        """
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
         for column, value in conditions.items():
@@ -131,12 +134,12 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.D
 
 
 def half(cell: Any, name: str) -> float:
-    """Return half the 95 % interval over seeds of a cell's figure `name`; NaN if `cell` is None."""
+    """Return half the width of the 95 % interval over seeds of column `name` in a cell; NaN if `cell` is None."""
     return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """Return a cell's figure `name` as text, ± half its interval over seeds; a dash if `cell` is None."""
+    """Return column `name` of a cell as text, ± half its interval over seeds; a dash if `cell` is None."""
     return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
 
 
@@ -155,7 +158,7 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return the place at which `values` first fall to `goal`, interpolated linearly; infinity if never."""
+    """Return the place, interpolated linearly, at which `values` first fall to `goal`; infinity if they never do."""
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):

@@ -53,7 +53,7 @@ class Windowed(EvalProtocol):
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the table to store, a row per window and document. Arguments: losses, [windows, scored] in nats."""
+        """Return the rows to store, one per window and document. Arguments: losses, [windows, scored] in nats."""
         return tabulate_windows(losses, windows, split, bos_id)
 
     def score(
@@ -82,7 +82,7 @@ class Windowed(EvalProtocol):
 
 
 class ByLength(Windowed):
-    """Base class of protocols that report perplexity against length, on the test split."""
+    """Base class of protocols whose report shows perplexity against length, on the test split."""
 
     is_by_length: ClassVar[bool] = True
 
@@ -127,7 +127,7 @@ class ByLength(Windowed):
 
 
 def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> pd.DataFrame:
-    """Return a table by scheme: the perplexity at each length, and the change and the gap at the longest one.
+    """Return a row per scheme: its perplexity at each length, and its change and gap at the longest length.
 
     Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
 
@@ -158,7 +158,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of perplexities by scheme and option at evaluation, with the best of each row in bold."""
+    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
     table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in compared.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
@@ -199,7 +199,7 @@ class Validation(Windowed):
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section per text that runs were not trained on: losses at the training length, by any protocol."""
+        """Return a section for each text that runs were not trained on, with losses at the training length."""
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
@@ -235,14 +235,15 @@ class Validation(Windowed):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """Return the training length, whatever is requested."""
+        """Return only the training length, whatever lengths are requested."""
         return [context_length]
 
 
 class Fixed(ByLength):
-    """Perplexity on `windows` groups of `targets` tokens, with at least `anchor` tokens before the last of a group.
+    """Perplexity of the same targets at every length, with more context before them at longer lengths.
 
-    `windows` and `targets` are settings of `evaluation`; `anchor` is the longest length of the comparison.
+    There are `evaluation.windows` groups of `evaluation.targets` tokens. At least `anchor` tokens are before the last
+    of a group; `anchor` is the longest length of the comparison.
     """
 
     name = "fixed"

@@ -36,10 +36,10 @@ MODEL = (
 
 
 def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration of the small decoder under a scheme of `conf/scheme`.
+    """Return the configuration of the small decoder with a scheme of `conf/scheme`.
 
     If the scheme alternates between layers, the decoder has at least one layer for each of its parts.
-    Raises: ConfigError for an unknown name.
+    Raises: ConfigError if no scheme has this name.
     """
     config = _composed(scheme, overrides)
     by_layer = config.scheme.options.get("layers")
@@ -60,10 +60,11 @@ def _decoder(overrides: tuple[str, ...]) -> Config:
 
 
 def randomise(model: Decoder) -> None:
-    """Set all weights to random numbers: matrices of size 1 / sqrt(fan-in), vectors around their start, or around 1.
+    """Set all weights to random numbers, also those of the scheme, because a table of zeros would certify nothing.
 
-    A scheme's parameters are drawn too, because a table of zeros would certify nothing. Numbers come from NumPy by the
-    parameter's name and are the same on every machine; torch's differ in their last bits between CPUs.
+    Matrices get numbers of size 1 / sqrt(fan-in), vectors their start (or 1 if that has zeros) times 1 +- 0.2. Numbers
+    come from NumPy by the parameter's name and are the same on every machine; torch's differ in their last bits between
+    CPUs.
     """
     for name, parameter in model.named_parameters():
         normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
@@ -74,7 +75,7 @@ def randomise(model: Decoder) -> None:
 
 
 def learned(model: Decoder) -> dict[str, nn.Parameter]:
-    """Return by name the parameters of the scheme and kinds of attention, and layer 0's q, k, v projection."""
+    """Return {name: parameter} of the scheme, the kind of attention, and layer 0's projection to q, k and v."""
     substrings = (".attention.kind.", "blocks.0.attention.qkv.weight")
     extra = {name: p for name, p in model.named_parameters() if any(part in name for part in substrings)}
     return {**dict(model.scheme.named_parameters()), **extra}
@@ -92,8 +93,8 @@ def random_tokens(length: int = LENGTH) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Specimen:
-    """A scheme in a small decoder with random weights, for tests. Results that tests share are computed once."""
+class RandomModel:
+    """A small decoder with random weights under one scheme, to test; results that tests share are computed once."""
 
     config: Config
     narrow: Decoder  # weights in float32, as in runs
@@ -102,8 +103,11 @@ class Specimen:
     compiled: bool = False  # whether compiled blocks are examined too
 
     @classmethod
-    def build(cls, config: Config, compiled: bool = False) -> Specimen:
-        """Build a specimen with random weights. Raises: ConfigError if the scheme refuses its options or the shape."""
+    def build(cls, config: Config, compiled: bool = False) -> RandomModel:
+        """Build the decoder and its tokens.
+
+        Raises: ConfigError if the scheme refuses its options or the decoder's shape.
+        """
         narrow = build_model(config, VOCAB).eval()
         randomise(narrow)
         longest = narrow.scheme.longest
@@ -122,7 +126,7 @@ class Specimen:
 
     @property
     def far(self) -> int:
-        """Return the first token's position in tests far out: `FAR`, or the last that the scheme's range allows."""
+        """Return the first token's position in tests far out: `FAR`, or the last for which the scheme is defined."""
         longest = self.wide.scheme.longest
         return FAR if longest is None else min(FAR, longest - self.length)
 
@@ -149,7 +153,10 @@ class Specimen:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return how positions can be given: "text" (consecutive), "positions" (per sequence), "documents" (masked)."""
+        """Return the ways to give positions: "text" (0, 1, 2, ...), "positions" (per sequence) and "documents".
+
+        With "documents", tokens see only their own document, and positions start again in each.
+        """
         if self.text_only:
             return ("text",)
         return ("text", "positions", *(["documents"] if self.wide.architecture.kinds[0].takes_windows else []))
