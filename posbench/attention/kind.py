@@ -99,9 +99,10 @@ class Kind(nn.Module, ABC):
     def gates_and_positions(
         self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> tuple[Any, Any, Any]:
-        """Return what a scheme's hooks take: gates for `bias`, the argument `pos` of q and o, and that of k and v.
+        """Return what a scheme's hooks take in this layer.
 
-        Gates are values per token, or None if the scheme has none.
+        Returns: the gates for the hook `bias` (values per token, or None if the scheme has none), the argument `pos` of
+        q and o, and the argument `pos` of k and v.
 
         Arguments: x, the normalised stream, [B, T, C]. Raises: ConfigError if the gates have another shape.
         """
@@ -153,7 +154,7 @@ class Kind(nn.Module, ABC):
 
     @property
     def heads_by_part(self) -> dict[str, int]:
-        """Return the number of heads of each projected part: num_heads for q, num_kv_heads for k and for v."""
+        """Return {part: its number of heads} for the projected parts: num_heads for q, num_kv_heads for k and v."""
         counts = {"q": self.shape.num_heads, "k": self.shape.num_kv_heads, "v": self.shape.num_kv_heads}
         return {part: counts[part] for part in self.parts if not (part == "v" and self.shared_kv)}
 

@@ -41,7 +41,10 @@ def features(x: Tensor) -> Tensor:
 
 
 class NonSoftmax(Kind):
-    """The base of both kinds: sums in at least float32, in linear time if the scheme states one decay per head."""
+    """Base class of `LinearAttention` and `DecayAttention`, which sum in at least float32.
+
+    Time is linear if the scheme states its bias as one decay per head.
+    """
 
     has_keys = False
     _chunks: Callable[..., Tensor]
@@ -204,6 +207,6 @@ class DecayAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return FLOPs: in linear time 2 per channel (multiply, add), else those of a product with half the keys."""
+        """Return the FLOPs per token of mixing: 2 per channel in linear time, else of a product with half the keys."""
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

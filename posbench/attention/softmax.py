@@ -114,5 +114,5 @@ def _bias_within_documents(
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the bias at key `j`, which counts from the first key still cached; `dropped` keys came before it."""
+    """Return the bias at key `j` of the cached keys, if `dropped` earlier keys are no longer cached."""
     return evaluate_bias(bias, b, h, i, j + dropped)

@@ -97,7 +97,7 @@ class OwnFiles(ConfigSource):
         return False
 
     def available(self) -> bool:
-        """Return True: the source is always available."""
+        """Return True, because this source can always be used."""
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -288,8 +288,9 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set `train.context_length` and `data.window` in `mapping`: tokens of the longest trained and tested problem.
+    """Set a task's `train.context_length` and `data.window` in `mapping`, which its lengths decide.
 
+    They are the tokens that are read of the longest problem in training, and in tests.
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
@@ -468,7 +469,7 @@ _EXPLANATIONS: dict[str, Callable[[str], str]] = {
 
 
 def complete(incomplete: str) -> list[str]:
-    """Return the completions of an incomplete override: `scheme=v` -> [`scheme=v_rope`, `scheme=vo_rope`]."""
+    """Return the completions of an incomplete override: [`scheme=v_rope`, `scheme=vo_rope`] for `scheme=v`."""
     with _hydra() as loader:
         words = _Completion(loader).words(incomplete)
     return [word for word in words if not word.startswith("schema")]

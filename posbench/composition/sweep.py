@@ -287,9 +287,9 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each key that `posbench train -m WORDS` would sweep, also from the experiment's own sweep.
+    """Return {key: values} for each key that `posbench train -m WORDS` would sweep, also from the experiment's sweep.
 
-    Returns: key -> its values as on the command line, `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
+    Returns: values as on the command line: `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
     Raises: ConfigError if Hydra would refuse the words.
     """
     with session(words, RunMode.MULTIRUN) as composed:
@@ -303,7 +303,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
-    """Return key -> its overrides, one per value: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
+    """Return {key: overrides, one per value}: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
 
     Must be called inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
     Raises: ConfigError if several experiments are named; Hydra's errors.
@@ -323,7 +323,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    """Return key -> override for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence.
+    """Return {key: override} for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence.
 
     `hydra.sweeper.params` is read only if the user names an experiment or sets it. Otherwise it is the sweep of the
     default experiment, but `posbench train -m seed=0,1` means two runs.

@@ -112,7 +112,10 @@ class Config(Group):
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """Return a list of overrides per shorter run that branches off this one, to append to this run's own."""
+        """Return the overrides that turn this run into each of its branches, the shorter runs that branch off it.
+
+        Returns: a list of overrides per branch, to append to this run's own.
+        """
         return [
             [
                 f"train.tokens={tokens}",
@@ -172,7 +175,7 @@ _TYPES = {
 
 @cache
 def settings() -> dict[str, Any]:
-    """Return key -> type for all keys of a configuration, such as `train` and `train.lr`. Paths have type `Path`."""
+    """Return {key: type} for all keys of a configuration, such as `train` and `train.lr`. Paths have type `Path`."""
     groups = [("", Config), *get_type_hints(Config).items()]
     groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
     types: dict[str, Any] = {}
@@ -185,13 +188,13 @@ def settings() -> dict[str, Any]:
 
 
 def is_text(key: str) -> bool:
-    """Return whether values of `key` are text, a path, or a list of texts, so that `1e3` there is text, not 1000."""
+    """Return whether values of `key` are text, paths or lists of texts. If so, `1e3` is read as text, not as 1000."""
     hint = settings().get(key)
     return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
 
 
 def type_words(key: str) -> str:
-    """Return words for the values that `key` accepts, such as `true or false`, or "" if its type has no such words."""
+    """Return a phrase for the values that `key` accepts, such as `true or false`; "" if its type has no phrase."""
     hint = settings().get(key)
     kinds = (hint, get_origin(hint), *get_args(hint))
     words = next((words for kind, words in _TYPES.items() if kind in kinds), "")

@@ -207,9 +207,9 @@ class DataConfig(Group):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return a dict of what decides a run's results besides the text: `document_mask` if it is on, or {}.
+        """Return the settings besides the text that decide a run's results: `document_mask` if it is on, or {}.
 
-        The text itself has a fingerprint.
+        The text has a fingerprint of its own.
         """
         return {"document_mask": True} if self.document_mask else {}
 
@@ -218,7 +218,7 @@ class DataConfig(Group):
         return context_length
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return overrides for tuning, which make `fraction` of the train documents the validation split."""
+        """Return the overrides for tuning runs: `fraction` of the train documents becomes their validation split."""
         return [f"data.tuning_fraction={fraction}"]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class TaskConfig(Group):
         return int(self.lengths[1])
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return [], no overrides for tuning: validation problems are never problems on which accuracy is scored."""
+        """Return [], because tuning runs need no overrides: accuracy is never scored on validation problems."""
         return []
 
     @classmethod
@@ -452,7 +452,7 @@ class TrainConfig(Group):
 
     @property
     def decay_begins(self) -> int:
-        """Return the number of steps before this run's learning rate begins to decay (schedule wsd)."""
+        """Return the number of steps before this run's learning rate begins to decay (schedule `wsd`)."""
         return self._decay_begins(self.num_steps)
 
     def _decay_begins(self, num_steps: int) -> int:
@@ -460,11 +460,17 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the numbers of steps of this run after which its branches begin to decay; empty without branches."""
+        """Return the steps at which shorter runs branch off this one; empty without branches.
+
+        At these steps the learning rates of the branches begin to decay.
+        """
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
     def is_ordered(self, step: int) -> bool:
-        """Return whether distant token order is scored after `step`: every `order_every` tokens and at the end."""
+        """Return whether what order more than 32 tokens back is worth is scored after `step`.
+
+        This happens every `order_every` tokens and at the end.
+        """
         if not self.order_every:
             return False
         before, now = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
@@ -472,7 +478,10 @@ class TrainConfig(Group):
 
     @property
     def steps_between_validations(self) -> int:
-        """Return `validate_every`, or a tenth of the trunk's steps, so that its branches validate at the same steps."""
+        """Return `validate_every`, or by default a tenth of the trunk's steps.
+
+        So a trunk and its branches validate at the same steps.
+        """
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
@@ -527,9 +536,10 @@ class ExperimentConfig(Group):
 
 
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the `experiment` group of a run's configuration, or {} if the runs' folder is not named after it.
+    """Return the `experiment` group of a run's configuration if the runs' folder is named after it, otherwise {}.
 
-    Such runs only have the default experiment, the demo. A name may continue the experiment's with `-` or `_`.
+    A run that named no experiment has the settings of the default one, the demo, in this group. A name may continue the
+    experiment's with `-` or `_`.
     Arguments: config, the configuration as nested mappings; name, the folder of the runs.
     """
     experiment = config.get("experiment", {})

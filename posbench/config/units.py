@@ -40,17 +40,20 @@ def _short(count: float, *units: str) -> str:
 
 
 def count_of(number: int, what: str) -> str:
-    """Return a number and its noun, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
+    """Return a number and the noun `what`, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def short_length(tokens: int) -> str:
-    """Return `8k` for 8192, or the number itself as text if it is not a multiple of 1024."""
+    """Return a length as text: `8k` for 8192, or the number itself if it is not a multiple of 1024."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit of which there are two, with two digits or more: `42 s`, `33 h`, `2.4 days`."""
+    """Return a time in the largest unit of which it has at least two: `42 s`, `33 h`, `2.4 days`.
+
+    It has two significant digits, or no decimals from 10 on.
+    """
     units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
     count = seconds / size
@@ -65,7 +68,10 @@ def decimals(half_width: float, most: int = 4) -> int:
 
 
 def perplexity_text(value: Any, half_width: float = math.nan) -> str:
-    """Return `18.83`, `1,631` or `2.5e+07`, with the decimals (3 at most) that a finite half width (nats) allows."""
+    """Return a perplexity as text: `18.83`, `1,631` or `2.5e+07`.
+
+    Arguments: half_width, half an interval in nats, which decides the number of decimals (3 at most) if it is finite.
+    """
     if value >= 1e6:
         return f"{value:.1e}"
     if math.isfinite(half_width):
@@ -76,7 +82,10 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
 
 
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
-    """Return `1.234`, signed `+0.012`, or a dash for NaN. A signed value near zero gets one more digit: `+0.0003`."""
+    """Return a number as text: `1.234`, or `+0.012` with `sign`; a dash for NaN.
+
+    With `sign`, a value that would round to zero gets one more digit: `+0.0003`.
+    """
     if math.isnan(value):
         return DASH
     if sign and not round(value, digits):
@@ -85,6 +94,6 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
 
 
 def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
-    """Return `2.7120 ±0.0013` or `2.71 ±0.18`, or only the value, with three decimals, if `half_width` is NaN."""
+    """Return a value and its half width as text: `2.7120 ±0.0013`, `2.71 ±0.18`; without ± if `half_width` is NaN."""
     text = number(value, decimals(half_width), sign)
     return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"

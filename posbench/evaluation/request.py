@@ -122,9 +122,10 @@ class Request:
 
     @property
     def variants(self) -> list[Request]:
-        """Return a request for each combination of values in `under`: `rescale=pi,yarn` gives none, pi and yarn.
+        """Return a request for each combination of values in `under`, first one without options.
 
-        The first request has no options, so that results with options can be compared with the scheme as trained.
+        So `rescale=pi,yarn` gives three: none, pi and yarn. Results with options can then be compared with the scheme
+        as trained.
         """
         options = [option.partition("=") for option in self.under]
         values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]

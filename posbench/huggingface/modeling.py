@@ -37,7 +37,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return alias -> first name of each shared tensor: tied embeddings, and scheme parameters shared by layers."""
+        """Return {alias: first name} of shared tensors: tied embeddings, and scheme parameters that layers share."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Module:

@@ -40,7 +40,7 @@ class TransformersModel:
 
 
 def transformers_model(model: Decoder) -> TransformersModel | None:
-    """Return `model` as a class of transformers that computes the same, or None if there is no such class."""
+    """Return `model` as a class of transformers that computes the same, or None if transformers has no such class."""
     rotations = _rotations(model)
     sizes = model.config
     if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
@@ -134,7 +134,7 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return transformers' names -> weights. If `is_packed`, q, k, v stay one matrix, and gate, up too, as in Phi-3."""
+    """Return {transformers' name: tensor}. If `is_packed`, q, k, v stay one matrix, and gate, up too, as in Phi-3."""
     block = cast(Block, model.blocks[0])
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
     return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)

@@ -113,7 +113,10 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def _positions_in_documents(self, tokens: Tensor, offset: int, cache: KVCache | None) -> Tensor:
-        """Return positions of all tokens so far, [B, tokens], which restart at `offset` per document; cache them."""
+        """Return the positions of all tokens so far, [B, tokens], which start again at `offset` in each document.
+
+        The cache, if any, holds the positions of earlier tokens, and the new ones are appended.
+        """
         cached = None if cache is None else cache.positions
         begin = 0 if cached is None else cached.shape[1]
         row = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)

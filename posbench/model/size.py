@@ -34,7 +34,10 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
-    """Return the forward pass's FLOPs per token in windows of `length` tokens; hooks count if they state theirs."""
+    """Return the forward pass's FLOPs per token in windows of `length` tokens.
+
+    The scheme's hooks are included if the scheme states their FLOPs.
+    """
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
     mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
@@ -65,7 +68,7 @@ def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -
 
 
 def _parts_heads(architecture: Architecture) -> int:
-    """Return the number of heads of q, k and v in the packed projections of all layers."""
+    """Return the number of heads of q, k and v together in the packed projections of all layers."""
     return sum(sum(kind.heads_by_part.values()) for kind in architecture.kinds)
 
 

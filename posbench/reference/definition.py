@@ -34,7 +34,7 @@ class Rows:
 
     @cached_property
     def by_member(self) -> list[Rows]:
-        """Return a copy for each member of a combined scheme, with only its gate values."""
+        """Return a copy for each member of a combined scheme, which has only this member's gate values."""
         count = len(self.gates[0][0])
         return [replace(self, gates=[[gate[n] for gate in head] for head in self.gates]) for n in range(count)]
 
@@ -61,7 +61,10 @@ class Definition:
         return None
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
-        """Return what q, k, v and o of head h receive as p; `gates` has the values of tokens up to p."""
+        """Return the position that the hooks q, k, v and o of head h receive instead of p; by default p itself.
+
+        Arguments: gates, the gate values of all tokens up to this one.
+        """
         return p
 
     def q(self, x: Array, p: Any, h: int) -> Array:

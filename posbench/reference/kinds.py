@@ -99,7 +99,10 @@ def decay(
 def _outputs(
     scheme: Definition, v: list[Array], hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
-    """Return outputs [H][T, D]: `attend(h, t, values)` of head h and query t, between the hooks v and o."""
+    """Return the outputs [H][T, D] of a kind of attention, with the scheme's hooks v and o applied.
+
+    Arguments: attend, a function (h, t, values) that returns the output of head h at query t.
+    """
     heads = []
     for h, head_positions in enumerate(hook_positions):
         values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(head_positions)])
@@ -116,7 +119,7 @@ def _rows(
     num_heads: int,
     use_hooks: bool = True,
 ) -> tuple[Rows, list[list[Any]]]:
-    """Return the inputs of the scheme's bias (q and k after their hooks, gates), and its positions, [H][T]."""
+    """Return the inputs of the hook `bias` (queries and keys after their hooks, and gates), and positions [H][T]."""
     gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)

@@ -90,7 +90,10 @@ def style() -> Iterator[None]:
 
 
 def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
-    """Draw all sections' plots and return the figures by plot name. Arguments: c, None if no losses are compared."""
+    """Draw the plots of all sections and return {plot's name: figure}.
+
+    Arguments: c, the comparison, or None for a report of tasks.
+    """
     look = looks(c.runs) if c else {}
     plots = [plot for section in sections for plot in section.plots]
     with style():
@@ -98,7 +101,7 @@ def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Fig
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
-    """Return each scheme's (colour, line style, marker), the same in every report; dashed: not marked as relative."""
+    """Return {scheme: (colour, line style, marker)}, the same in every report; dashed if not marked as relative."""
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
@@ -174,7 +177,7 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of validation loss minus the baseline's in training, mean over seeds, after the first tenth."""
+    """Return a figure of the loss minus the baseline's during training, mean over seeds, after the first tenth."""
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -202,7 +205,7 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure with a panel per scheme: a line per seed, dots (`plot.marks`), and a line at their level."""
+    """Return a figure with a panel per scheme: a line per seed, the dots `plot.marks`, and a line at their level."""
     assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
@@ -251,7 +254,7 @@ def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
-    """Return the x and y values of each scheme's line, by scheme, the best scheme first."""
+    """Return {scheme: (x, y)}, the values of each scheme's line, the best scheme first."""
     lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 

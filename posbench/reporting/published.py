@@ -44,7 +44,7 @@ class PublishedMeasurement:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Return losses by scheme, nats per token; for other metrics, numbers that are lower for better schemes."""
+        """Return {scheme: loss in nats per token}; for other metrics, a number that is lower for better schemes."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
@@ -54,7 +54,7 @@ class PublishedMeasurement:
 
     @property
     def description(self) -> str:
-        """Return metric, protocol and length in words: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
+        """Return metric, protocol and length as text: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
         length = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
         model = f"{self.model}, " if self.model else ""
         return f"{model}{self.metric}, {self.protocol or 'protocol not recorded'}, {length}"

@@ -54,7 +54,11 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Return our losses that match a published column, indexed by scheme; no rows if no length is within NEAR."""
+    """Return our losses to compare with a published column, indexed by scheme.
+
+    They have a matching protocol and the nearest length in training lengths. Returns: no rows if no length is within
+    NEAR.
+    """
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]

@@ -164,7 +164,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 
 
 def _against_baseline(c: Comparison) -> dict[str, list[str]]:
-    """Return the schemes by verdict against the baseline (better, worse, equal, open), by tests of only these pairs."""
+    """Return {verdict: schemes} against the baseline (better, worse, equal, open), corrected for these pairs only."""
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
     for scheme in c.schemes:
         outcome = verdict(c.pairs, scheme, c.baseline, "baseline")
@@ -237,7 +237,7 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _context_bytes(runs: pd.DataFrame) -> str:
-    """Return a phrase on how many bytes of text a token and the training context hold, or "" if unknown."""
+    """Return a phrase that tells how many bytes of text a token and the training context hold; "" if unknown."""
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:
         return ""
@@ -273,7 +273,7 @@ def _groups(
     published: Published | None,
     margin: float,
 ) -> dict[Any, Comparison]:
-    """Return a Comparison per group of finished runs, by the group's value in the column `group_by`.
+    """Return {value of the column `group_by`: Comparison of the finished runs with it}.
 
     Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas, whose values
     are then tuples. Raises: ConfigError for an unknown column.

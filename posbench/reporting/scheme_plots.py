@@ -132,7 +132,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return these rows (positions) of the `pos` that a scheme's hooks get, which is a tensor or a tuple of tensors."""
+    """Return the entries for these token positions of `pos`, the tensor or tuple of tensors that hooks receive."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
@@ -153,9 +153,9 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 
 
 def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
-    """Return a figure with a panel per title and a line per head, from dark to pale, or one line if all heads agree.
+    """Return a figure with a panel per title and a line per head, from dark to pale; one line if all heads agree.
 
-    Arguments: lines, distances and curves [heads, distances] by title; label, of the y axis.
+    Arguments: lines, {title: (distances, curves [heads, distances])}; label, of the y axis.
     """
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)

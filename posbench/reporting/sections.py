@@ -51,7 +51,7 @@ def losses(c: Comparison, margin: float) -> Section:
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs."""
+    """Return a section on the pairs fixed before training, if any, and a section with a picture of all pairs."""
     summary, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
     fixed = Section("Pairs fixed before training", table=table, note=_note("primary", c))
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
@@ -86,7 +86,7 @@ def costs(c: Comparison) -> Section:
 
 
 def published(c: Comparison) -> list[Section]:
-    """Return a section per published column that our runs can be compared with; [] if there is none."""
+    """Return a section for each column of the published table that our runs can be compared with."""
     if c.published is None or not (columns := agreements(c.published, c)):
         return []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []

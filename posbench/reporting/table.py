@@ -133,7 +133,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 
     Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     `posbench.reporting.table.COLUMNS` explains every column.
-    Raises: ConfigError if a place does not exist.
+    Raises: ConfigError if a folder or pack does not exist.
     """
     summary, rows = read(places)
     if not tidy:
@@ -146,7 +146,7 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
 
     The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models.
-    Raises: ConfigError if a place does not exist.
+    Raises: ConfigError if a folder or pack does not exist.
     """
     runs: list[Run] = []
     for place in map(Path, places):
@@ -313,7 +313,7 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """Return how a run diverged, as text: numbers not finite, or final loss above the initial; None if it did not."""
+    """Return how a run diverged (numbers not finite, or a final loss above the initial one), or None if it did not."""
     if status == "died":
         return f"died: {manifest.reason}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None

@@ -55,7 +55,7 @@ def digest(content: bytes | str) -> str:
 
 
 def identity(config: Config, device: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
-    """Return the settings that decide what a run computes, as a flat mapping `group.field` -> value.
+    """Return {`group.field`: value}, the settings that decide what a run computes.
 
     Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
     task, its lengths and the device's number format are included.
@@ -107,7 +107,7 @@ def _make_comparable(fields: dict[str, Any], config: Config, start: Start) -> No
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a mapping of mappings to `group.field` -> value."""
+    """Flatten a mapping of mappings to {`group.field`: value}."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
         fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -135,7 +135,7 @@ def comparable_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def versions_used(previous: str | None, current: str) -> str:
-    """Return the version that trained a run: `current`, or `previous+current` if it changed before a resume."""
+    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it."""
     if previous is None or previous == current:
         return current
     return previous if previous.endswith(f"+{current}") else f"{previous}+{current}"
@@ -150,9 +150,9 @@ def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
 def facts(
     identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
 ) -> dict[str, Any]:
-    """Return the facts that must not change when a run is resumed, as a flat mapping of name -> value.
+    """Return {name: value} of what must not change when a run is resumed.
 
-    Arguments: data and tokenizer, their fingerprints; scheme_files, the user's own files, path -> SHA-256; began_with,
+    Arguments: data and tokenizer, their fingerprints; scheme_files, the user's own files, {path: SHA-256}; began_with,
     the digest of the weights that the run began with, None if they were drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
@@ -161,7 +161,7 @@ def facts(
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
-    """Return a digest of the initial weights by part, for parts that all schemes share, such as `attention.q`."""
+    """Return {part: digest of its initial weights} for parts that all schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
     for name, tensor in model.shared_parts():
         total = totals.setdefault(name, hashlib.sha256())

@@ -89,7 +89,7 @@ class Manifest:
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Return name -> value of a finished run's losses, costs, tokens and FLOPs, as shown in wandb."""
+        """Return {name: value} of a finished run's losses, costs, tokens and FLOPs, as shown in wandb."""
         costs = {} if self.costs is None else asdict(self.costs)
         losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}

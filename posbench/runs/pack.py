@@ -52,7 +52,7 @@ class Pack:
 
     @property
     def experiment(self) -> Path:
-        """Return the folder that its runs would be in: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
+        """Return the folder that the pack's runs come from: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
         return experiment_in(self.file)
 
     @cached_property
@@ -74,7 +74,7 @@ class Pack:
 
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Return run -> rows of its metrics.jsonl. Raises: ConfigError if the zip cannot be read."""
+        """Return {run: rows of its metrics.jsonl}. Raises: ConfigError if the zip cannot be read."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
@@ -82,8 +82,9 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Return run -> its results. All runs share one table per protocol; columns empty for a result are dropped.
+        """Return {run: its results}.
 
+        All runs share one table per protocol; columns that are empty for a result are dropped from it.
         Raises: ConfigError if the zip cannot be read.
         """
         results: dict[str, list[Result]] = defaultdict(list)
@@ -219,7 +220,10 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Add the runs' files and results to `index`, in place, and write it and all tables to the archive."""
+    """Write the runs' text files, metrics and results to the archive.
+
+    Arguments: index, the content of `pack.json`, to which entries are added in place before it is written.
+    """
     import pyarrow
 
     texts: dict[str, int] = {}
@@ -254,7 +258,10 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write each run's last weights in bfloat16; return run -> SHA-256. Raises: ConfigError if weights are missing."""
+    """Write each run's last weights in bfloat16 to the archive.
+
+    Returns: {run: SHA-256 of its file}. Raises: ConfigError if weights are missing.
+    """
     import torch
     from safetensors.torch import save
 

@@ -44,7 +44,10 @@ class Positions:
     length: int | None = None  # training length for which its rescaling is defined, tokens; None: any
 
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
-        """Return `row` if a run may train with it on windows of `length` tokens. Raises: ConfigError if it may not."""
+        """Return the scheme's mapping, `row`, if a run may train with it on windows of `length` tokens.
+
+        Arguments: from_run, the model's name in the message. Raises: ConfigError if a run may not.
+        """
         reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
         if self.row is not None and self.length not in (None, length):
             reason = f", which need train.context_length={self.length}"
@@ -75,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return the scheme mapping `row` as one line of JSON, without its name and learning rate."""
+    """Return the scheme mapping `row`, without its name and learning rate, as one line of JSON."""
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
@@ -190,7 +193,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the paths of a folder's weight files.
 
     They are `model.safetensors`, or else the files in its index, or else all safetensors files.
-    Raises: ConfigError if there are none, or if a file in the index is missing.
+    Raises: ConfigError if the folder has no weight files, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
     if (single := folder / "model.safetensors").is_file():
@@ -205,8 +208,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Return posbench's parameter names -> weights in float32. Unknown names are kept, so loading them will fail.
+    """Return {posbench's parameter name: weights in float32}.
 
+    Unknown names are kept, so loading them into a model will fail.
     Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.
     Raises: ConfigError if a file is damaged.
     """

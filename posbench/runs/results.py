@@ -65,12 +65,12 @@ class ResultKey:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return `under` without the entry `data=<name>`."""
+        """Return the changed options of this evaluation, which are all entries of `under` but `data=<name>`."""
         return tuple(option for option in self.under if not option.startswith("data="))
 
     @property
     def stem(self) -> str:
-        """Return the name, without suffix, of the result's two files: `8192@rescale=yarn`."""
+        """Return the name of the result's two files without suffix: `8192@rescale=yarn`."""
         return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # the path of a scheme's file may have a /
 
     def __str__(self) -> str:

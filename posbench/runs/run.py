@@ -233,10 +233,11 @@ class Run:
         return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
-        """Return the run's configuration with `options` (`key=value`) changed in its task or scheme, or a new scheme.
+        """Return the run's configuration with changed options of its task or scheme, or with another scheme.
 
-        An option that a combined scheme does not have is set in its member schemes. With `scheme=nope`, other options
-        belong to the new scheme. Raises: ConfigError for unknown options, or a scheme of another kind of attention.
+        Arguments: options, such as `rescale=yarn` or `scheme=nope`. An option that a combined scheme does not have is
+        set in its member schemes. With `scheme=nope`, other options belong to the new scheme. Raises: ConfigError for
+        unknown options, or a scheme of another kind of attention.
         """
         from omegaconf import OmegaConf
 

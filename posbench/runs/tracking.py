@@ -64,7 +64,10 @@ class Tracker:
         self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
-        """Log name -> value figures of the whole run, such as its final loss; skip None, infinite values and NaN."""
+        """Log numbers of the whole run, such as its final loss. Those that are None, infinite or NaN are skipped.
+
+        Arguments: figures, {name: value}.
+        """
         self._ask(lambda: self._run.summary.update(_finite(figures)))
 
     def finish(self, failed: bool = False) -> None:
@@ -126,7 +129,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return (tokens, kind) of each metrics row in the offline recordings that earlier processes made of a run."""
+    """Return (tokens, kind) of each metrics row that earlier processes of a run recorded offline."""
     rows = set()
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]

@@ -109,8 +109,9 @@ def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that `entry` consists of, and theirs in turn; `entry` is the scheme `config` or a part of it.
+    """Check the schemes that `entry` consists of, and their own members.
 
+    Arguments: config, the whole scheme; entry, `config` or a part of it.
     Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
     """
     for member in _members(entry):
@@ -161,7 +162,10 @@ class _Builder:
         return scheme
 
     def _with_members(self, option: Any, n: int) -> Any:
-        """Return an option's value, with a list of descriptions replaced by schemes of layer `n`, equal ones by one."""
+        """Return an option's value; in a list of descriptions, each is replaced by its scheme of layer `n`.
+
+        Equal descriptions give one scheme.
+        """
         if not entries_in(option):
             return option
         built: dict[str, Scheme] = {}
@@ -187,7 +191,7 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if a scheme in `options` is not a submodule of `first`, because this layer has its own."""
+    """Return True if a layer with the schemes in `options` cannot share `first`, which has other submodules."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
@@ -231,7 +235,10 @@ def takes_option(entry: Mapping[str, Any], option: str) -> bool:
 
 
 def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of scheme `entry` with the option set: in its members if only they have it, else at top level."""
+    """Return a copy of the scheme mapping `entry` with the option set.
+
+    It is set in the members if only they have it, otherwise at top level.
+    """
     if _has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}
 

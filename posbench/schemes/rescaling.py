@@ -62,7 +62,7 @@ def _yarn_code(trained: TrainedFrequencies, s: float) -> Tensor:
 
 
 def _blend(w: Tensor, s: float, g: Tensor) -> Tensor:
-    """Return a mix of the frequencies `w / s` and `w` [r/2] with weights 1 - g and g; g = 1 leaves w unchanged."""
+    """Return a mix of rotation frequencies, [r/2]: `w / s` with weight 1 - g, and `w` with weight g."""
     return w * ((1 - g) / s + g)
 
 

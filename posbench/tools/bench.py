@@ -64,7 +64,10 @@ class TimedScheme:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return sizes and medians over rounds by name. Arguments: matmul_rate, FLOP/s of a matrix product, for MFU."""
+        """Return {name: value} of sizes and of medians over rounds.
+
+        Arguments: matmul_rate, FLOP/s of a matrix product, for MFU.
+        """
         rate = median(self.rates)
         return {
             **self.sizes,
@@ -128,7 +131,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return name -> count computed from the architecture: parameters, training FLOPs per token, cache bytes."""
+    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {

@@ -24,7 +24,7 @@ _VALIDATION = "validation"  # not listed for the run's own text, because every f
 
 
 class RunSummary(NamedTuple):
-    """The state of a run, for `posbench ls`. None: not known."""
+    """The state of a run, for `posbench ls`. A field is None if its value is not known."""
 
     run: Run
     state: str  # finished | running | interrupted | stopped | died | unreadable

@@ -118,7 +118,7 @@ class AdamW:
             p.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments and step counts by name, `<parameter>/exp_avg` and so on, unsharded on rank 0."""
+        """Return {name: tensor} of moments and step counts (`<parameter>/exp_avg` and so on), unsharded, on rank 0."""
         return {
             f"{name}/{key}": value if key == "step" else put_together(value, p)
             for name, p in self.parameters.items()

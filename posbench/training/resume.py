@@ -43,7 +43,7 @@ _SAVED = (
 
 @dataclass
 class LoopState:
-    """The progress of a run. Losses are in nats per token."""
+    """The progress of a run: its steps, its losses since the last logged row (nats per token), and times."""
 
     steps_done: int = 0
     batches: str = ""  # SHA-256 digest of all batches consumed
@@ -58,9 +58,10 @@ class LoopState:
     grad_norm: float | None = None  # norm of the last fetched step, before clipping; None if it was skipped
 
     def fetch(self) -> Iterator[tuple[int, float, float]]:
-        """Wait for the device, fetch the pending losses and norms, and add up the finite losses.
+        """Wait for the device, fetch the losses and norms of recent steps, and add up the finite losses.
 
-        Yields: (n, loss, norm) of each skipped step n (0-based): loss or gradient norm was not finite.
+        Yields: (n, loss, norm) of each step n (0-based) that was skipped because its loss or gradient norm was not
+        finite.
         """
         first, pending = self.steps_done - len(self.pending), self.pending
         self.pending = []
@@ -76,7 +77,11 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """Return loss (mean), grad_norm (last) and grad_norm_max since the last call; None if no step was finite."""
+        """Return the fields of a metrics row about the steps since the last call, and start again.
+
+        Returns: loss, their mean, and grad_norm_max, both None if no step was finite; grad_norm of the last step, None
+        if it was skipped.
+        """
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
         self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None

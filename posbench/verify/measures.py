@@ -76,7 +76,7 @@ def round_trip(random_model: RandomModel) -> float:
 
 
 def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
-    """Return the schemes that rotate both values and outputs, if attention is softmax."""
+    """Return the schemes that rotate both values and outputs; none if attention is not softmax."""
     is_softmax = isinstance(random_model.wide.architecture.kinds[0], Softmax)
     return [s for s in random_model.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
 

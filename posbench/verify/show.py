@@ -70,7 +70,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return the check to show in each column, by name: if several share it, the one furthest beyond its limit."""
+    """Return {column: the check to show in it}; if several checks share it, the one furthest beyond its limit."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)

@@ -19,7 +19,7 @@ __all__ = ["Task", "build_task", "tasks"]
 
 @cache
 def tasks() -> dict[str, type[Task]]:
-    """Return name -> class for all tasks of this folder."""
+    """Return {name: class} of all tasks of this folder."""
     return classes_in("posbench.data.tasks", Task)  # type: ignore[type-abstract]
 
 

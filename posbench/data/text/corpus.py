@@ -68,7 +68,10 @@ class Split:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """Return the number of the document that holds each token. Arguments: tokens, their indices in the split."""
+        """Return the number of the document that each token belongs to.
+
+        Arguments: tokens, indices of tokens in the split.
+        """
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def token_bytes(self, lo: int, hi: int) -> int:
@@ -137,7 +140,7 @@ class TextBatches:
 
 @dataclass(eq=False)
 class Corpus(Dataset):
-    """Tokenized text with its tokenizer and three splits, mapped from `folder`."""
+    """Tokenized text with its tokenizer and its three splits, which are mapped into memory from `folder`."""
 
     unit: ClassVar[str] = "token"
 
@@ -217,7 +220,7 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
 
 
 def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
-    """Return split name -> memory-mapped `Split` of the files in `folder`. Arguments: dtype, the token ids' type."""
+    """Return {split: memory-mapped `Split`} of the files in `folder`. Arguments: dtype, the token ids' type."""
     lengths = _map(folder / "vocabulary.bytes", "<i4") if (folder / "vocabulary.bytes").exists() else None
     return {
         name: Split(

@@ -219,7 +219,7 @@ class KneserNey:
             shorter[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
-        """Return order -> probability of each target in its context, [W, T]. Arguments: windows, tokens [W, T + 1]."""
+        """Return {order: probability of each target in its context, [W, T]}. Arguments: windows, tokens [W, T + 1]."""
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
         lower = self._lower[1].mixed(empty, targets, uniform)

@@ -116,7 +116,7 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
 
 
 def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Return the rows (column -> text) as a table, with dashes for missing values."""
+    """Return rows of text, {column: text} each, as a table with dashes for missing values."""
     return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
