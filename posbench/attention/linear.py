@@ -143,7 +143,7 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return FLOPs: in linear time of updating and reading states, else of scores for both sums and the output."""
+        """Return the FLOPs per token of mixing: in linear time of the states, else of the scores for both sums."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)

@@ -29,7 +29,7 @@ _trusted: set[Path] = set()  # files that may be imported, because the words of 
 
 
 class SchemeFile(NamedTuple):
-    """A file, as it was typed, and the name of a class in it."""
+    """A Python file, with its path as it was typed, and the name of a class in it."""
 
     path: Path
     class_name: str
@@ -46,8 +46,8 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 def tidy(row: Any) -> Any:
     """Return the mapping `row` with file paths as runs record them: relative in the working directory, or absolute."""
     if isinstance(row, Mapping):
-        named = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
-        return {key: tidy(value) for key, value in row.items()} | named
+        class_paths = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
+        return {key: tidy(value) for key, value in row.items()} | class_paths
     return [tidy(member) for member in row] if isinstance(row, list) else row
 
 
@@ -55,8 +55,8 @@ def _tidy(kind: str) -> str:
     if (file := parse_class_path(kind)) is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
-    here = Path.cwd()
-    return f"{(path.relative_to(here) if path.is_relative_to(here) else path).as_posix()}:{file.class_name}"
+    folder = Path.cwd()
+    return f"{(path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()}:{file.class_name}"
 
 
 def snake_case(class_name: str) -> str:
@@ -91,8 +91,8 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 def kinds_in(row: Any) -> list[str]:
     """Return the classes `FILE.py:Name` that a mapping names: the kinds of a scheme and of its members, or a task."""
     if isinstance(row, Mapping):
-        named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
-        in_files = [kind for kind in named if parse_class_path(kind) is not None]
+        kinds = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
+        in_files = [kind for kind in kinds if parse_class_path(kind) is not None]
         return in_files + [kind for value in row.values() for kind in kinds_in(value)]
     return [kind for value in row for kind in kinds_in(value)] if isinstance(row, list) else []
 
@@ -172,14 +172,14 @@ def _place(path: Path) -> Path:
     place = path.expanduser().resolve()
     if place in _trusted:
         return place
-    if other := next((file for file in _trusted if file.name == path.name and not place.exists()), None):
-        return other
+    if substitute := next((file for file in _trusted if file.name == path.name and not place.exists()), None):
+        return substitute
     in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
     if not place.exists() or (place.is_relative_to(Path.cwd().resolve()) and not in_run_folder):
         return place  # a missing file is refused when it is read
-    where = "is part of a run folder" if in_run_folder else "lies outside of the working directory"
+    reason = "is part of a run folder" if in_run_folder else "is outside the working directory"
     raise ConfigError(
-        f"the run's {path.stem} is in {path}, which {where}: if you trust that file, name it with --scheme-file {path}"
+        f"the run's {path.stem} is in {path}, which {reason}: if you trust that file, name it with --scheme-file {path}"
     )
 
 
@@ -196,6 +196,6 @@ def digest(path: Path) -> str:
         return hashlib.sha256(path.expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}): give the path of the file as seen from here; "
-            "that of a run that was trained elsewhere, with --scheme-file FILE"
+            f"{path} cannot be read ({error.strerror}): give its path from the working directory; for a run that "
+            "was trained elsewhere, name it with --scheme-file FILE"
         ) from error

@@ -181,9 +181,9 @@ def settings() -> dict[str, Any]:
     types: dict[str, Any] = {}
     for group, cls in groups:
         hints = get_type_hints(cls) if is_dataclass(cls) else {}
-        for each in fields(cls) if hints else ():
-            hint = Path if each.metadata.get("rule") is user_path else hints[each.name]
-            types[f"{group}.{each.name}".lstrip(".")] = each.metadata.get("type", hint)
+        for member in fields(cls) if hints else ():
+            hint = Path if member.metadata.get("rule") is user_path else hints[member.name]
+            types[f"{group}.{member.name}".lstrip(".")] = member.metadata.get("type", hint)
     return types
 
 

@@ -268,12 +268,7 @@ class TaskConfig(Group):
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
         """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`: options beside the other fields."""
-        ours = {each.name for each in fields(cls)} - {"options"}
-        attention = mapping.get("attention") or {}
-        require(
-            isinstance(attention, dict),
-            f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
-        )
+        ours = {member.name for member in fields(cls)} - {"options"}
         options = {key: value for key, value in mapping.items() if key not in ours}
         return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
 
@@ -389,8 +384,8 @@ class TrainConfig(Group):
             family["train.trunk_tokens"] = self.trunk_tokens
         if not family:
             return
-        for what, tokens in family.items():
-            self._check_whole(what, tokens)
+        for key, tokens in family.items():
+            self._check_whole(key, tokens)
         require(
             self.schedule == "wsd",
             f"train.schedule={self.schedule} has no branches: set train.schedule=wsd, or leave out "
@@ -414,12 +409,12 @@ class TrainConfig(Group):
             "train.warmup_ratio or train.decay_ratio, or make the shortest branch longer",
         )
 
-    def _check_whole(self, what: str, tokens: int) -> None:
-        """Raise ConfigError unless `tokens` is a whole number of steps. Arguments: what, the key in the message."""
+    def _check_whole(self, key: str, tokens: int) -> None:
+        """Raise ConfigError unless `tokens` is a whole number of steps. Arguments: key, the key in the message."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         require(
             tokens == whole,
-            f"{what}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, which runs with "
+            f"{key}={tokens} is not a whole number of steps of {self.tokens_per_step} tokens, which runs with "
             f"branches need: the nearest is {whole}",
         )
 
@@ -473,8 +468,8 @@ class TrainConfig(Group):
         """
         if not self.order_every:
             return False
-        before, now = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
-        return now > before or step == self.num_steps
+        previous_count, count = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
+        return count > previous_count or step == self.num_steps
 
     @property
     def steps_between_validations(self) -> int:

@@ -27,15 +27,14 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def check_name(what: str, name: str) -> str:
+def check_name(key: str, name: str) -> str:
     """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    Raises: ConfigError, which names the key `what`, for any other name, so that no run is outside the runs folder or
-    hidden in it.
+    So no run is outside the runs folder or hidden in it. Raises: ConfigError, with the `key`, for any other name.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
-            f"{what}={name!r} cannot name a folder: use letters, digits and . _ = + - (at most 240 bytes), beginning "
+            f"{key}={name!r} cannot name a folder: use letters, digits and . _ = + - (at most 240 bytes), beginning "
             "with a letter or digit"
         )
     return name
@@ -46,9 +45,9 @@ def branch_name(trunk: str, tokens: int) -> str:
     return f"{trunk}-{short_count(tokens)}"
 
 
-def require(holds: bool, message: str) -> None:
-    """Raise ConfigError with `message` unless the condition holds."""
-    if not holds:
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless `condition` is true."""
+    if not condition:
         raise ConfigError(message)
 
 
@@ -67,10 +66,10 @@ def ruled(rule: Rule, default: Any = MISSING) -> Any:
 def between(low: float, high: float = math.inf) -> Rule:
     """Return a rule that accepts finite numbers from `low` to `high` and raises ConfigError for other values."""
 
-    def rule(what: str, value: Any) -> Any:
-        holds = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
+    def rule(key: str, value: Any) -> Any:
+        is_valid = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
         limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
-        require(holds, f"{what}={value} is out of range: it must {limits}")
+        require(is_valid, f"{key}={value} is out of range: it must {limits}")
         return value
 
     return rule
@@ -84,9 +83,9 @@ def at_least(low: float) -> Rule:
 def one_of(*known: str) -> Rule:
     """Return a rule that accepts the words in `known` and raises ConfigError for other values."""
 
-    def rule(what: str, value: Any) -> Any:
+    def rule(key: str, value: Any) -> Any:
         hint = nearest(str(value), known)
-        require(value in known, f"{what}={value!r} is not known{hint} (known: {', '.join(known)})")
+        require(value in known, f"{key}={value!r} is not known{hint} (known: {', '.join(known)})")
         return value
 
     return rule
@@ -95,50 +94,50 @@ def one_of(*known: str) -> Rule:
 def list_of(rule: Rule) -> Rule:
     """Return a rule that applies `rule` to each member of a list, and raises ConfigError for anything but a list."""
 
-    def list_rule(what: str, values: Any) -> list[Any]:
-        require(isinstance(values, list), f"{what}={values!r} is not a list: give {what}=[...]")
-        return [rule(what, value) for value in values]
+    def list_rule(key: str, values: Any) -> list[Any]:
+        require(isinstance(values, list), f"{key}={values!r} is not a list: give {key}=[...]")
+        return [rule(key, value) for value in values]
 
     return list_rule
 
 
-def token_count(what: str, value: Any, unit: str = "tokens") -> int:
+def token_count(key: str, value: Any, unit: str = "tokens") -> int:
     """Return `value`, a number or text such as `200k` or `1e6` (k is 1,000), as a whole number.
 
-    Raises: ConfigError, with the key `what` and the `unit`, if it is not a whole number.
+    Raises: ConfigError, with the `key` and the `unit`, if it is not a whole number.
     """
     count = whole_number(value)
     if count is None:
-        raise ConfigError(f"{what}={value!r} is not a number of {unit}: give a whole number, or 200k, 20M, 2.5B, 1e6")
+        raise ConfigError(f"{key}={value!r} is not a number of {unit}: give a whole number, or 200k, 20M, 2.5B, 1e6")
     return count
 
 
-def step_count(what: str, value: Any) -> int:
+def step_count(key: str, value: Any) -> int:
     """Return `value`, such as 50 or `2k` (2,000), as a number of steps. Raises: ConfigError if it is not 1 or more."""
-    return int(at_least(1)(what, token_count(what, value, "steps")))
+    return int(at_least(1)(key, token_count(key, value, "steps")))
 
 
-def parse_length(what: str, value: Any, least: int = 2) -> int:
+def parse_length(key: str, value: Any, least: int = 2) -> int:
     """Return `value`, such as 512 or `8k` (8,192), as a length. Raises: ConfigError unless it is `least` to 2^24."""
     count = whole_number(value, 1024)
     if count is None or not least <= count <= 1 << 24:
         raise ConfigError(
-            f"{what}={value!r} is not a length: give a number from {least} to 16m, such as 4096 or 8k (8192)"
+            f"{key}={value!r} is not a length: give a number from {least} to 16m, such as 4096 or 8k (8192)"
         )
     return count
 
 
-def scored_length(what: str, value: Any) -> int:
+def scored_length(key: str, value: Any) -> int:
     """Return `value` as a length to score, in tokens or items of a task. Raises: ConfigError if it is below 1."""
-    return parse_length(what, value, least=1)
+    return parse_length(key, value, least=1)
 
 
-def trained_lengths(what: str, value: Any) -> list[int]:
+def trained_lengths(key: str, value: Any) -> list[int]:
     """Return `value` if it is [shortest, longest], lengths to train on, in items. Raises: ConfigError if it is not."""
-    holds = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
+    is_valid = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
     require(
-        holds and 1 <= value[0] <= value[1],
-        f"{what}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
+        is_valid and 1 <= value[0] <= value[1],
+        f"{key}={value!r} is not two lengths in items, the shortest and the longest, such as [2,16]",
     )
     return list(value)
 
@@ -146,22 +145,22 @@ def trained_lengths(what: str, value: Any) -> list[int]:
 LEARNING_RATE = between(1e-12, 10)
 
 
-def learning_rates(what: str, value: Any) -> dict[str, float]:
+def learning_rates(key: str, value: Any) -> dict[str, float]:
     """Return `value` if it maps names of schemes to learning rates. Raises: ConfigError for any other value."""
-    require(isinstance(value, dict), f"{what}={value!r} is not a mapping: give {{scheme: rate}}")
-    return {scheme: LEARNING_RATE(f"{what}.{scheme}", rate) for scheme, rate in value.items()}
+    require(isinstance(value, dict), f"{key}={value!r} is not a mapping: give {{scheme: rate}}")
+    return {scheme: LEARNING_RATE(f"{key}.{scheme}", rate) for scheme, rate in value.items()}
 
 
-def schemes_of_a_group(what: str, value: Any) -> str:
+def schemes_of_a_group(key: str, value: Any) -> str:
     """Return `value` if it names two or more schemes, separated by spaces. Raises: ConfigError for any other value."""
-    holds = isinstance(value, str) and len(value.split()) > 1
-    require(holds, f"{what}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
+    is_valid = isinstance(value, str) and len(value.split()) > 1
+    require(is_valid, f"{key}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
     return str(value)
 
 
-def user_path(what: str, value: Any) -> Any:
+def user_path(key: str, value: Any) -> Any:
     """Return a path, or a list of paths, with `~` expanded. Raises: ConfigError for any other value."""
     if isinstance(value, list):
-        return [user_path(what, path) for path in value]
-    require(isinstance(value, (str, Path)), f"{what}={value!r} is not a path or a list of paths")
+        return [user_path(key, path) for path in value]
+    require(isinstance(value, (str, Path)), f"{key}={value!r} is not a path or a list of paths")
     return os.path.expanduser(value)  # noqa: PTH111 (pathlib raises an error for the `~` of an unknown user)

@@ -39,9 +39,9 @@ def _short(count: float, *units: str) -> str:
     return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
 
 
-def count_of(number: int, what: str) -> str:
-    """Return a number and the noun `what`, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str) -> str:
+    """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def short_length(tokens: int) -> str:
@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
     It has two significant digits, or no decimals from 10 on.
     """
     units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
-    size, unit = next((each for each in units if seconds >= 2 * each[0]), units[-1])
+    size, unit = next((pair for pair in units if seconds >= 2 * pair[0]), units[-1])
     count = seconds / size
     return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"
 

@@ -33,7 +33,7 @@ _METRICS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class PublishedMeasurement:
-    """One column of a published table: a metric of several schemes."""
+    """A column of a published table: one metric for several schemes."""
 
     metric: str  # loss (nats per token) | perplexity | mean reciprocal rank
     protocol: str | None  # None: not known

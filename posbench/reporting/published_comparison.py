@@ -18,7 +18,7 @@ NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at m
 
 @dataclass(frozen=True)
 class Agreement:
-    """One column of a published table next to our results, and how well their orders agree."""
+    """A column of a published table next to our results, and how well the two orders of schemes agree."""
 
     theirs: PublishedMeasurement
     ours: str  # protocol and length of our figures

@@ -485,7 +485,7 @@ class Training:
 
     @contextmanager
     def record_failure(self) -> Iterator[None]:
-        """If the `with` block raises, write the reason to the manifest, with status died (after Died) or stopped.
+        """Write the reason to the manifest if the `with` block raises, with status died (after Died) or stopped.
 
         The tracker is always closed. Raises: the error itself, or the Stopped or ConfigError that explains it.
         """

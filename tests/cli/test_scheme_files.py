@@ -89,7 +89,7 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
                 run.load_model()
     monkeypatch.setattr(own_files, "_trusted", set())
     monkeypatch.chdir(run.path)
-    for path, reason in (("faded.py", "is part of a run folder"), (file, "outside of the working directory")):
+    for path, reason in (("faded.py", "is part of a run folder"), (file, "outside the working directory")):
         with pytest.raises(ConfigError, match=f"{reason}: if you trust that file, name it with --scheme-file"):
             own_files.load(f"{Path(path).resolve()}:Faded", object)
 

@@ -138,7 +138,7 @@ _COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Return the opened file, from which its bytes are read decompressed."""
+    """Open a file for reading bytes, which are decompressed if its suffix says that it is compressed."""
     return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
 
 

@@ -83,7 +83,7 @@ class Splitter:
         return self.tuning.split(b"tuning\0" + document) if split == "train" else None
 
     def fill(self) -> set[str]:
-        """Change the fractions so that the documents with the nearest hashes (`draw_of`) fall into the empty splits.
+        """Change the assignment so that no split is empty: each empty split gets the documents with the nearest hashes.
 
         Call this after all documents were split, and if it changed anything, split all of them again.
         Returns: the names of the splits that are filled; none if no split is empty or documents are fewer than splits.

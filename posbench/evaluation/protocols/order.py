@@ -52,7 +52,7 @@ LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences,
 
 
 class Order(EvalProtocol):
-    """Worth of distant order in windows of one length (by default the training length), the first half destroyed."""
+    """What the order of distant tokens is worth: the loss after a window's first half is shuffled or replaced."""
 
     name = "order"
     rank = 3

@@ -129,7 +129,7 @@ def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[
 
 
 def _inside_document(split: Split, start: int, size: int) -> int | None:
-    """Return the first index from `start` on where `size` tokens in a row belong to one document, or None.
+    """Return the first index, `start` or later, from which `size` tokens belong to one document, or None.
 
     BOS is not among these tokens.
     """
