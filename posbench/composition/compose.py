@@ -415,7 +415,8 @@ def _no_choice(choice: str, known: Sequence[str]) -> str:
 
 def no_option(word: str, known: Iterable[str] = ()) -> str:
     """Return the error message for an unknown option such as `--word`, with the most similar of the `known` ones."""
-    hint = f": settings have no dashes, write {word.lstrip('-')}" if "=" in word else nearest(word, known, 0.75)
+    setting = word.lstrip("-") if "=" in word else f"{word[2:]}=..." if word[2:] in GROUPS else ""
+    hint = f": settings have no dashes, write {setting}" if setting else nearest(word, known, 0.75)
     return f"there is no option {word!r}{hint} (--help lists them)"
 
 

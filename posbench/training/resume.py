@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -194,9 +195,11 @@ def existing_manifest(
     if changes:
         if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
+        # SHA-256s are too long to read.
+        differences = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", "; ".join(changes))
         raise ConfigError(
-            f"{run.path} contains a run of another configuration: {'; '.join(changes)}. Give the new run its own name "
-            "(experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
+            f"{run.path} contains a run of another configuration (recorded -> now): {differences}. Give the new run "
+            "its own name (experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
     if manifest.status == runs.DIED and manifest.skipped_steps > config.train.max_skipped_steps:
         raise Died(

@@ -287,7 +287,9 @@ def test_a_manifest_of_another_format_is_refused_in_a_sentence(config: Make, cut
 
 def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config: Make, cut: Run) -> None:
     files_before = files(cut.path)
-    with pytest.raises(ConfigError, match=r"scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"):
+    with pytest.raises(
+        ConfigError, match=r"\(recorded -> now\): scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"
+    ):
         train(config("scheme.base=500000.0", "train.beta2=0.99"))
     assert {**files_before, str(cut.path): 0} == {**files(cut.path), str(cut.path): 0}
     (cut.path / "run.json").unlink()
