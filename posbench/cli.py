@@ -154,7 +154,9 @@ def train(
     from posbench.runs.tracking import offline_hint
 
     overrides = [*(words or []), *ctx.args, *_in_parallel(jobs)]
-    outcomes = run_application("posbench train", overrides, _train_job, say, lambda folder: run_at(folder).is_finished)
+    outcomes = run_application(
+        "posbench train", overrides, _train_job, say, lambda folder: run_at(folder).is_finished, _check_job
+    )
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
     records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
@@ -165,6 +167,12 @@ def train(
         say(f"posbench: {outcome}")
     if failed:
         raise SystemExit(1)
+
+
+def _check_job(config: Config) -> None:
+    from posbench.evaluation.protocols import check_protocols
+
+    check_protocols(config)
 
 
 def _train_job(config: Config) -> Manifest:

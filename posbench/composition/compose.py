@@ -19,7 +19,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -277,12 +276,6 @@ def checked_config(composed: DictConfig) -> Config:
         config = Config.from_mapping(mapping)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
-    if "evaluation.protocols" in keys:
-        # Not a rule of Config, because a stored run may name a protocol that is gone. Training checks the protocols of
-        # an experiment's file, since importing all takes half a second. The import is by name: it is a layer above.
-        protocols = import_module("posbench.evaluation.protocols")
-        for name in config.evaluation.protocols:
-            protocols.protocol_named(name).check(config)
     config.command = tuple(HydraConfig.get().overrides.task)
     return config
 

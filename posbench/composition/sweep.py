@@ -64,6 +64,7 @@ def run_application(
     job: Callable[[Config], object],
     say: Say,
     is_finished: Callable[[Path], bool] = lambda folder: False,
+    check: Callable[[Config], None] = lambda config: None,
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
@@ -71,12 +72,13 @@ def run_application(
 
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
     called with the configuration of each run; say, called with what a sweep will run, each run that begins, and each
-    failure; is_finished, returns True for run folders that need no training.
+    failure; is_finished, returns True for run folders that need no training; check, called with the configuration of
+    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse.
     Returns: an `Outcome` for each job of the sweep, or for the single run.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
-    task = SweepJob(job, say, is_finished)
+    task = SweepJob(job, say, is_finished, check)
     register()
     overrides: list[str] = []
     flags: list[str] = []  # kept apart because Hydra refuses flags among overrides
@@ -139,6 +141,7 @@ class SweepJob:
     job: Callable[[Config], object]
     say: Say  # called with the name of each job as it begins, and with each failure
     is_finished: Callable[[Path], bool]  # returns True for run folders that need no training
+    check: Callable[[Config], None]  # raises ConfigError for a configuration that the job would refuse
     work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
@@ -239,6 +242,7 @@ class PosbenchSweeper(Sweeper):
             composed.hydra.job.num = composed.hydra.job.id = number
         HydraConfig.instance().set_config(composed)
         job = Job(words, checked_config(composed))
+        self.task.check(job.config)
         OmegaConf.copy_cache(composed, self.master)  # so that `${now:...}` is the same time in all jobs
         return job
 

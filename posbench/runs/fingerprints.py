@@ -15,7 +15,6 @@ from posbench.config import Config, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:  # a report reads fingerprints and needs no torch
     from posbench.model.decoder import Decoder
-    from posbench.runs.start import Start
 
 # These settings do not decide what a run computes: names, folders, and logging. For tasks, `data` is added again.
 _NOT_IN_IDENTITY = (
@@ -43,9 +42,8 @@ _TRAIN_NOT_IN_IDENTITY = (
     "branch_tokens",
     "trunk_tokens",
     "lr_of",  # the learning rate that it gives this run is `scheme.lr`
-    "from_run",  # see `_make_comparable`
+    "from_run",  # see `Start.comparable`
 )
-_WINDOWS = ("context_length", "batch_size")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -54,13 +52,14 @@ def digest(content: bytes | str) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
 
-def identity(config: Config, device: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
+def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """Return {`group.field`: value}, the settings that decide what a run computes.
 
     Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
     task, its lengths and the device's number format are included.
 
-    Arguments: device, from `Device.describe`; start, the model that the run begins with (`train.from_run`), or None.
+    Arguments: device, from `Device.describe`. A run that starts from other weights changes the result:
+    `Start.comparable`.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
@@ -76,34 +75,7 @@ def identity(config: Config, device: dict[str, Any], start: Start | None = None)
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
-    if start is not None:
-        _make_comparable(fields, config, start)
     return dict(json.loads(json.dumps(flat(fields))))
-
-
-def _make_comparable(fields: dict[str, Any], config: Config, start: Start) -> None:
-    """Change `fields` so that a continued run is comparable with runs of the same total token count.
-
-    Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
-    recorded in `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
-    """
-    train, source = fields["train"], start.identity or {}
-    source_train = {
-        key: value if key in _WINDOWS else source.get(f"train.{key}", value) for key, value in train.items()
-    }
-    differing = {
-        key: value for key, value in train.items() if value != source_train[key] and key not in ("lr", "trunk_tokens")
-    }
-    fields["scheme"] |= {
-        "lr": config.row_train.lr,
-        "continued": {"scheme": start.scheme, **differing, "tokens": train["tokens"]},
-    }
-    tokens, per_step = start.tokens + train["tokens"], train["tokens"] // train["num_steps"]
-    fields["train"] = source_train | {
-        "tokens": tokens,
-        "num_steps": tokens // per_step,
-        "trunk_tokens": start.tokens + train["trunk_tokens"],
-    }
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # A branch may differ from its trunk in these fields of the identity only.
 _LENGTH_FIELDS = {"train.tokens", "train.num_steps", "scheme.continued.tokens", "scheme.continued.num_steps"}
+_WINDOWS = ("train.context_length", "train.batch_size")
 # Trunk and branch must agree in these fingerprints, and in these settings, which decide which rows are logged.
 _SAME_FINGERPRINTS = ("data", "tokenizer", "code", "initial_weights")
 _SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens", "order_every")
@@ -66,6 +67,34 @@ class Start:
     def record(self) -> dict[str, Any]:
         """Return facts about the source, for the field `continued` in the manifest of the run that starts from it."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
+
+    def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
+        """Return the `identity` of a run that continues this one, comparable with runs of the same total token count.
+
+        Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
+        recorded in `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
+        """
+        train = {key: value for key, value in identity.items() if key.startswith("train.")}
+        source = self.identity or {}
+        source_train = {key: value if key in _WINDOWS else source.get(key, value) for key, value in train.items()}
+        differing = {
+            f"scheme.continued.{key.removeprefix('train.')}": value
+            for key, value in train.items()
+            if value != source_train[key] and key not in ("train.lr", "train.trunk_tokens")
+        }
+        tokens = self.tokens + train["train.tokens"]
+        per_step = train["train.tokens"] // train["train.num_steps"]
+        return {
+            **identity,
+            "scheme.lr": config.row_train.lr,
+            "scheme.continued.scheme": self.scheme,
+            **differing,
+            "scheme.continued.tokens": train["train.tokens"],
+            **source_train,
+            "train.tokens": tokens,
+            "train.num_steps": tokens // per_step,
+            "train.trunk_tokens": self.tokens + train["train.trunk_tokens"],
+        }
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
         """Raise ConfigError unless the source was trained with the tokenizer that has this `fingerprint`."""

@@ -104,6 +104,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _identity(config: Config, device: Device, start: Start | None) -> dict[str, Any]:
+    identity = fingerprints.identity(config, device.describe())
+    return identity if start is None else start.comparable(identity, config)
+
+
 def new_manifest(
     config: Config,
     corpus: Dataset,
@@ -117,7 +122,7 @@ def new_manifest(
     Arguments: corpus, the tokens or task to train on; model, with its initial weights; existing, the manifest of the
     interrupted run, whose start time and wandb run are kept; start, the weights to begin with instead of the seed's.
     """
-    identity = fingerprints.identity(config, device.describe(), start)
+    identity = _identity(config, device, start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
     commit = fingerprints.commit()
@@ -181,7 +186,7 @@ def existing_manifest(
             return None
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         manifest = checkpoint.manifest_in(newest)
-    identity = fingerprints.identity(config, device.describe(), start)
+    identity = _identity(config, device, start)
     files = own_files.recorded_files(config.to_mapping())
     digest: str | None = None if start is None else start.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)

@@ -36,7 +36,7 @@ from posbench.config.units import short_count
 from posbench.data import Batches, Dataset, dataset_of
 from posbench.data.dataset import chained
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import VALIDATION, order, protocol_named
+from posbench.evaluation.protocols import VALIDATION, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
@@ -91,8 +91,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             check_divides(config, processes.size)
             # Refuse a wrong configuration before any text is read.
             architecture = checked_architecture(config)
-            for name in config.evaluation.protocols:
-                protocol_named(name).check(config)
+            check_protocols(config)
             corpus = _prepared_data(config, processes, console.out)
             start = start_of(config.train.from_run, config.seed, config.runs_dir)
             if start is not None:

@@ -151,9 +151,9 @@ def training_errors(
                 error = float((measured[name] - gradient).norm()) / size
                 yield f"{mode} gradient of {name}{suffix}", error / rounding / allowance
     if compiled and random_model.has_bias and random_model.wide.scheme.longest is None:
-        # Running sums of gates grow with the window, and so do their roundings.
-        repeats = _repeats_of_long_window(random_model)
-        growth = repeats if any(scheme.overrides("gate") for scheme in random_model.schemes) else 1
+        # Scores may grow with the window, and so do their roundings: of uncompiled float32 code on a CPU, FoX's from 18
+        # to 138 and DAPE's from 15 to 88. A wrong kernel is off by far more.
+        growth = _repeats_of_long_window(random_model)
         yield "compiled attention of a long window", _long_window(random_model, narrow) / rounding / growth
 
 

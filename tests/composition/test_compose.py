@@ -135,8 +135,6 @@ REFUSED = {
     "train.compile=maybe": r"^train\.compile=maybe must be true or false, or null$",
     "seed=null": r"^seed=null must be a whole number",
     "evaluation.protocols=fixed": r"must be a list: write evaluation\.protocols=\[fixed\]$",
-    "evaluation.protocols=[fxed]": r"protocol 'fxed' is not known; did you mean 'fixed'\?",
-    "evaluation.protocols=[accuracy]": r"protocol accuracy scores problems of tasks, and data=.* is text",
     "launch=x": r"^launch is a group: write launch\.KEY=VALUE$",
     "seed=-1": r"seed=-1 is out of range: it must lie between 0 and 9223372036854775807",
     "seed=0,1": r"^seed=0,1 names several values: add -m .*\(posbench train -m seed=0,1\)$",

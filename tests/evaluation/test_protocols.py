@@ -21,9 +21,9 @@ from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol, Score
+from posbench.evaluation.protocols.position import bucket_edges
 from posbench.evaluation.protocols.retrieval import _inside_document, trial_starts
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
-from posbench.evaluation.protocols.windowed import bucket_edges
 from posbench.evaluation.request import Request
 from posbench.model.decoder import Decoder, build_model
 from posbench.runs import Run

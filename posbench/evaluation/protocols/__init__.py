@@ -19,7 +19,7 @@ from __future__ import annotations
 from inspect import isabstract
 
 from posbench.catalogue.classes import classes_in
-from posbench.config import ConfigError, nearest
+from posbench.config import Config, ConfigError, nearest
 from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Score
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Advance",
     "EvalProtocol",
     "Score",
+    "check_protocols",
     "protocol_named",
 ]
 
@@ -45,6 +46,12 @@ assert len(PROTOCOLS) == len(_NAMED), f"two protocols have one name: {sorted(cls
 # Protocols that other modules ask for by name.
 VALIDATION, NONOVERLAPPING, NGRAM = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"], PROTOCOLS["ngram"]
 ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
+
+
+def check_protocols(config: Config) -> None:
+    """Raise ConfigError if a protocol in `evaluation.protocols` is unknown, or cannot score what `config` trains on."""
+    for name in config.evaluation.protocols:
+        protocol_named(name).check(config)
 
 
 def protocol_named(name: str) -> EvalProtocol:

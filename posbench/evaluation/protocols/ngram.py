@@ -40,7 +40,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import Corpus, Split
 from posbench.data.dataset import chained
 from posbench.evaluation.protocols.protocol import EvalProtocol
-from posbench.evaluation.protocols.windowed import Validation
+from posbench.evaluation.protocols.validation import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
 from posbench.runs.results import ResultKey

@@ -1,0 +1,74 @@
+"""Score the same targets at every length, inside one document, so that only the context before them grows.
+
+This is the default protocol.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from posbench.config import ConfigError, EvaluationConfig
+from posbench.data import Split
+from posbench.evaluation.protocols.by_length import ByLength
+from posbench.evaluation.windows import Window, choose_evenly, too_long
+
+JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, at which the loss of absolute schemes rises
+
+
+class Fixed(ByLength):
+    """Perplexity of the same targets at every length, with more context before them at longer lengths.
+
+    There are `evaluation.windows` groups of `evaluation.targets` tokens. At least `anchor` tokens are before the last
+    of a group; `anchor` is the longest length of the comparison.
+    """
+
+    name = "fixed"
+    rank = 0
+    caption = "Fixed targets: the same tokens are scored at every length, only the context before them grows."
+    shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        """Return a window per group of targets. The groups depend on `anchor` (the longest length), not on `length`.
+
+        Groups are spread evenly over all documents that are long enough. They do not overlap, and no window crosses a
+        document boundary.
+        """
+        targets = targets_within(length, settings)
+        assert length <= anchor
+        ends = [
+            np.arange(begin + anchor, end, targets)  # index of the last target of each group
+            for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
+        ]
+        places = np.concatenate(ends)
+        if not len(places):
+            raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
+        chosen = places[choose_evenly(np.array([len(of_document) for of_document in ends]), settings.windows)]
+        return [Window(int(last) - length, length, targets) for last in chosen]
+
+    def shortest(self, settings: EvaluationConfig) -> int:
+        return settings.targets
+
+    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
+        return settings.windows * length
+
+    def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
+        """Return the usual lengths and some just past the training length, up to the longest document."""
+        lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
+        return sorted(length for length in lengths if split is None or length <= _longest_document(split))
+
+
+def targets_within(length: int, settings: EvaluationConfig) -> int:
+    """Return `evaluation.targets`, the number of targets at every length. Raises: ConfigError if `length` is less."""
+    if settings.targets > length:
+        raise ConfigError(
+            f"evaluation.targets={settings.targets} does not fit into length {length}: lower it, or ask for longer "
+            "lengths"
+        )
+    return settings.targets
+
+
+def _longest_document(split: Split) -> int:
+    """Return the number of targets in the longest document: all its tokens but the first."""
+    return int(np.diff(split.starts).max()) - 1

@@ -1,0 +1,30 @@
+"""Cut the text into windows of the length and score every target, as Press et al. 2022 (arXiv 2108.12409) compare."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from posbench.config import EvaluationConfig
+from posbench.data import Split
+from posbench.evaluation.protocols.by_length import ByLength
+from posbench.evaluation.protocols.windowed import stretches
+from posbench.evaluation.windows import Window
+
+
+class Nonoverlapping(ByLength):
+    """Perplexity on windows back to back, in stretches of `anchor` tokens that are the same at every length.
+
+    `anchor` is the longest length of the comparison. Longer windows score better even for a model that ignores the
+    additional context, because fewer targets are near a window's start.
+    """
+
+    name = "nonoverlapping"
+    rank = 1
+    caption = (
+        "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
+        "already by having fewer tokens near its start."
+    )
+    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return stretches(split, anchor, length, settings)

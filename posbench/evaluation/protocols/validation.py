@@ -1,0 +1,88 @@
+"""Score the held-out loss at the training length. The validation curve that training logs ends at this number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from posbench.config import Config, EvaluationConfig
+from posbench.data import Split
+from posbench.evaluation.protocols.accuracy import score_problems
+from posbench.evaluation.protocols.protocol import Advance
+from posbench.evaluation.protocols.section import ComparedRuns, Section, text_table, with_interval
+from posbench.evaluation.protocols.windowed import Windowed, stretches
+from posbench.evaluation.windows import Window
+
+if TYPE_CHECKING:
+    from posbench.model.decoder import Decoder
+
+
+class Validation(Windowed):
+    """Loss on windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
+
+    name = "validation"
+    rank = 2
+    split: ClassVar[str] = "validation"
+    of_tasks: ClassVar[bool] = True
+
+    def score(
+        self,
+        model: Decoder,
+        corpus: Any,
+        split: Any,
+        length: int,
+        settings: EvaluationConfig,
+        anchor: int,
+        advance: Advance,
+    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """Score windows of text or, for a task, answers of problems of trained lengths; return rows and figures."""
+        if split.num_tokens is not None:
+            return super().score(model, corpus, split, length, settings, anchor, advance)
+        batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
+        rows = score_problems(model, batch, settings.batch_tokens, advance)
+        rows = rows.rename(columns={"problem": "document", "answers": "targets"}).assign(start=0)
+        targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
+        return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
+
+    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
+        """Return a section for each text that runs were not trained on, with losses at the training length."""
+        texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
+        sections = []
+        for text in sorted(texts):
+            cells = compared.at(None, compared.training_length, metric="loss", text=text)
+            cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
+            rows = []
+            for scheme in (
+                cells.loc[[s for s in compared.schemes if s in cells.index]].sort_values("value", kind="stable").index
+            ):
+                cell = cells.loc[scheme]
+                gap = "0" if scheme == compared.baseline else with_interval(cell, "gap", sign=True)
+                rows.append(
+                    {"scheme": str(scheme), "loss": with_interval(cell, "value"), f"gap to {compared.baseline}": gap}
+                )
+            note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
+            note += "not part of the ranking."
+            holes = compared.holes.get((self.name, text), [])
+            sections.append(Section(f"On {text}", holes, table=text_table(rows) if rows else None, note=note))
+        return sections
+
+    def settings(self, config: Config) -> EvaluationConfig:
+        """Return settings to read `train.validation_tokens` tokens, and at least one window."""
+        tokens = max(config.train.validation_tokens, config.train.context_length)
+        return replace(config.evaluation, max_tokens=tokens)
+
+    def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
+        return stretches(split, length, length, settings)
+
+    def lengths(
+        self,
+        asked: Sequence[int],
+        context_length: int,
+        split: Split | None = None,
+        configured: Sequence[int] = (),
+    ) -> list[int]:
+        """Return only the training length, whatever lengths are requested."""
+        return [context_length]
