@@ -59,7 +59,9 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
     folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
     if group == "scheme":
         cause = f"there is no scheme {name!r}" if name else "no scheme is named"
-        return f"{cause}{hint} (posbench schemes lists them; your own: a class, my_scheme.py:Name, or {folder})"
+        return (
+            f"{cause}{hint} (posbench schemes lists them; for your own, give a class, my_scheme.py:Name, or {folder})"
+        )
     class_path = f"a class, {group}=my_{group}.py:Name, or " if group == "data" else ""
     return f"{group}={name} does not exist{hint} (choices: {', '.join(known)}; your own: {class_path}{folder})"
 

@@ -221,7 +221,10 @@ def significant_pairs(pairs: pd.DataFrame, family: str = "all") -> dict[frozense
 
 
 def equivalent_pairs(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
-    """Return the pairs shown to differ by less than the margin. Arguments: as in `significant_pairs`."""
+    """Return the pairs of schemes whose losses were shown to differ by less than the report's margin.
+
+    Arguments: pairs, a row per pair with the column `p_equal_FAMILY`; family, the pairs that were corrected together.
+    """
     equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
     return {frozenset(pair) for pair in zip(equal["left"], equal["right"], strict=True)}
 
@@ -310,7 +313,10 @@ def document_variance(nll: Floats, targets: Floats) -> Floats:
 
 
 def quantile(weights: Floats) -> float:
-    """Return q of `document_error`, half the interval in units of sqrt(V), for documents of these weights (sum 1)."""
+    """Return the quantile q that `document_error` multiplies a standard error by, for documents of these weights.
+
+    Arguments: weights, of the documents, with sum 1.
+    """
     alike = effective(weights)
     if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
         return student(alike - 1)
@@ -319,7 +325,7 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Return q of `document_error`, estimated from DRAWS seeded draws of normal documents with equal variance."""
+    """Return the quantile q of `document_error`, estimated from DRAWS seeded draws of normal documents with equal variance."""
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())

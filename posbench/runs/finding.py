@@ -215,8 +215,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     """Return the folder that `name` means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
-    folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError with the most
-    similar name that exists.
+    folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,
+    with the most similar name that does.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):

@@ -297,14 +297,20 @@ def _source_line(function: Any) -> str:
 
 
 def require_integer(key: str, value: object, least: int, usual: str) -> int:
-    """Return `value` of the option `key` if it is an integer of at least `least`. Raises: ConfigError otherwise."""
+    """Return `value` of the option `key` if it is an integer of at least `least`.
+
+    Arguments: usual, what the error suggests, such as "16 is the authors'". Raises: ConfigError if it is not.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"scheme.{key}={value} must be a whole number, {least} or more ({usual})")
     return value
 
 
 def require_number(key: str, value: object, low: float, high: float, usual: str) -> float:
-    """Return `value` of the option `key` as a float if `low` <= it <= `high`. Raises: ConfigError otherwise."""
+    """Return `value` of the option `key` as a float if it is a number from `low` to `high`.
+
+    Arguments: usual, what the error suggests, such as "10000 is usual". Raises: ConfigError if it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(f"scheme.{key}={value} must be between {low:g} and {high:g} ({usual})")
     return float(value)

@@ -235,9 +235,10 @@ def takes_option(entry: Mapping[str, Any], option: str) -> bool:
 
 
 def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of the scheme mapping `entry` with the option set.
+    """Return a copy of the scheme mapping `entry` with `option` set to `value`.
 
-    It is set in the members if only they have it, otherwise at top level.
+    A composite scheme contains other schemes (its members). If the option belongs to them and not to the composite, it is
+    set in each of them.
     """
     if _has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}

@@ -144,7 +144,7 @@ class RandomModel:
 
     @cached_property
     def text_only(self) -> str:
-        """Return why the scheme does not support positions per sequence, or "" if it does."""
+        """Return why the scheme refuses position numbers that differ between the sequences of a batch, or ""."""
         try:
             check_positions(self.wide.architecture)
         except ConfigError as error:

@@ -73,7 +73,10 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
             r"protocol accuracy scores problems of tasks, and data=sotu is text: take another, such as fixed",
         ),
         (["train", "scheme=rope"], r"there is no scheme 'rope'; did you mean 'qk_rope'\?"),
-        (["verify", "nosuch"], r"there is no scheme 'nosuch' \(posbench schemes lists them; your own: a class, my_"),
+        (
+            ["verify", "nosuch"],
+            r"there is no scheme 'nosuch' \(posbench schemes lists them; for your own, give a class, my_",
+        ),
         (["verify", "qk_rope", "scheme.bsae=1"], r"scheme\.bsae is not an option of 'rotary'; did you mean 'base'\?"),
     ],
 )

@@ -35,7 +35,8 @@ def build_task(config: TaskConfig) -> Task:
     try:
         task = cls(**config.options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"data={config.task} cannot be made with the options {config.options}: {error}") from error
+        options = ", ".join(f"data.{key}={value}" for key, value in config.options.items())
+        raise ConfigError(f"data={config.task} refuses {options}: {error}") from error
     if not hasattr(task, "tokens"):
         raise ConfigError(f"the class of data={config.task} has no tokens")
     for length in (*config.lengths, config.longest):

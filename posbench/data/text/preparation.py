@@ -101,7 +101,7 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
 
     The tokenizer must be a file. If the source has only a validation or only a test split, the corpus uses it for both;
     if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
-    read. Raises: ConfigError, as in `prepare`.
+    read. Raises: ConfigError if the text cannot be read or is too short.
     """
     corpus = prepare(config, notice, held_out=True)
     held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]

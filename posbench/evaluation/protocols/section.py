@@ -41,7 +41,7 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Return whether any run logged when it began to use distant order (its onset). A continued run did not."""
+        """Return whether any run logged when it began to use distant order, its onset. Continued runs log none."""
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property

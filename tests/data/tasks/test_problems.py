@@ -145,10 +145,10 @@ def test_windows_follow_from_the_task() -> None:
             r"train\.context_length=33 is given, but a problem .* give train.context_length=n",
         ),
         (["data.positions=absolute"], r"data\.positions='absolute' is not known"),
-        (["data.letters=30"], r"options \{'letters': 30\}: letters must be a whole number from 1 to 26"),
+        (["data.letters=30"], r"data=copy refuses data\.letters=30: letters must be a whole number from 1 to 26"),
         (["data=count", "data.questions=16"], r"questions=16 must be less than letters=16"),
         (["data=mqar", "data.keys=4"], r"data=mqar cannot draw problems of length .* keys=4: raise the option keys"),
-        (["data.letters=many"], r"data=copy cannot be made with the options \{'letters': 'many'\}"),
+        (["data.letters=many"], r"data=copy refuses data\.letters=many: "),
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], says: str) -> None:
