@@ -74,7 +74,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """Return `config` with the text `data`, and with the run's own tokenizer, whose file is written if it is missing."""
+    """Return `config` with the text `data`, and with the run's own tokenizer, whose file it writes if missing."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
     if not file.exists():  # the run is packed

@@ -237,8 +237,8 @@ def takes_option(entry: Mapping[str, Any], option: str) -> bool:
 def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
     """Return a copy of the scheme mapping `entry` with `option` set to `value`.
 
-    A composite scheme contains other schemes (its members). If the option belongs to them and not to the composite, it is
-    set in each of them.
+    A composite scheme contains other schemes (its members). If the option belongs to them and not to the composite, it
+    is set in each of them.
     """
     if _has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}
