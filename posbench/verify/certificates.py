@@ -50,7 +50,7 @@ ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """A test of schemes: which models it applies to, how their error is measured, and the largest error allowed."""
+    """One test of position schemes: the models it applies to, the function that measures an error, and its limit."""
 
     name: str
     applies: Callable[[RandomModel], bool]
@@ -127,7 +127,7 @@ class Certificate:
 
     @property
     def measured(self) -> str:
-        """Return the result of the test `shift`: `relative`, `absolute`, or `unclear` between the two limits."""
+        """Return how logits reacted when all positions grew: `relative` (no change), `absolute` (a change) or `unclear`."""
         return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:
@@ -135,7 +135,10 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Return `relative`, `absolute` or (in between) `unclear` for logits that drift this much under a shift."""
+    """Return the kind of scheme whose logits change by `drift` when all positions grow.
+
+    It is `relative` (no change but rounding), `absolute` (a clear change) or `unclear` (in between).
+    """
     return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
 
 

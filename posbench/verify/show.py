@@ -51,7 +51,10 @@ def verify(
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """Return a table, one row per scheme, failures in red. It fits 80 columns if names have up to 21 characters."""
+    """Return a table of test results, one row per scheme, failures in red.
+
+    It fits 80 columns if names of schemes have up to 21 characters.
+    """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
@@ -70,7 +73,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return {column: the check to show in it}; if several checks share it, the one furthest beyond its limit."""
+    """Return {column of the table: test result} for one scheme; of tests that share a column, the worst is shown."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)
@@ -81,7 +84,7 @@ def _columns(row: Certificate) -> dict[str, Check]:
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
-    """Yield the lines below the table: what was measured, with its limits, each failure, and the verdict."""
+    """Yield the lines below the table of test results: what was measured, the limits, each failure, and the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
         f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out. At most "
