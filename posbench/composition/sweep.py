@@ -103,7 +103,10 @@ def run_application(
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect."""
+    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect.
+
+    Arguments: overrides and flags, the words of the command line without and with a leading dash.
+    """
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -123,7 +126,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result or the error of a job that ended."""
+    """The result or the error of one run of a sweep, a job, after it has ended."""
 
     name: str  # as from `run_name`; "" if the configuration was refused
     error: Exception | None = None  # None: the job succeeded
@@ -266,7 +269,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
 
-    Arguments: outcomes, whose results are the runs' manifests.
+    Arguments: outcomes, of the runs of a sweep; their results are the runs' manifests.
     """
     if len(outcomes) < 2:
         return

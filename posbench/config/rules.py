@@ -22,7 +22,10 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `"; did you mean 'qk_rope'?"` with the word of `known` that is closest, or "" if none is close."""
+    """Return the text `"; did you mean 'qk_rope'?"` with the word of `known` that is closest to `word`.
+
+    Return "" if none is close. Arguments: cutoff, how similar it must be, from 0 to 1.
+    """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -30,7 +33,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def check_name(key: str, name: str) -> str:
     """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    So no run is outside the runs folder or hidden in it. Raises: ConfigError, with the `key`, for any other name.
+    So no run is outside the runs folder or hidden in it. Raises: ConfigError for any other name, which tells the
+    setting `key`.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
@@ -41,7 +45,10 @@ def check_name(key: str, name: str) -> str:
 
 
 def branch_name(trunk: str, tokens: int) -> str:
-    """Return the name of a run of `tokens` that branches off `trunk`: `ladder_s-2M` for `ladder_s` and 2,000,000."""
+    """Return the experiment name of a run of `tokens` tokens that branches off a run of the experiment `trunk`.
+
+    It is `ladder_s-2M` for `ladder_s` and 2,000,000.
+    """
     return f"{trunk}-{short_count(tokens)}"
 
 

@@ -141,7 +141,10 @@ def meaning(column: str) -> tuple[str, str]:
 
 
 def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> None:
-    """Print the title `name`, at most MOST_ROWS rows of the table, shortened if it is too wide, and the conclusions."""
+    """Print a report's table in the terminal: the title `name`, at most MOST_ROWS rows, and the conclusions.
+
+    The table is shortened if it is too wide.
+    """
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
 

@@ -27,7 +27,10 @@ class Pope(Scheme):
         self.delta = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each."""
+        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each.
+
+        `w_c = base ** (-c / D)` is the frequency of channel c. Arguments: length is not used.
+        """
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq

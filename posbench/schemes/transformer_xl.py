@@ -63,5 +63,8 @@ class TransformerXL(Scheme):
         return torch.cat((x, waves.expand(*x.shape[:2], -1, -1)), dim=-1)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of W and of the appended channels; on average a query sees half of the keys."""
+        """Return the FLOPs per token, in one layer, of the matrix W and of the channels appended to q and k.
+
+        On average a query sees half of the keys.
+        """
         return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length

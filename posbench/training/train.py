@@ -197,7 +197,11 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the run folder's first files, and load the start: the newest checkpoint, the trunk's, or `start`."""
+        """Write the run folder's first files, and load the weights to start from.
+
+        These are in the run's newest checkpoint, in the checkpoint of a longer run that this one branches off, or given
+        by `start`; otherwise they were drawn from the seed.
+        """
         folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
@@ -372,7 +376,10 @@ class Training:
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """Log a metrics row with the loss of a validation, from the header of its result."""
+        """Log a metrics row with the loss of a validation.
+
+        Arguments: header, the means of the validation's scores, such as `nll_mean` in nats per token.
+        """
         step = self.state.steps_done
         self._append(
             {
@@ -385,7 +392,7 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """Log how much the loss on fixed validation windows rises without the order of distant tokens.
+        """Log how much the loss on fixed validation windows rises if the order of tokens far back is destroyed.
 
         Raises: Died if a loss is not finite.
         """

@@ -127,7 +127,7 @@ class Certificate:
 
     @property
     def measured(self) -> str:
-        """Return how logits reacted when all positions grew: `relative` (no change), `absolute` (a change) or `unclear`."""
+        """Return how logits reacted when all positions grew: `relative` (equal), `absolute` (changed) or `unclear`."""
         return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:

@@ -147,7 +147,7 @@ class RandomModel:
 
     @cached_property
     def text_only(self) -> str:
-        """Return the reason why sequences of a batch cannot have different positions in this scheme, or "" if they can."""
+        """Return the reason why the scheme cannot have different positions in each sequence of a batch, or ""."""
         try:
             check_positions(self.wide.architecture)
         except ConfigError as error:

@@ -172,11 +172,13 @@ def _write_corpus(
     held_out: bool,
     splitter: Splitter | None = None,
 ) -> None:
-    """Read every document once and write the files of the corpus to `folder`, in bounded memory.
+    """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
 
     The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
     streamed from the source through the tokenizer into the files. If a split stays empty, which only happens with few
     documents, all of this is done again with a `splitter` that fills it.
+    Arguments: held_out, whether the text is only scored; splitter, which assigns documents to splits, None for a new
+    one.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
@@ -310,7 +312,10 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
 ) -> None:
-    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose."""
+    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose.
+
+    Arguments: streams, names of the splits that the source has; held_out, whether the text is only scored.
+    """
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
     expected = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
     for name in (name for name in expected if not counts[name]):
