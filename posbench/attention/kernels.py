@@ -50,7 +50,10 @@ COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU
 
 
 def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
-    """Scale outputs `o` [B, H, T, E] as if a sink were in the softmax whose scores have this `logsumexp` [B, H, T]."""
+    """Scale attention outputs as if each head's softmax had one more logit, a sink, whose value is zero.
+
+    Arguments: o, the outputs without a sink, [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
+    """
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
 
@@ -70,10 +73,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Return attention [B, H, T, E] by PyTorch's fused kernel, with an additive `mask`, or causal if `mask` is None.
+    """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, with a mask to add to the scores, or causal.
 
     The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
     the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
+    Arguments: mask, None for causal attention; scale, which multiplies q . k; sink, [H], one more logit in each head's
+    softmax, whose value is 0, or None.
     """
     width = max(q.shape[-1], v.shape[-1])
     value_width = v.shape[-1]
@@ -337,8 +342,9 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
     """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
 
-    The mask is applied entry by entry in all of these tiles.
-    Arguments: window, how many keys a query sees, or None; first, the first key that each query sees, [B, T], or None.
+    The mask is applied score by score in all of these tiles.
+    Arguments: window, the number of keys that a query sees, including its own, or None; first, the first key that each
+    query sees, [B, T], or None.
     """
     from torch.nn.attention.flex_attention import BlockMask
 

@@ -226,6 +226,7 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     """Yield the configuration that Hydra composes from the overrides `words`, including Hydra's own group `hydra`.
 
     Inside this context, Hydra's global state is the same as inside a job.
+    Arguments: mode, whether Hydra composes for one run or for a sweep.
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]

@@ -105,7 +105,7 @@ def run_application(
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
     """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect.
 
-    Arguments: overrides and flags, the words of the command line without and with a leading dash.
+    Arguments: overrides, words such as `seed=1`; flags, options such as `-m` or `--cfg`, with their values.
     """
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
@@ -310,9 +310,11 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
-    """Return {key: overrides, one per value}: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
+    """Return {key: overrides, one per value} of a sweep, such as `{"seed": ["seed=0", "seed=1"]}`.
 
-    Must be called inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
+    If a key has several overrides, the last one counts. Must be called inside the session of Hydra that `composed`
+    belongs to, which expands `glob(*)`.
+    Arguments: composed, the configuration of the sweep with Hydra's own settings.
     Raises: ConfigError if several experiments are named; Hydra's errors.
     """
     overrides = _overrides(composed)

@@ -97,12 +97,12 @@ class Config(Group):
 
     @property
     def row_train(self) -> TrainConfig:
-        """Return the `train` group with `scheme_lr` as its learning rate, or unchanged if that is None."""
+        """Return the `train` group of settings, with the scheme's own learning rate as `lr` if it has one."""
         return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:
-        """Return the experiment name of the longer run (trunk) that this run branches off.
+        """Return the experiment name of the longer run, the trunk, of which this run is a shorter version (a branch).
 
         Returns: None if the run is no branch, or if its own name was not made by `branch_name`.
         """

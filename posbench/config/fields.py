@@ -388,10 +388,7 @@ class TrainConfig(Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Raise ConfigError unless this run and the runs that branch off it are the same run until a branch decays.
-
-        A branch is a run of fewer tokens that starts from a checkpoint of a longer one, its trunk.
-        """
+        """Raise ConfigError unless this run and its shorter versions (branches) are the same run until a branch decays."""
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens
@@ -445,12 +442,15 @@ class TrainConfig(Group):
 
     @property
     def is_branch(self) -> bool:
-        """Return whether the run branches off a longer one, so that `trunk_tokens` is set."""
+        """Return whether the run is a shorter version of a longer one, from whose checkpoint it can start (a branch).
+
+        The number of tokens of the longer run, `trunk_tokens`, is then set.
+        """
         return self.trunk_tokens is not None
 
     @property
     def trunk_steps(self) -> int:
-        """Return the number of steps of the trunk: the longer run that this one branches off, or else this run."""
+        """Return the number of steps of the longer run of which this one is a shorter version, or else of this run."""
         return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
 
     @property
@@ -468,9 +468,9 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the steps at which shorter runs branch off this one; empty without branches.
+        """Return the steps from whose checkpoints shorter versions of this run (branches) can start; empty without any.
 
-        At these steps the learning rates of the branches begin to decay.
+        At these steps the learning rates of the shorter runs begin to decay.
         """
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
@@ -488,8 +488,8 @@ class TrainConfig(Group):
     def steps_between_validations(self) -> int:
         """Return `validate_every`, or by default a tenth of the run's steps.
 
-        For a branch, a run that starts from a longer run's checkpoint, it is a tenth of the longer run's steps. So both
-        validate at the same steps.
+        For a branch, the shorter version of a longer run, it is a tenth of the longer run's steps. So both validate at
+        the same steps.
         """
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 

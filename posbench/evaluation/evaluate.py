@@ -39,8 +39,9 @@ def score_split(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Score a model on one split by a protocol at one length, and return the rows and the header to store in `eval/`.
 
-    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
-    advance, called with the number of tokens after each forward pass.
+    Arguments: corpus, the text or task; protocol, its name; settings, of the group `evaluation`; anchor, the longest
+    length of the comparison, which decides what text is scored (default: `length`); advance, called with the number of
+    tokens after each forward pass.
     Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
     target) and, if bytes are counted, bits_per_byte.
     """

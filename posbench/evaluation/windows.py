@@ -113,9 +113,9 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length that is longer than the text.
+    """Return the error message for a length in tokens that is longer than the text.
 
-    Arguments: scope, the part of the text that has `tokens` tokens, such as "in all".
+    Arguments: split, the text; scope, the part of it that has `tokens` tokens, such as "in all".
     """
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "

@@ -40,10 +40,10 @@ class Rows:
 
 
 class Definition:
-    """The definition of a position scheme in one layer; this base class is NoPE.
+    """The definition of a position scheme in one layer, with methods for one token and one head; this class is NoPE.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses
-    add the options of its YAML file.
+    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses add the
+    options of its YAML file.
     """
 
     def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:

@@ -120,13 +120,16 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 
 def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a table with a row per column of these CSV files: file, column, meaning, unit."""
+    """Return a table that explains the columns of CSV files: file, column, meaning, unit.
+
+    Arguments: frames, {file name: table}.
+    """
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """Return the meaning and unit of a CSV column: one of `COLUMNS`, an interval (`loss_low`), or a setting."""
+    """Return the meaning and unit of a CSV column of a report: a known one, an interval (`loss_low`), or a setting."""
     if column in COLUMNS:
         return COLUMNS[column]
     for ending, side in (("_low", "lower"), ("_high", "upper")):

@@ -71,7 +71,7 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return {scheme: length in items from which it no longer is accurate}; infinity if it is at every tested length.
+        """Return {scheme: length in items from which it is no longer accurate}; infinity if always, as far as tested.
 
         Accurate is at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from the
         trained length on. Schemes of which no seed learnt the task are left out.

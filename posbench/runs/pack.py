@@ -120,7 +120,7 @@ class PackedRun(Run):
 
     @property
     def key(self) -> str:
-        """Return the name of the run in the pack, such as `scheme/seed=n`."""
+        """Return the name of the run in its pack, a zip file of runs, such as `scheme/seed=n`."""
         return self.path.relative_to(self.pack.experiment).as_posix()
 
     def content(self, name: str) -> bytes:
@@ -195,7 +195,7 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
 
 
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of one experiment to the zip `output`.
+    """Write finished runs of one experiment to the zip file `output`, a pack.
 
     Arguments: runs, by their names in the pack; notice, called with a line for each result that is left out; weights,
     True to include the last weights in bfloat16.

@@ -65,7 +65,7 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return facts about the source, for the field `continued` in the manifest of the run that starts from it."""
+        """Return facts about the source of the weights, for the field `continued` in the manifest of the new run."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:

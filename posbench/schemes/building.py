@@ -60,7 +60,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def first(self) -> Scheme:
-        """Return the scheme of the first layer, whose hook `embed` the decoder calls on the token embeddings."""
+        """Return the scheme of the first layer, whose method `embed` the decoder calls on the token embeddings."""
         return self[0]
 
     @property

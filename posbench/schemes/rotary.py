@@ -129,17 +129,23 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """Return True if rotated sites come in pairs: q and k both or neither, and v and o both or neither."""
+        """Return whether scores and outputs depend on distances only, not on positions.
+
+        They do if q and k are both rotated or neither, and v and o both or neither.
+        """
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        """Return True unless YaRN's temperature makes q longer."""
+        """Return whether all vectors keep their length, which they do unless YaRN multiplies q by its temperature."""
         return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """Return True unless the rescaling factor, and so the first tokens' angles, depends on the input's length."""
+        """Return whether the angles of tokens stay the same if more tokens follow.
+
+        They do unless the rescaling factor depends on the input's length.
+        """
         return self.rescaling is None or self.rescaling.factor is not None
 
     @property

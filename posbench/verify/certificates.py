@@ -106,7 +106,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The results of all tests of one scheme, and whether they match what it promises."""
+    """The results of all tests of one scheme, and whether they match what the scheme promises."""
 
     scheme: str
     promised_relative: bool
@@ -158,7 +158,7 @@ def _one_thread() -> Iterator[None]:
 def certify(config: Config, compiled: bool = False) -> Certificate:
     """Run every test and return the results for `config.scheme` in a decoder of `config.model` with random weights.
 
-    Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
+    Arguments: compiled, whether to test compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
     """
     random_model = RandomModel.build(config, compiled)

@@ -237,5 +237,8 @@ def _stretch(random_model: RandomModel) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean over channels c of |q_c k_c|, for queries `q` and keys `k` at the same positions."""
+    """Return the mean of |q_c k_c| over channels c and tokens, for queries and keys at the same positions.
+
+    Arguments: q [B, H, T, D]; k [B, Hkv, T, D].
+    """
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

@@ -180,9 +180,10 @@ class RandomModel:
         return True
 
     def defined_logits(self, offset: int) -> Tensor:
-        """Return `posbench.reference`'s logits, [T, V] float64, or if it lacks the scheme, the float64 decoder's.
+        """Return the correct logits, [T, V] float64, as `posbench.reference` computes them.
 
-        Arguments: offset, position of the first token.
+        If it does not define the scheme, they are the float64 decoder's own. Arguments: offset, position of the first
+        token.
         """
         if not self.is_defined:
             return self.wide(self.tokens, offset=offset)[0]

@@ -28,10 +28,10 @@ SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 def verify(
     words: Sequence[str] | None, console: Console, compiled: bool = False, config_dir: Path | None = None
 ) -> bool:
-    """Print the certificates of the named schemes, by default of all, as a table. Return whether all hold.
+    """Test the named schemes, by default all, and print the results as a table. Return whether all hold.
 
-    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to certify
-    the compiled code of training too.
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to test the
+    compiled code of training too; config_dir, a folder of the user's own schemes.
     Raises: ConfigError for an unknown scheme, or for options that a scheme refuses.
     """
     arguments = [word.removeprefix("scheme=") for word in words or ()]

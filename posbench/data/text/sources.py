@@ -123,8 +123,8 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
 class Source(ABC):
     """Base class of text sources, which yield documents one at a time.
 
-    `cut` names the splits that are taken out of the train stream by a hash of each document. A split that is neither in
-    `cut` nor among the streams has no text.
+    `cut` names the splits that are taken out of the train documents by a hash of each document. A split that is neither
+    in `cut` nor given by the source itself (`streams`) has no text.
     """
 
     cut: tuple[str, ...] = ()

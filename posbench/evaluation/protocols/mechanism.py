@@ -363,10 +363,10 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """Return a `Measured` tuple as a table to store: a row per window, head and distance or channel pair.
+    """Return one measure of a layer's heads as a table: a row per window, head and distance or channel pair.
 
-    Arguments: starts, the windows' first token indices; the rest are the tuple's entries, with sums [B, heads,
-    distances or channel pairs].
+    Arguments: starts, the windows' first token indices; measure, its name; first and last, the ends of each distance
+    bucket, or the channel pair; queries, how many each sum is over; sums, [B, heads, distances or channel pairs].
     """
     B, heads, count = sums.shape
     columns = (("first", first), ("last", last), ("queries", queries))
