@@ -232,8 +232,8 @@ class DecayAttention(NonSoftmax):
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         """Return the FLOPs per token of attention in one layer, without projections, over windows of `length` tokens.
 
-        These are 2 per channel if the bias is one decay per head, otherwise 2 per channel and key, with half the keys
-        on average.
+        These are 2 per channel if the bias of `scheme` is one decay per head, otherwise 2 per channel and key, with
+        half the keys on average.
         """
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

@@ -388,7 +388,7 @@ class TrainConfig(Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Raise ConfigError unless this run and its shorter versions (branches) are the same run until a branch decays."""
+        """Raise ConfigError unless this run and its shorter versions (branches) are equal until a branch decays."""
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens

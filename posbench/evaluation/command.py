@@ -139,7 +139,10 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
-    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`."""
+    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`.
+
+    Arguments: say, called with errors of wandb, which do not end the command.
+    """
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:

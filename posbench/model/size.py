@@ -67,7 +67,10 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
 
 
 def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
-    """Return the bytes in the cache of one layer after `length` tokens."""
+    """Return the bytes in the cache of one layer after `length` tokens.
+
+    Arguments: kind, the layer's attention; scheme, its position scheme; dtype, of the activations.
+    """
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
     return cache.num_bytes

@@ -316,6 +316,7 @@ def task_table(t: TaskScores) -> pd.DataFrame:
     """Return a row per scheme: seeds that learnt the task, longest accurate length, steps, and accuracy by length.
 
     Steps are the median until seeds had learnt, and accuracy is the median of these seeds.
+    Arguments: t, the task's scores.
     """
     rows = []
     for scheme in t.schemes:

@@ -61,6 +61,6 @@ class GrapeAp(Scheme):
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs per token, in one layer, of computing p = W x and the products p_i . p_l of tokens i and l.
 
-        On average a query sees half of the tokens.
+        On average a query sees half of the `length` tokens.
         """
         return 2.0 * self.W.numel() + float(self.shape.num_heads * self.width * length)

@@ -46,7 +46,10 @@ class Pope(Scheme):
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the extra FLOPs per token of scores with 2 D channels; on average a query sees half of the keys."""
+        """Return the extra FLOPs per token, in one layer, of scores with 2 D instead of D channels.
+
+        On average a query sees half of the `length` keys.
+        """
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 

@@ -48,7 +48,10 @@ class TransformerXL(Scheme):
         self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""
+        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64.
+
+        Arguments: pos, the positions [T]; length is not used.
+        """
         angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
         return Turn(angles.cos(), angles.sin())
 
@@ -65,6 +68,6 @@ class TransformerXL(Scheme):
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs per token, in one layer, of the matrix W and of the channels appended to q and k.
 
-        On average a query sees half of the keys.
+        On average a query sees half of the `length` keys.
         """
         return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length

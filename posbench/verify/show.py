@@ -145,7 +145,10 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Return a scheme's group, kind, promise (relative or absolute) and description."""
+    """Return the group, kind, promise (relative or absolute) and description of the scheme `name`.
+
+    Arguments: folders, in which schemes of the user are looked up.
+    """
     config = read_row(name, *folders)
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     group = "kinds of attention" if config.attention else scheme.group

@@ -52,7 +52,10 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Return a hash of each word, uint64 [words]: the polynomial of its bytes in `_BASE`, modulo 2^64, mixed."""
+    """Return a hash of each word in the UTF-8 text `data`, uint64 [words].
+
+    It is the polynomial of the word's bytes in `_BASE`, modulo 2^64, with its bits spread.
+    """
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])

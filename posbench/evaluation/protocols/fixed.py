@@ -34,6 +34,7 @@ class Fixed(ByLength):
 
         Groups depend on `anchor`, the longest length of the comparison, not on `length`. They are spread evenly over
         all documents that are long enough. They do not overlap, and no window crosses a document boundary.
+        Arguments: split, the text; settings, of the group `evaluation`, with the numbers of windows and targets.
         """
         targets = targets_within(length, settings)
         assert length <= anchor

@@ -113,27 +113,39 @@ class EvalProtocol(ABC):
             )
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return the settings that decide which windows of a run are scored."""
+        """Return the settings of the group `evaluation` that decide which windows of a run are scored.
+
+        Arguments: config, the run's configuration.
+        """
         return config.evaluation
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`.
 
-        Arguments: anchor, the longest length of the comparison.
+        Arguments: settings, of the group `evaluation`; anchor, the longest length of the comparison.
         """
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
-        """Raise ConfigError if the text has no window of `length` tokens to score."""
+        """Raise ConfigError if the text `split` has no window of `length` tokens to score.
+
+        Arguments: settings, of the group `evaluation`.
+        """
         if length >= split.num_tokens:
             raise ConfigError(too_long(split, length, "in all", split.num_tokens - 1))
 
     def shortest(self, settings: EvaluationConfig) -> int:
-        """Return the shortest length that can be scored, in tokens."""
+        """Return the shortest length that can be scored, in tokens.
+
+        Arguments: settings, of the group `evaluation`, which can raise it.
+        """
         return 2
 
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
-        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens."""
+        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens.
+
+        Arguments: context_length, the training length; split, the text, or None for no limit.
+        """
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
 

@@ -157,9 +157,11 @@ def probe(
 ) -> pd.DataFrame:
     """Return a table, a row per trial: document, start, gap (tokens), targets, and the passage's summed losses in nats.
 
-    A trial reads something, then `gap` tokens of filler, then the passage. What was read first: in second_nll the
-    passage, in control_nll another one, in shuffled_nll the passage's tokens in a random order (seed: `start`). The
-    passage's first token is not a target, since no context predicts it.
+    A trial reads something, then `gap` tokens of filler, then the passage, in all `length` tokens. What was read first:
+    in second_nll the passage, in control_nll another one, in shuffled_nll the passage's tokens in a random order (seed:
+    `start`). The passage's first token is not a target, since no context predicts it.
+    Arguments: settings, of the group `evaluation`, with the numbers of trials and of the passage's tokens; advance,
+    called after each forward pass with its number of tokens.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     trials = trial_starts(split, length, settings)

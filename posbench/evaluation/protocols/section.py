@@ -172,7 +172,10 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return the place, interpolated linearly, at which `values` first fall to `goal`; infinity if they never do."""
+    """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if it never does.
+
+    Arguments: places and values, the coordinates of its points, x and y.
+    """
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):
