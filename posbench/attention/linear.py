@@ -4,7 +4,7 @@ Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; Ro
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme's hooks rotate after phi and only in the numerator, so that the denominator stays positive. If the scheme
+A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. If the scheme
 states its bias as one decay per head (`Scheme.log_decay`; no bias is a decay of 0), time is linear and the state has a
 fixed size; ALiBi then is retention's decay. Under any other bias time is quadratic and all rows are cached.
 

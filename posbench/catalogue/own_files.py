@@ -1,6 +1,6 @@
 """Load a scheme or a task from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-Such a name may replace a name of ours: as `kind` of a scheme, or as `task` of a task.
+Such a name may replace a name of posbench's: as `kind` of a scheme, or as `task` of a task.
 
 The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
 the command line, or if it is below the working directory and not in a run folder.

@@ -1,4 +1,4 @@
-"""The base class of reference schemes: hooks for one token and one head, on float64 NumPy vectors."""
+"""The base class of reference schemes: methods for one token and one head, on float64 NumPy vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its hooks in float64.
+"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its methods in float64.
 
     score(d)  scaled score of a query and a key with the same content at distance d, minus the score at distance 0
     value(d)  share of a value from distance d that arrives at the query unchanged

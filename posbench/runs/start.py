@@ -1,4 +1,4 @@
-"""Choose the weights that a run starts from: from its seed, its trunk, another run or a Hugging Face model.
+"""Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
 `train.from_run` names a run or a folder. The decoder's weights are loaded. Weights of the scheme and of its kind of
 attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. AdamW's
