@@ -50,12 +50,19 @@ COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU
 
 
 def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
-    """Scale outputs `o` [B, H, T, E] as if a sink were in the softmax whose scores have this `logsumexp` [B, H, T]."""
+    """Scale attention outputs as if each head's softmax had one more logit, a sink, whose value is zero.
+
+    Arguments: o, the outputs without a sink, [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
+    """
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Return causal attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
+    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, for schemes without a bias.
+
+    Arguments: scale, which multiplies q . k; sink, [H], one more logit in each head's softmax, whose value is 0, or
+    None.
+    """
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
@@ -66,10 +73,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Return attention [B, H, T, E] by PyTorch's fused kernel, with an additive `mask`, or causal if `mask` is None.
+    """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, with a mask to add to the scores, or causal.
 
     The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
     the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
+    Arguments: mask, None for causal attention; scale, which multiplies q . k; sink, [H], one more logit in each head's
+    softmax, whose value is 0, or None.
     """
     width = max(q.shape[-1], v.shape[-1])
     value_width = v.shape[-1]
@@ -94,9 +103,12 @@ def blocks(
     window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
-    """Return attention [B, H, T, E], computed by blocks of queries with float32 scores (float64 if q is).
+    """Return causal softmax attention [B, H, T, E], by blocks of queries with scores in float32 (float64 if q is).
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
+    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
+    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
+    that a query sees, including its own, or None for all; block, queries per block.
     """
     B, H, T = q.shape[:3]
     num_cached = k.shape[2] - T  # keys before the first query
@@ -132,7 +144,13 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return attention [B, H, T, E]. Output and gradient are computed by blocks of queries, batched over B * H."""
+    """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows.
+
+    Output and gradient are computed by blocks of queries, batched over B * H.
+    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
+    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
+    that a query sees, including its own, or None for all.
+    """
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
@@ -220,7 +238,10 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias with; a bias that ignores b then gives [H, T, T]."""
+    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias function with.
+
+    A bias that ignores b then gives [H, T, T].
+    """
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
@@ -247,10 +268,13 @@ def masked(
     window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
-    """Return attention [B, H, T, E] by the CPU's fused kernel, with bias and causality as its mask, at least float32.
+    """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
 
-    Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence. With a
-    sink and a gradient, `blocks` is called instead.
+    It computes in at least float32. Memory holds at most H x `cells` mask entries at a time, and B times as much if the
+    bias differs by sequence. With a sink and a gradient, `blocks` is called instead.
+    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
+    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
+    that a query sees, including its own, or None for all.
     """
     if sink is not None and torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
@@ -318,8 +342,9 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
     """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
 
-    The mask is applied entry by entry in all of these tiles.
-    Arguments: window, how many keys a query sees, or None; first, the first key that each query sees, [B, T], or None.
+    The mask is applied score by score in all of these tiles.
+    Arguments: window, the number of keys that a query sees, including its own, or None; first, the first key that each
+    query sees, [B, T], or None.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -347,10 +372,13 @@ def flex(
     reads_rows: bool = True,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Return attention [B, H, T, E] by FlexAttention with the bias as its score function. On CUDA, callers compile it.
+    """Return causal softmax attention [B, H, T, E] by FlexAttention. On CUDA, callers compile this function.
 
-    Arguments: reads_rows, whether the bias reads tensors at query or key rows (see `kernel_options`); first, the first
-    key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then left out.
+    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
+    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
+    that a query sees, including its own, or None for all; reads_rows, whether the bias reads tensors with an entry per
+    query or key; first, the first key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then
+    left out.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -380,6 +408,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
     232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
     233,472 backward at 128; two stages need at most 147,456. A bias that reads only one number per head (ALiBi's
     slopes) prefetches no tile, and float32 fits because its tiles are smaller.
+    Arguments: q, queries [B, H, T, D]; reads_rows, whether the bias reads tensors with an entry per query or key.
     """
     if not reads_rows or q.dtype == torch.float32:
         return {}
@@ -388,7 +417,10 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Return `flex` compiled, for uncompiled callers. One kernel per scheme serves all lengths, in any order."""
+    """Return the function `flex`, compiled, for callers that are not compiled.
+
+    One kernel per scheme serves all lengths, in any order.
+    """
     allow_recompiles(SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
@@ -405,12 +437,15 @@ def attend(
     may_compile: bool = False,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Return causal attention by the fastest kernel above that supports `bias`, `sink` and `window`.
+    """Return causal softmax attention by the fastest kernel of this file that supports `bias`, `sink` and `window`.
 
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more rows if keys before the first query are
-    cached; bias, None or a function of rows; scale, which multiplies q . k; sink, None or [H]; window, tokens that a
-    query sees, or None; reads_rows and first, as in `flex`; may_compile, whether long windows may compile their
-    attention on CUDA although the calling code is not compiled.
+    Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more than T rows if keys before the first query
+    are cached; bias, a function of the indices (b, h, i, j) of sequence, head, query and key that is added to the
+    scores, or None; scale, which multiplies q . k; sink, [H], one more logit in each head's softmax, whose value is 0,
+    or None; window, the number of keys that a query sees, including its own, or None for all; reads_rows, whether the
+    bias reads tensors with an entry per query or key; may_compile, whether long windows may compile their attention on
+    CUDA although the calling code is not compiled; first, the first key [B, T] that each query sees if the bias hides
+    earlier keys, or None.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
@@ -443,11 +478,12 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """Return attention [B, H, T, E] on a GPU, by a kernel that does not hold all scores at once if possible.
+    """Return causal softmax attention [B, H, T, E] on a GPU, if possible without holding all scores at once.
 
-    Uncompiled `flex` would hold all of them.
+    Uncompiled FlexAttention (`flex`) would hold all of them.
 
-    Arguments: compiles, whether attention may run compiled.
+    Arguments: reads_rows, whether the bias reads tensors with an entry per query or key; compiles, whether attention
+    may run compiled; first, the first key [B, T] that each query sees if the bias hides earlier keys, or None.
     """
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None

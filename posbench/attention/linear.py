@@ -4,7 +4,7 @@ Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; Ro
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme's hooks rotate after phi and only in the numerator, so that the denominator stays positive. If the scheme
+A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. If the scheme
 states its bias as one decay per head (`Scheme.log_decay`; no bias is a decay of 0), time is linear and the state has a
 fixed size; ALiBi then is retention's decay. Under any other bias time is quadratic and all rows are cached.
 
@@ -41,9 +41,9 @@ def features(x: Tensor) -> Tensor:
 
 
 class NonSoftmax(Kind):
-    """Base class of `LinearAttention` and `DecayAttention`, which sum in at least float32.
+    """Base class of attention without a softmax (`LinearAttention`, `DecayAttention`), computed in at least float32.
 
-    Time is linear if the scheme states its bias as one decay per head.
+    Time is linear in the number of tokens if the position scheme states its bias as one decay per head, else quadratic.
     """
 
     has_keys = False
@@ -69,7 +69,11 @@ class NonSoftmax(Kind):
 
 
 class LinearAttention(NonSoftmax):
-    """Linear attention, with queries and keys (the first formula above)."""
+    """Linear attention: weights are products of features of queries and keys, without a softmax.
+
+    `o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias`, phi(x) = elu(x) +
+    1. R is the rotation, or other change by position, that the scheme makes to queries and keys.
+    """
 
     def mix(
         self,
@@ -100,9 +104,11 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output [B, H, T, .] in linear time, and update the cache.
+        """Return the attention output [B, H, T, .] in linear time, for a bias that is one decay per head.
 
-        Arguments: qs [B, H, T, .] and ks [B, Hkv, T, .], each a pair: before and after the scheme's hook.
+        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
+        change by position; v, values [B, Hkv, T, .]; scheme, which gives the decay; cache, the sums over earlier
+        tokens, which is updated, or None; gates and at are not used.
         """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
@@ -126,9 +132,12 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the output [B, H, T, .] for any bias, in quadratic time, and append to the cache.
+        """Return the attention output [B, H, T, .] for any bias, in quadratic time.
 
-        Arguments as in `_chunks`.
+        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
+        change by position; v, values [B, Hkv, T, .]; gates, the scheme's values per token for its bias, or None;
+        scheme, which gives the bias; at, the positions of queries and keys; cache, to which keys and values are
+        appended, or None.
         """
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
@@ -143,7 +152,11 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return the FLOPs per token of mixing: in linear time of the states, else of the scores for both sums."""
+        """Return the FLOPs per token of attention in one layer, without projections, over windows of `length` tokens.
+
+        With one decay per head these are updates and reads of two states per head, D x D and D. Otherwise they are
+        scores and weighted values of half the keys, with scores for two sums if the scheme changes q or k.
+        """
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
             return 4.0 * self.shape.num_heads * D * (D + 1)
@@ -151,8 +164,9 @@ class LinearAttention(NonSoftmax):
 
 
 class DecayAttention(NonSoftmax):
-    """Attention whose weights do not depend on content. A bias that reads queries gets zeros.
+    """Attention without queries and keys: `o_i = sum_{j<=i} e^bias v_j`, with weights that do not depend on content.
 
+    A bias that reads queries gets zeros.
     Options: `normalise`, whether the weights of each query are divided by their sum.
     """
 
@@ -180,7 +194,11 @@ class DecayAttention(NonSoftmax):
         return apply_hook(scheme, "o", o.to(v.dtype), pos)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the output [B, H, T, D] in linear time, and update the cache. v [B, Hkv, T, D] is after its hook."""
+        """Return the attention output [B, H, T, D] in linear time, for a bias that is one decay per head.
+
+        Arguments: v, values [B, Hkv, T, D] to which the scheme has added position; scheme, which gives the decay;
+        cache, the sum over earlier tokens, which is updated, or None; gates and at are not used.
+        """
         (v,), log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, v)
@@ -194,7 +212,12 @@ class DecayAttention(NonSoftmax):
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
     def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the output [B, H, T, D] for any bias, by blocks of queries. v [B, Hkv, T, D] is after its hook."""
+        """Return the attention output [B, H, T, D] for any bias, in quadratic time, by blocks of queries.
+
+        Arguments: v, values [B, Hkv, T, D] to which the scheme has added position; gates, the scheme's values per token
+        for its bias, or None; scheme, which gives the bias; at, the positions of queries and keys; cache, to which the
+        values are appended, or None.
+        """
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
             v = cast(Tensor, cache.append(v)[0])
@@ -207,6 +230,10 @@ class DecayAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return the FLOPs per token of mixing: 2 per channel in linear time, else of a product with half the keys."""
+        """Return the FLOPs per token of attention in one layer, without projections, over windows of `length` tokens.
+
+        These are 2 per channel if the bias of `scheme` is one decay per head, otherwise 2 per channel and key, with
+        half the keys on average.
+        """
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

@@ -17,9 +17,10 @@ from posbench.schemes.base import apply_hook, evaluate_bias
 
 
 class Softmax(Kind):
-    """`o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`, with keys and values cached.
+    """Softmax attention: `o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`, with keys and values cached.
 
-    A shared key and value that stay equal after their hooks are one tensor, cached once (kexue.fm/archives/10862).
+    If keys and values share one projection, and the scheme leaves them equal, they are one tensor, cached once
+    (kexue.fm/archives/10862).
 
     Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
     2508.10925). It starts at 0.
@@ -44,7 +45,13 @@ class Softmax(Kind):
         reads_rows: bool = True,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Return attention [B, H, T, E] of q, k, v after their hooks, by `self.kernel` or else `kernels.attend`."""
+        """Return attention [B, H, T, E] of q, k and v with position added, by `self.kernel` or else the fastest kernel.
+
+        Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; bias, a function of the indices (b, h, i, j) of
+        sequence, head, query and key that is added to `scale * q . k`, or None; window, the number of keys that a query
+        sees, or None for all; reads_rows, whether the bias reads tensors with an entry per query or key; first, the
+        first key [B, T] that each query sees if the bias hides earlier keys, or None.
+        """
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
         return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)
@@ -105,7 +112,7 @@ class Softmax(Kind):
 def _bias_within_documents(
     bias: Bias | None, documents: Tensor, num_cached: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
-    """Return the bias (0 if None) if query and key belong to one document, else -inf.
+    """Return the bias at sequence b, head h, query i and key j (0 if `bias` is None), or -inf across documents.
 
     Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
     """
@@ -114,5 +121,8 @@ def _bias_within_documents(
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the bias at key `j` of the cached keys, if `dropped` earlier keys are no longer cached."""
+    """Return the bias at sequence b, head h, query i and key j, counted from the first key that is still cached.
+
+    Arguments: dropped, the number of earlier keys that are no longer cached.
+    """
     return evaluate_bias(bias, b, h, i, j + dropped)

@@ -27,9 +27,10 @@ BLOCK = 128  # queries
 def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return sums of values weighted by q . k and by a decay with distance, without normalising.
 
-    Arguments: q, k [B, H, T, D]; v [B, H, T, E]; log_decay [H]; state, which the call for earlier tokens returned, or
-    None if there are none.
-    Returns: [B, H, T, E], and the state `sum_j exp(a (last - j)) k_j v_j^T`, [B, H, D, E].
+    `o_i = sum_{j<=i} exp(a (i - j)) (q_i . k_j) v_j`, with a the log-decay of the head.
+    Arguments: q, k [B, H, T, D]; v [B, H, T, E]; log_decay [H], at most 0; state, which the call for earlier tokens
+    returned, or None if there are none.
+    Returns: the sums [B, H, T, E], and the state `sum_j exp(a (last - j)) k_j v_j^T`, [B, H, D, E].
     """
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -43,9 +44,10 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
 
 
 def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return running sums of vectors with a decay by distance: `s_i = exp(a) s_(i-1) + x_i`.
+    """Return running sums of vectors with a decay by distance: `s_i = exp(a) s_(i-1) + x_i`, a the head's log-decay.
 
-    Arguments: x [B, H, T, D]; log_decay [H]; state, which the call for earlier tokens returned, [B, H, 1, D], or None.
+    Arguments: x [B, H, T, D]; log_decay [H], at most 0; state, which the call for earlier tokens returned, [B, H, 1,
+    D], or None.
     Returns: the sums [B, H, T, D], and the last of them as the state.
     """
 
@@ -60,9 +62,12 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tu
 
 
 def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return decay factors in a chunk: between tokens, [H, L, L], from its start to each, and from each to its end.
+    """Return the decay factors exp(log_decay * distance) within a chunk of `length` = L tokens, as three tensors.
 
-    The last two, [H, L], weight the state that enters the chunk and what each token adds to the state that leaves it.
+    The first, [H, L, L], is from each earlier token (column) to each token (row). The second, [H, L], multiplies the
+    sum over earlier chunks when it is read at each token. The third, [H, L], multiplies what each token adds to the sum
+    after the chunk.
+    Arguments: log_decay, per token of distance, [H].
     """
     row = torch.arange(length, device=log_decay.device)
     distance = (row[:, None] - row).clamp(min=0)
@@ -71,10 +76,11 @@ def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _chunk_states(added: Tensor, log_decay: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the state that enters each chunk, and the final state: `S_(n+1) = exp(a) S_n + added_n`, S_0 = initial.
+    """Return the state before each chunk, [B, H, N, ., .], and after the last: `S_(n+1) = exp(a) S_n + added_n`.
 
     The span doubles at each step, so that many chunks take few steps.
-    Arguments: added, by each chunk, [B, H, N, ., .]; log_decay, over a whole chunk, [H]; initial, None for zeros.
+    Arguments: added, what each of the N chunks adds, [B, H, N, ., .]; log_decay, a, over a whole chunk, [H]; initial,
+    S_0, None for zeros.
     """
     first = torch.zeros_like(added[:, :, 0]) if initial is None else initial
     states = torch.cat((first[:, :, None], added), dim=2)
@@ -91,9 +97,11 @@ def _in_chunks(
     tensors: list[Tensor],
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `sum_chunks` to all whole chunks, then to the rest. Return sums [B, H, T, .] and the last state.
+    """Cut tensors into chunks of CHUNK tokens, apply `sum_chunks` to all whole chunks and then to the rest.
 
-    Arguments: tensors [B, H, T, .]; sum_chunks takes them as [B, H, N, L, .], and a state or None.
+    Arguments: tensors [B, H, T, .]; sum_chunks, a function of the cut tensors [B, H, N, L, .] and the state before them
+    (None at the start) that returns sums and the state after them; state, the state before the first token, or None.
+    Returns: the sums [B, H, T, .] and the last state.
     """
     T = tensors[0].shape[2]
     whole = T // CHUNK * CHUNK

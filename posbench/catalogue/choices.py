@@ -38,7 +38,7 @@ def conf_dirs() -> tuple[Path, ...]:
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """Return {name: file} for the names that `group=` accepts, sorted.
+    """Return {name: YAML file} for the names that `group=` (such as `scheme=`) accepts, sorted.
 
     If names coincide, posbench's file is used, then a package's, then one in `folders`.
     """
@@ -47,14 +47,17 @@ def choices(group: str, *folders: Path) -> dict[str, Path]:
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the comment in the first line of a choice's file, which says what it is and its source, or ""."""
+    """Return the comment in the first line of the YAML file of `group=name`, or "" if there is none.
+
+    It says what the choice is, and its source.
+    """
     file = choices(group, *folders).get(name)
     line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for a choice `name` that does not exist, with the most similar of the `known` ones."""
+    """Return the error message for `group=name` if no such name exists, with the most similar of the `known` ones."""
     hint = nearest(_ALIASES.get(name, name), known)
     folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
     if group == "scheme":
@@ -67,12 +70,12 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
 
 
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
-    """Return a scheme's mapping with names in `layers` and `of` replaced by the entries that they name.
+    """Return a scheme's mapping with names in `layers` and `of` replaced by the mappings of the schemes that they name.
 
-    So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Members
-    that are mappings are expanded in the same way. A class in a file also names its entry.
+    So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Mappings
+    in these lists are expanded in the same way. A class in a file also names a scheme.
 
-    Arguments: row, a scheme's mapping or name; read, a function from names to mappings.
+    Arguments: row, a scheme's mapping (as in its YAML file) or name; read, a function from names to mappings.
     """
     if isinstance(row, str):
         row = read(row)
@@ -90,7 +93,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
 
 
 def read_row(name: str, *folders: Path) -> SchemeConfig:
-    """Return the configuration of scheme `name`: an entry of `conf/scheme` or `folders`, or a class in a file.
+    """Return the configuration of scheme `name`: a file in `conf/scheme` or `folders`, or a class in a Python file.
 
     Raises: ConfigError for an unknown name or an invalid file.
     """

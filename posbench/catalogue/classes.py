@@ -58,7 +58,8 @@ def option_names(cls: Callable[..., Any]) -> list[str]:
 def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Check that the class `cls` takes all `options`, and that no option without a default is missing.
 
-    Arguments: key, the group of the options, such as `scheme`. Raises: ConfigError for an unknown or missing option.
+    Arguments: key, the group of the options, such as `scheme`, and kind, the class's name, for the message.
+    Raises: ConfigError for an unknown or missing option.
     """
     names = option_names(cls)
     for name in options:

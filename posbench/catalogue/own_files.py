@@ -1,6 +1,6 @@
 """Load a scheme or a task from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-Such a name may replace a name of ours: as `kind` of a scheme, or as `task` of a task.
+Such a name may replace a name of posbench's: as `kind` of a scheme, or as `task` of a task.
 
 The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
 the command line, or if it is below the working directory and not in a run folder.
@@ -44,7 +44,10 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 
 
 def tidy(row: Any) -> Any:
-    """Return the mapping `row` with file paths as runs record them: relative in the working directory, or absolute."""
+    """Return `row`, the mapping of a scheme or task, with file paths as runs record them.
+
+    They are relative to the working directory if the file is in it, otherwise absolute.
+    """
     if isinstance(row, Mapping):
         class_paths = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
         return {key: tidy(value) for key, value in row.items()} | class_paths
@@ -89,7 +92,10 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
 
 def kinds_in(row: Any) -> list[str]:
-    """Return the classes `FILE.py:Name` that a mapping names: the kinds of a scheme and of its members, or a task."""
+    """Return the classes `FILE.py:Name` that `row`, the mapping of a scheme or task, names.
+
+    These are the kinds of a scheme and of the schemes that it is made of, or the task.
+    """
     if isinstance(row, Mapping):
         kinds = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
         in_files = [kind for kind in kinds if parse_class_path(kind) is not None]
@@ -98,12 +104,15 @@ def kinds_in(row: Any) -> list[str]:
 
 
 def trust_files(row: Any) -> None:
-    """Allow the import of the files that a mapping names, because it was composed from words that the user typed."""
+    """Allow the import of the files that `row`, the mapping of a scheme or task, names.
+
+    Call this only for a mapping made from words that the user typed.
+    """
     _trusted.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := parse_class_path(kind)))
 
 
 def trust_file(path: Path) -> None:
-    """Allow the import of `path`, and of a recorded file with its name that no longer exists.
+    """Allow the import of `path`, and of a file of this name that a run recorded and that no longer exists.
 
     Raises: ConfigError if the file cannot be read.
     """
@@ -112,9 +121,10 @@ def trust_file(path: Path) -> None:
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """Return {path: SHA-256} of the files that a mapping names.
+    """Return {path: SHA-256} of the Python files that `row`, the mapping of a scheme or task, names.
 
-    Raises: ConfigError if a file is missing or not trusted.
+    Raises: ConfigError if a file is missing or not trusted. A file is trusted if the user named it, or if it is below
+    the working directory and not in a run folder.
     """
     return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
 
@@ -122,13 +132,17 @@ def recorded_files(row: Any) -> dict[str, str]:
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
     """Return the paths in `recorded` ({path: SHA-256}) whose files have changed.
 
-    Raises: ConfigError if a file is missing or not trusted.
+    Raises: ConfigError if a file is missing or not trusted. A file is trusted if the user named it, or if it is below
+    the working directory and not in a run folder.
     """
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
 def source(path: Path) -> str:
-    """Return the text of a Python file that a run recorded. Raises: ConfigError if the file is not trusted."""
+    """Return the text of a Python file that a run recorded.
+
+    Raises: ConfigError unless the user named the file, or it is below the working directory and not in a run folder.
+    """
     return _place(path).read_text(encoding="utf-8")
 
 
@@ -136,7 +150,7 @@ def load(kind: str, base: type[T]) -> type[T]:
     """Import and return the class that `my_scheme.py:Faded` names, from the file as it is now.
 
     Raises: ConfigError with file and line if the file does not exist, has no such class, fails to be imported, or was
-    named by a run and is not trusted.
+    named by a run and not by the user and is outside the working directory or in a run folder.
     """
     file = parse_class_path(kind)
     assert file is not None
@@ -168,7 +182,10 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return the path from which to import a file that a run recorded. Raises: ConfigError if it is not trusted."""
+    """Return the path from which to import a Python file that a run recorded.
+
+    Raises: ConfigError unless the user named the file, or it is below the working directory and not in a run folder.
+    """
     place = path.expanduser().resolve()
     if place in _trusted:
         return place

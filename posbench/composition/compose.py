@@ -167,7 +167,7 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     """Return the overrides `words`, with `experiment=task` appended if they name a task but no experiment.
 
     The default experiment is for text.
-    Arguments: folders, the user's configuration folders, in which choices are also looked up.
+    Arguments: folders, the user's configuration folders, in which names such as that of a task are also looked up.
     """
     datasets = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
@@ -226,6 +226,7 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     """Yield the configuration that Hydra composes from the overrides `words`, including Hydra's own group `hydra`.
 
     Inside this context, Hydra's global state is the same as inside a job.
+    Arguments: mode, whether Hydra composes for one run or for a sweep.
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
@@ -281,9 +282,9 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set a task's `train.context_length` and `data.window` in `mapping`, which its lengths decide.
+    """Set the settings in `mapping` that follow from a task's lengths: `train.context_length` and `data.window`.
 
-    They are the tokens that are read of the longest problem in training, and in tests.
+    They are the tokens that a model reads of the longest problem in training, and in tests.
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
@@ -303,8 +304,9 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Set the model sizes, scheme, tokenizer and scheme name in `mapping` that follow from the model `train.from_run`.
+    """Set the settings in `mapping` that follow from the model that `train.from_run` names, if it is set.
 
+    They are model sizes, scheme, tokenizer and the scheme's name.
     Raises: ConfigError if `train.from_run` names no model, if the user gave sizes, or if posbench cannot use its
     positions or tokenizer and the user gave no others.
     """

@@ -103,7 +103,10 @@ def run_application(
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect."""
+    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect.
+
+    Arguments: overrides, words such as `seed=1`; flags, options such as `-m` or `--cfg`, with their values.
+    """
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -123,7 +126,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result or the error of a job that ended."""
+    """The result or the error of one run of a sweep, a job, after it has ended."""
 
     name: str  # as from `run_name`; "" if the configuration was refused
     error: Exception | None = None  # None: the job succeeded
@@ -266,7 +269,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
 
-    Arguments: outcomes, whose results are the runs' manifests.
+    Arguments: outcomes, of the runs of a sweep; their results are the runs' manifests.
     """
     if len(outcomes) < 2:
         return
@@ -307,9 +310,11 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
-    """Return {key: overrides, one per value}: `{"seed": ["seed=0", "seed=1"]}`. A key's last override counts.
+    """Return {key: overrides, one per value} of a sweep, such as `{"seed": ["seed=0", "seed=1"]}`.
 
-    Must be called inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
+    If a key has several overrides, the last one counts. Must be called inside the session of Hydra that `composed`
+    belongs to, which expands `glob(*)`.
+    Arguments: composed, the configuration of the sweep with Hydra's own settings.
     Raises: ConfigError if several experiments are named; Hydra's errors.
     """
     overrides = _overrides(composed)

@@ -97,12 +97,12 @@ class Config(Group):
 
     @property
     def row_train(self) -> TrainConfig:
-        """Return the `train` group with `scheme_lr` as its learning rate, or unchanged if that is None."""
+        """Return the `train` group of settings, with the scheme's own learning rate as `lr` if it has one."""
         return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:
-        """Return the experiment name of the longer run (trunk) that this run branches off.
+        """Return the experiment name of the longer run, the trunk, of which this run is a shorter version (a branch).
 
         Returns: None if the run is no branch, or if its own name was not made by `branch_name`.
         """
@@ -112,9 +112,9 @@ class Config(Group):
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """Return the overrides that turn this run into each of its branches, the shorter runs that branch off it.
+        """Return the overrides that turn this run into each shorter run that branches off it.
 
-        Returns: a list of overrides per branch, to append to this run's own.
+        Returns: a list of overrides for each number of tokens in `train.branch_tokens`, to append to this run's own.
         """
         return [
             [
@@ -194,7 +194,7 @@ def is_text(key: str) -> bool:
 
 
 def type_words(key: str) -> str:
-    """Return a phrase for the values that `key` accepts, such as `true or false`; "" if its type has no phrase."""
+    """Return a phrase for the values that the setting `key` accepts, such as `true or false`; "" if there is none."""
     hint = settings().get(key)
     kinds = (hint, get_origin(hint), *get_args(hint))
     words = next((words for kind, words in _TYPES.items() if kind in kinds), "")

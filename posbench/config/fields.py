@@ -40,7 +40,10 @@ from posbench.config.rules import (
 
 @dataclass
 class Group:
-    """Base class of the groups: it checks each field by its rule when it is made; subclasses check several together."""
+    """Base class of the groups of a configuration (model, data, train, ...), which checks each field when it is made.
+
+    Subclasses check several fields together.
+    """
 
     group: ClassVar[str | None] = None  # folder of conf/; None means the class name, such as `model` for ModelConfig
 
@@ -218,7 +221,10 @@ class DataConfig(Group):
         return context_length
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return the overrides for tuning runs: `fraction` of the train documents becomes their validation split."""
+        """Return the overrides for runs that tune the learning rate.
+
+        They make `fraction` of the train documents the validation split of these runs.
+        """
         return [f"data.tuning_fraction={fraction}"]
 
     def to_mapping(self) -> dict[str, Any]:
@@ -262,7 +268,11 @@ class TaskConfig(Group):
         return int(self.lengths[1])
 
     def tuning_words(self, fraction: float) -> list[str]:
-        """Return [], because tuning runs need no overrides: accuracy is never scored on validation problems."""
+        """Return the overrides for runs that tune the learning rate: none, so the list is empty.
+
+        Such runs are scored on validation problems, on which accuracy in tables is never scored. Arguments: fraction is
+        not used.
+        """
         return []
 
     @classmethod
@@ -308,9 +318,9 @@ class TokenizerConfig(Group):
 class TrainConfig(Group):
     """Settings of the pre-training loop.
 
-    A *family* is one long run, the trunk, and branches, which are runs of fewer tokens that start from its checkpoints.
-    Warm-up is a fraction of the trunk's steps, and decay a fraction of a run's own steps, so a branch is the same run
-    as its trunk until the branch's decay begins.
+    A long run (the trunk) can have branches, which are runs of fewer tokens that start from its checkpoints. Warm-up is
+    a fraction of the trunk's steps, and decay a fraction of a run's own steps, so a branch is the same run as its trunk
+    until the branch's decay begins.
     """
 
     steps: Any = ruled(step_count, None)  # optimizer steps; null means `tokens` divided by the tokens of a step
@@ -378,7 +388,7 @@ class TrainConfig(Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Raise ConfigError unless a branch and its trunk are the same run until the branch decays."""
+        """Raise ConfigError unless this run and its shorter versions (branches) are equal until a branch decays."""
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens
@@ -432,12 +442,15 @@ class TrainConfig(Group):
 
     @property
     def is_branch(self) -> bool:
-        """Return whether the run branches off a longer one, so that `trunk_tokens` is set."""
+        """Return whether the run is a shorter version of a longer one, from whose checkpoint it can start (a branch).
+
+        The number of tokens of the longer run, `trunk_tokens`, is then set.
+        """
         return self.trunk_tokens is not None
 
     @property
     def trunk_steps(self) -> int:
-        """Return the number of steps of the trunk: the longer run that this one branches off, or else this run."""
+        """Return the number of steps of the longer run of which this one is a shorter version, or else of this run."""
         return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
 
     @property
@@ -455,14 +468,14 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the steps at which shorter runs branch off this one; empty without branches.
+        """Return the steps from whose checkpoints shorter versions of this run (branches) can start; empty without any.
 
-        At these steps the learning rates of the branches begin to decay.
+        At these steps the learning rates of the shorter runs begin to decay.
         """
         return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
 
     def is_ordered(self, step: int) -> bool:
-        """Return whether what order more than 32 tokens back is worth is scored after `step`.
+        """Return whether the order of tokens more than 32 back is scored after `step`: what it is worth to the model.
 
         This happens every `order_every` tokens and at the end.
         """
@@ -473,16 +486,17 @@ class TrainConfig(Group):
 
     @property
     def steps_between_validations(self) -> int:
-        """Return `validate_every`, or by default a tenth of the trunk's steps.
+        """Return `validate_every`, or by default a tenth of the run's steps.
 
-        So a trunk and its branches validate at the same steps.
+        For a branch, the shorter version of a longer run, it is a tenth of the longer run's steps. So both validate at
+        the same steps.
         """
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
 @dataclass
 class EvaluationConfig(Group):
-    """Settings of `posbench eval`. Lengths are in tokens of text or items of a task. `fixed:` is a protocol."""
+    """Settings of `posbench eval`. Lengths are in tokens of text or items of a task."""
 
     # [] means half to 32 times the training length T, T+1, T+10, T+50, T+100; for tasks T times 1, 1.25, 2 and 4
     lengths: Any = ruled(list_of(scored_length), [])
@@ -507,7 +521,7 @@ class LaunchConfig(Group):
 
 @dataclass
 class TrackingConfig(Group):
-    """The tracking service that metrics go to besides `metrics.jsonl`."""
+    """The tracking service, such as wandb, that metrics go to besides `metrics.jsonl`."""
 
     backend: str = ruled(one_of("none", "wandb"), "none")
     project: str = "posbench"

@@ -22,7 +22,10 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `"; did you mean 'qk_rope'?"` with the word of `known` that is closest, or "" if none is close."""
+    """Return the text `"; did you mean 'qk_rope'?"` with the word of `known` that is closest to `word`.
+
+    Return "" if none is close. Arguments: cutoff, how similar it must be, from 0 to 1.
+    """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -30,7 +33,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def check_name(key: str, name: str) -> str:
     """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    So no run is outside the runs folder or hidden in it. Raises: ConfigError, with the `key`, for any other name.
+    So no run is outside the runs folder or hidden in it. Raises: ConfigError for any other name, which tells the
+    setting `key`.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
@@ -41,7 +45,10 @@ def check_name(key: str, name: str) -> str:
 
 
 def branch_name(trunk: str, tokens: int) -> str:
-    """Return the name of a run of `tokens` that branches off `trunk`: `ladder_s-2M` for `ladder_s` and 2,000,000."""
+    """Return the experiment name of a run of `tokens` tokens that branches off a run of the experiment `trunk`.
+
+    It is `ladder_s-2M` for `ladder_s` and 2,000,000.
+    """
     return f"{trunk}-{short_count(tokens)}"
 
 
@@ -113,12 +120,18 @@ def token_count(key: str, value: Any, unit: str = "tokens") -> int:
 
 
 def step_count(key: str, value: Any) -> int:
-    """Return `value`, such as 50 or `2k` (2,000), as a number of steps. Raises: ConfigError if it is not 1 or more."""
+    """Return `value`, such as 50 or `2k` (2,000), as a number of steps.
+
+    Raises: ConfigError, which names the setting `key`, if it is not 1 or more.
+    """
     return int(at_least(1)(key, token_count(key, value, "steps")))
 
 
 def parse_length(key: str, value: Any, least: int = 2) -> int:
-    """Return `value`, such as 512 or `8k` (8,192), as a length. Raises: ConfigError unless it is `least` to 2^24."""
+    """Return `value`, such as 512 or `8k` (8,192), as a length.
+
+    Raises: ConfigError, which names the setting `key`, unless it is from `least` to 2^24.
+    """
     count = whole_number(value, 1024)
     if count is None or not least <= count <= 1 << 24:
         raise ConfigError(
@@ -128,12 +141,18 @@ def parse_length(key: str, value: Any, least: int = 2) -> int:
 
 
 def scored_length(key: str, value: Any) -> int:
-    """Return `value` as a length to score, in tokens or items of a task. Raises: ConfigError if it is below 1."""
+    """Return `value`, such as 512 or `8k` (8,192), as a length to score, in tokens or items of a task.
+
+    Raises: ConfigError, which names the setting `key`, if it is below 1.
+    """
     return parse_length(key, value, least=1)
 
 
 def trained_lengths(key: str, value: Any) -> list[int]:
-    """Return `value` if it is [shortest, longest], lengths to train on, in items. Raises: ConfigError if it is not."""
+    """Return `value` if it is [shortest, longest], lengths to train on, in items of a task.
+
+    Raises: ConfigError, which names the setting `key`, if it is not.
+    """
     is_valid = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
     require(
         is_valid and 1 <= value[0] <= value[1],
@@ -146,20 +165,29 @@ LEARNING_RATE = between(1e-12, 10)
 
 
 def learning_rates(key: str, value: Any) -> dict[str, float]:
-    """Return `value` if it maps names of schemes to learning rates. Raises: ConfigError for any other value."""
+    """Return `value` if it maps names of schemes to learning rates.
+
+    Raises: ConfigError, which names the setting `key`, for any other value.
+    """
     require(isinstance(value, dict), f"{key}={value!r} is not a mapping: give {{scheme: rate}}")
     return {scheme: LEARNING_RATE(f"{key}.{scheme}", rate) for scheme, rate in value.items()}
 
 
 def schemes_of_a_group(key: str, value: Any) -> str:
-    """Return `value` if it names two or more schemes, separated by spaces. Raises: ConfigError for any other value."""
+    """Return `value` if it is a text that names two or more schemes, separated by spaces.
+
+    Raises: ConfigError, which names the setting `key`, for any other value.
+    """
     is_valid = isinstance(value, str) and len(value.split()) > 1
     require(is_valid, f"{key}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
     return str(value)
 
 
 def user_path(key: str, value: Any) -> Any:
-    """Return a path, or a list of paths, with `~` expanded. Raises: ConfigError for any other value."""
+    """Return `value`, a path or a list of paths, with `~` expanded.
+
+    Raises: ConfigError, which names the setting `key`, for any other value.
+    """
     if isinstance(value, list):
         return [user_path(key, path) for path in value]
     require(isinstance(value, (str, Path)), f"{key}={value!r} is not a path or a list of paths")

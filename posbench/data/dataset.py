@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
-        """Return a new batch with `function` applied to tokens, answers and positions, except those that are None."""
+        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None."""
         return Batch(*(None if part is None else function(part) for part in self))
 
     def chunks(self, number: int) -> list[Batch]:
@@ -75,13 +75,16 @@ class Dataset(ABC):
         """Return the training batches of a run. Raises: ConfigError if there is too little data for one batch."""
 
     def window(self, length: int) -> int:
-        """Return T, the number of tokens that the model reads when `length` is scored: `length` itself for text."""
+        """Return T, the number of tokens that the model reads when `length` (tokens, or items of a task) is scored.
+
+        For text it is `length` itself.
+        """
         return length
 
     def with_options(self, config: Any) -> Dataset:
-        """Return a dataset with the options of `config` for evaluation and the same fingerprint; text returns itself.
+        """Return the dataset with changed options for evaluation, which keeps its fingerprint; text returns itself.
 
-        Raises: ConfigError if the options change the tokens.
+        Arguments: config, the changed configuration of the data. Raises: ConfigError if the options change the tokens.
         """
         return self
 

@@ -34,11 +34,11 @@ def evaluate_runs(
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` that has no result yet, and print perplexity by scheme and length.
 
-    With options (`request.under`), all runs are scored as trained too, on the same windows. `request.jobs` runs are
-    scored at a time, each in its own process.
+    If the request changes options of the scheme (`request.under`), all runs are scored as trained too, on the same
+    windows. `request.jobs` runs are scored at a time, each in its own process.
 
-    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as `runs/reference`,
-    are skipped.
+    Arguments: request, what to score: lengths, protocols, text and options; by_name, whether the user named these runs;
+    if not, runs without weights, such as `runs/reference`, are skipped.
     Returns: each requested result, new or stored earlier, with its run.
     Raises: ConfigError if no run can be scored. If some runs fail, the others are scored and the tables are printed
     before it is raised with the errors.
@@ -102,7 +102,7 @@ def _progress(console: Console) -> Progress:
 
 @dataclass
 class _Scoring:
-    """The outcome of scoring one run. If an error occurred, it has the results from before it."""
+    """The outcome of scoring one run: its results and, if an error ended it, the error."""
 
     results: list[tuple[Result, bool]] = field(default_factory=list)  # each with whether it is new
     notices: list[str] = field(default_factory=list)  # lines to print
@@ -118,8 +118,9 @@ def _evaluate(
 ) -> _Scoring:
     """Score one run and return its results, and its error if the user can fix that.
 
-    Arguments: headers, the headers of all results of the run's experiment; say, called with each notice at once.
-    Without `say`, the notices are returned.
+    Arguments: headers, the headers (settings and means) of all results of the run's experiment; advance, called with
+    the number of tokens after each forward pass; say, called with each notice at once. Without `say`, the notices are
+    returned.
     """
     scoring = _Scoring()
     say = say or scoring.notices.append
@@ -138,7 +139,10 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
-    """Send all stored results to the run's wandb run, if any, as figures `eval/<protocol>/<figure>@<length>`."""
+    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`.
+
+    Arguments: say, called with errors of wandb, which do not end the command.
+    """
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
@@ -156,7 +160,10 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`."""
+    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`.
+
+    Arguments: results, each with whether it is new; has_failed, whether scoring ended with an error.
+    """
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -167,9 +174,11 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
 
 
 def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
-    """Return the finished runs, without `by_name` only those with weights, and report the others to `notice`.
+    """Return the runs to score, the finished ones, and report the others to `notice`.
 
-    Unreadable runs that the user named are returned too, and fail later. Raises: ConfigError if no run is left.
+    Arguments: by_name, whether the user named the runs. If so, unreadable ones are returned too, and fail later; if
+    not, runs without weights are left out.
+    Raises: ConfigError if no run is left.
     """
     states = [(run, state_of(run)) for run in runs]
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
@@ -190,9 +199,9 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return a request for each run, without options if its scheme does not have them.
+    """Return a request for each run. If the run's scheme lacks the requested options, its request has no options.
 
-    Raises: ConfigError if no scheme has them.
+    Raises: ConfigError if no run's scheme has them.
     """
     from posbench.model.architecture import build_architecture
 
@@ -216,9 +225,10 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
 
 def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
-    """Return for each run the headers of all results of its experiment, also of runs that are not scored now.
+    """Return, for each run, the headers (settings and means) of all results of its experiment.
 
-    The list is empty for a run that was copied to another folder.
+    Runs of the experiment that are not scored now count too. The list is empty for a run that was copied to another
+    folder.
     """
 
     @cache
@@ -235,7 +245,10 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
-    """Print a row per scheme and options and a column per length: the mean over seeds of the protocol's main number."""
+    """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length.
+
+    Arguments: protocol, its name; evaluations, the results with their runs.
+    """
     lengths = sorted({result.length for _, result in evaluations})
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:

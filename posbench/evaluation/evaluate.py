@@ -39,8 +39,9 @@ def score_split(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Score a model on one split by a protocol at one length, and return the rows and the header to store in `eval/`.
 
-    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
-    advance, called with the number of tokens after each forward pass.
+    Arguments: corpus, the text or task; protocol, its name; settings, of the group `evaluation`; anchor, the longest
+    length of the comparison, which decides what text is scored (default: `length`); advance, called with the number of
+    tokens after each forward pass.
     Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
     target) and, if bytes are counted, bits_per_byte.
     """
@@ -76,14 +77,16 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    If the request changes scheme options, the run is first scored without these changes. All runs of an experiment
-    share one anchor, the longest length, which decides the scored text. Existing results with a shorter anchor are
+    If the request changes options of the scheme, the run is first scored without these changes. The longest length of
+    all results of an experiment (the anchor) decides which text is scored. Existing results with a shorter anchor are
     scored again, and `notice` is called with a line that says so.
 
-    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); tell, called
-    with each result and whether it is new; experiment, the headers of all results of the run's experiment.
-    Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result,
-    but it still counts for the anchor, so that all schemes are scored on the same targets.
+    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); request, what
+    to score: lengths, protocols and options; advance, called with the number of tokens after each forward pass; tell,
+    called with each result and whether it is new; experiment, the headers (settings and means) of all results of the
+    run's experiment.
+    Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result, but
+    it still counts for the anchor, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
     tokenizer.
     """
@@ -107,9 +110,11 @@ def _evaluate_variant(
     notice: Say,
     experiment: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[Result, bool]]:
-    """Score a run with one set of options, and yield (result, whether it is new) for each length.
+    """Score a run with one set of scheme options, and yield (result, whether it is new) for each length.
 
-    Arguments: results, the results that the run has already.
+    Arguments: request, with these options; results, the results that the run has already; advance, called with the
+    number of tokens after each forward pass; experiment, the headers (settings and means) of all results of the
+    experiment.
     """
     if request.under:
         corpus = corpus.with_options(run.config_under(request.under).data)
@@ -144,7 +149,10 @@ def _evaluate_variant(
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raise ConfigError if the text has another tokenizer or, if none is requested, is not the training text."""
+    """Raise ConfigError unless the text can be scored by the run's model.
+
+    It must have the run's tokenizer and, if the request names no other text, be the text that the run was trained on.
+    """
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     if request.data is None:
@@ -158,8 +166,9 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 
 
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
-    """Return the lengths to score a run at. Default lengths that the text is too short for are left out with a notice.
+    """Return the lengths at which a protocol scores a run: requested ones, else those of the run's configuration.
 
+    Default lengths that the text is too short for are left out, and `notice` is called with a line about them.
     Raises: ConfigError if the text is too short for a requested length, or for all lengths.
     """
     split = corpus.splits[protocol.split]
@@ -189,7 +198,7 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
 
 
 class _Scorer:
-    """A scorer of one run that stores the results. The model is loaded when the first length is scored."""
+    """Scores one run with one set of scheme options, and stores the results. It loads the model at the first length."""
 
     def __init__(self, run: Run, corpus: Dataset, request: Request) -> None:
         self.run, self.corpus, self.request = run, corpus, request
@@ -213,7 +222,11 @@ class _Scorer:
         return ResultKey(protocol.name, length, (*self.options, *self.marks))
 
     def usable(self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
-        """Return by length the stored results that have the requested windows, settings and number format."""
+        """Return {length: stored result} of the results that need not be computed again.
+
+        They have the requested options, settings, number format and text; `anchor`, the longest length of the
+        comparison, decides the text.
+        """
         return {
             result.length: result
             for result in stored
@@ -226,7 +239,11 @@ class _Scorer:
     def moved(
         self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]
     ) -> list[tuple[tuple[str, ...], int]]:
-        """Return (options, length) of each stored result to score again, because the longest length has changed."""
+        """Return (options, length) of each stored result to score again, because the longest length has changed.
+
+        Arguments: anchor, the longest length of the comparison, which decides what text is scored; stored, the run's
+        results.
+        """
         moved = []
         for result in stored:
             options = tuple(o for o in result.key.under if o not in MARKS and not o.startswith(("step=", "data=")))
@@ -239,7 +256,10 @@ class _Scorer:
         return moved
 
     def anchor(self, protocol: EvalProtocol, requested: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
-        """Return the longest length among the requested ones and the stored results that they are compared with."""
+        """Return the longest length among the requested ones and the stored results that they are compared with.
+
+        Arguments: headers, the headers (settings and means) of the experiment's results.
+        """
         replaced = {self.key(protocol, length) for length in requested if self.request.again}
         remaining = [
             header
@@ -258,8 +278,10 @@ class _Scorer:
         return alike and bool(header.get("data") == self.corpus.fingerprint)
 
     def score(self, protocol: EvalProtocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length, store the result and return it.
+        """Score one length by a protocol, store the result and return it.
 
+        Arguments: anchor, the longest length of the comparison, which decides what text is scored; advance, called with
+        the number of tokens after each forward pass.
         Raises: ConfigError if a loss is not finite or memory runs out.
         """
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)

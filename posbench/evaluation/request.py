@@ -24,8 +24,9 @@ _COMMA = r",(?![^\[]*\])"  # separates values, except inside brackets
 class Request:
     """Options of `posbench eval` and `posbench.evaluate`. Missing lengths or protocols come from the run's config.
 
-    Lengths without a protocol apply only to protocols with `EvalProtocol.follows_lengths`. On another text (`data`),
-    the loss at the training length is scored and, if lengths are given, perplexity by the run's own protocols.
+    Lengths without a protocol apply only to protocols that follow them (`EvalProtocol.follows_lengths`). On another
+    text (`data`), the loss at the training length is scored and, if lengths are given, perplexity by the run's own
+    protocols.
 
     Raises: ConfigError for an unknown protocol, a bad length or option, or a text whose name cannot be used.
     """
@@ -122,7 +123,7 @@ class Request:
 
     @property
     def variants(self) -> list[Request]:
-        """Return a request for each combination of values in `under`, first one without options.
+        """Return a request for each combination of values of the scheme options (`under`), first one without options.
 
         So `rescale=pi,yarn` gives three: none, pi and yarn. Results with options can then be compared with the scheme
         as trained.
@@ -156,6 +157,7 @@ class Request:
         """Return the lengths to score by a protocol, ascending: the requested ones, else from the run's configuration.
 
         A request with lengths but no protocols includes the training length, as a reference for the change with length.
+        Arguments: config, the run's configuration; split, the text or problems to score.
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)

@@ -35,7 +35,10 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
 
 
 def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
-    """Return what to score a run on: its task, or text (`corpus_for`). Raises: ConfigError for a task with `data`."""
+    """Return the dataset to score a run on: its task, or text with the run's tokenizer (`data`, by default its own).
+
+    Raises: ConfigError for a task with `data`, or if the text or the tokenizer is missing.
+    """
     if not run.config.is_task:
         return corpus_for(run, data, notice)
     if data is not None:

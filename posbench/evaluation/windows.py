@@ -27,11 +27,11 @@ class Window:
 def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
 
-    Documents give one window per round. If the last round is not complete, the documents that give one in it
-    are spaced evenly among all that could. The chosen windows of a document are spaced evenly within it.
+    Documents give one window per round. If the last round is not complete, the documents that give one in it are spaced
+    evenly among all that could. The chosen windows of a document are spaced evenly within it.
 
     Arguments: counts, how many windows each document has, int [documents].
-    Returns: the chosen indices, int64, ascending, into the windows of all documents; all of them if there are fewer.
+    Returns: the indices of the chosen windows, counted over all documents, int64, ascending; all if there are fewer.
     """
     number = min(number, int(counts.sum()))
     low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
@@ -55,7 +55,7 @@ def _evenly(number: int, total: int) -> np.ndarray:
 def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
     """Return how many windows each document has, int [documents].
 
-    Arguments: targets, the index of each window's first target, ascending.
+    Arguments: targets, the token index of each window's first target (predicted token), ascending.
     """
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
@@ -69,8 +69,8 @@ def losses_of(
 ) -> np.ndarray:
     """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]. NaN becomes infinity.
 
-    Arguments: rows, tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called after each pass
-    with its number of tokens.
+    Arguments: rows, windows of tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called
+    after each pass with its number of tokens.
     """
     import torch
 
@@ -88,7 +88,8 @@ def losses_of(
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
     """Return a table, a row per scored target: window (its number), document, target (token index), nll (nats).
 
-    BOS tokens are not scored, because they are not part of the text. Arguments: losses, [windows, scored] in nats.
+    BOS tokens are not scored, because they are not part of the text.
+    Arguments: losses, [windows, scored] in nats; bos_id, the token id of BOS.
     """
     scored = windows[0].scored
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
@@ -99,7 +100,10 @@ def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, 
 
 
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """Return a row per window and document: document, start (first scored target), targets, nll (sum, nats), bytes."""
+    """Return a row per window and document: document, start (first scored target), targets, nll (sum, nats), bytes.
+
+    Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
+    """
     rows = scored_targets(losses, windows, split, bos_id)
     table = rows.groupby(["window", "document"], sort=True).agg(
         start=("target", "min"), end=("target", "max"), targets=("target", "size"), nll=("nll", "sum")
@@ -109,9 +113,9 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length that is longer than the text.
+    """Return the error message for a length in tokens that is longer than the text.
 
-    Arguments: scope, the part of the text that has `tokens` tokens, such as "in all".
+    Arguments: split, the text; scope, the part of it that has `tokens` tokens, such as "in all".
     """
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "

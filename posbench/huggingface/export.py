@@ -44,10 +44,12 @@ class Export:
 
 
 def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int | None = None) -> Export:
-    """Write a run's model to `folder`, and return the Export, which tells how its logits compare.
+    """Write a run's model to `folder` for transformers, and return how the exported logits compare with posbench's.
 
-    Arguments: options, changed options of the scheme (`under` in `Run.load_model`); at_step, the step of an older
-    checkpoint. Raises: ConfigError, as `export_model` and `load_model` do.
+    Arguments: options, changed options of the scheme such as `rescale=yarn`; at_step, the step of an older checkpoint,
+    by default the last.
+    Raises: ConfigError if the weights are missing or damaged, if the options cannot be changed, if the folder cannot be
+    written, if the model masks documents, or if the exported model gives other logits.
     """
     model = run.load_model(options, at_step)
     config = run.config_under(options) if options else run.config
@@ -56,8 +58,9 @@ def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int
 
 
 def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
-    """Write `model` and its tokenizer to `folder`, which must be empty or not exist yet, and return the Export.
+    """Write `model` and its tokenizer to `folder` for transformers, and return how the exported logits compare.
 
+    The folder must be empty or not exist yet.
     Arguments: config, the run's configuration; name, the model's name in the folder's README.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
@@ -107,6 +110,7 @@ def _in_transformers(
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
     """Return the largest difference between both models' logits on random tokens, and posbench's largest logit.
 
+    Arguments: model, posbench's; theirs, the same model in transformers.
     Raises: ConfigError if the difference is larger than rounding explains.
     """
     generator = torch.Generator().manual_seed(0)
@@ -156,7 +160,8 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def longest_read(model: Decoder) -> int:
     """Return how many tokens the model is meant to read.
 
-    It is the scheme's `shape.longest`, or else the training length times the largest factor of RoPE rescaling, if any.
+    It is the number of tokens of a task's longest problem, or else the training length times the largest factor of RoPE
+    rescaling, if any.
     """
     rescalings = [scheme.rescaling for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
     factors = [rescaling.factor for rescaling in rescalings if rescaling is not None and rescaling.factor is not None]

@@ -104,7 +104,10 @@ def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
 
 
 def _temperature(rotary: Rotary | None) -> float:
-    """Return the factor by which a RoPE rescaling (YaRN) multiplies the attention scores, 1 without a rescaling."""
+    """Return the factor by which YaRN, a RoPE rescaling, multiplies the attention scores, 1 without it.
+
+    Arguments: rotary, the scheme that rotates q and k, or None.
+    """
     if rotary is None or rotary.rescaling is None:
         return 1.0
     return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.context_length)
@@ -134,7 +137,10 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return {transformers' name: tensor}. If `is_packed`, q, k, v stay one matrix, and gate, up too, as in Phi-3."""
+    """Return {name of the tensor in transformers: tensor}, the decoder's weights.
+
+    Arguments: is_packed, whether q, k, v stay one matrix, and gate, up too, as in Phi-3.
+    """
     block = cast(Block, model.blocks[0])
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
     return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)

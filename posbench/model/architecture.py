@@ -76,15 +76,19 @@ class Architecture:
 
 
 def build_architecture(config: Config) -> Architecture:
-    """Return the architecture that `config` describes. Raises: ConfigError as `Architecture.build` does."""
+    """Return the architecture that `config` describes.
+
+    Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other.
+    """
     return Architecture.build(config.model, config.scheme, config.train.context_length, config.data.window, config.seed)
 
 
 def checked_architecture(config: Config) -> Architecture:
     """Return the architecture of `config` after checking that it can be trained. Read no text and write nothing.
 
-    Raises: ConfigError as `Architecture.build` does; if the scheme is not defined for the training length; and if the
-    scheme or the kind of attention does not support the positions of tasks or of masked documents.
+    Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other; if
+    the scheme is not defined for the training length; and if the scheme or the kind of attention does not support the
+    positions of tasks or of masked documents.
     """
     architecture = build_architecture(config)
     longest, length = architecture.scheme.longest, config.train.context_length
@@ -101,9 +105,9 @@ def checked_architecture(config: Config) -> Architecture:
 
 
 def check_positions(architecture: Architecture) -> None:
-    """Check that every hook of the schemes takes positions per sequence, [B, 1, T].
+    """Check that every method of the schemes takes positions that differ between sequences, [B, 1, T].
 
-    Raises: ConfigError if a hook takes only positions [T].
+    Raises: ConfigError if a method takes only positions [T].
     """
     pos = torch.arange(5)
     for scheme, kind in dict(zip(architecture.scheme, architecture.kinds, strict=True)).items():
@@ -122,9 +126,10 @@ def check_positions(architecture: Architecture) -> None:
 def call_hooks(
     scheme: Scheme, kind: Kind, pos: Tensor, dtype: torch.dtype | None = None, cache: KVCache | None = None
 ) -> None:
-    """Call every hook of a scheme on zeros at positions `pos`, [T] or [B, 1, T], and append to `cache` if given.
+    """Run a scheme's methods and a kind of attention once, on zeros at positions `pos`, [T] or [B, 1, T].
 
-    The zeros have `dtype`, or by default the dtype of the scheme's parameters.
+    Arguments: dtype, of the zeros, by default the dtype of the scheme's parameters; cache, to which keys and values are
+    appended, or None.
     """
     B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
@@ -137,7 +142,7 @@ def call_hooks(
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
-    """Return the result of `Scheme.prepare` with its floating-point tensors, also those in tuples, in `dtype`."""
+    """Return the result of `Scheme.prepare` (a tensor, a tuple or other) with floating-point tensors in `dtype`."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):

@@ -68,7 +68,7 @@ class _Normed(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Attention [B, T, C] -> [B, T, C]: projections around a kind of attention, which calls the scheme's hooks."""
+    """An attention layer, [B, T, C] -> [B, T, C]: projections around a kind of attention, which adds position."""
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:
-        """Return the number of weight rows of each part (q, k, v) in the packed projection."""
+        """Return {part: number of its weight rows} for the parts q, k and v of the packed projection."""
         return {part: heads * self.head_dim for part, heads in self.kind.heads_by_part.items()}
 
 
@@ -112,7 +112,7 @@ class SwiGLU(nn.Module):
 
 
 class _Gated(torch.autograd.Function):
-    """The function silu(gate) * up of the halves of [..., 2F]. Its gradient reuses the sigmoid in silu."""
+    """The function silu(gate) * up of x [..., 2F], whose halves are gate and up. Its gradient reuses the sigmoid."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class _Gated(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """A decoder layer: attention, then SwiGLU, each after a norm and added to the stream [B, T, C]."""
+    """A decoder layer: attention, then SwiGLU, each after a norm and added to the hidden states [B, T, C]."""
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()

@@ -22,7 +22,10 @@ CHUNK = {"cpu": 512 * 4096, "cuda": 4096 * 16384}
 
 
 def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's loss, [N] nats in at least float32, and its gradient for the logits, [N, V] in their dtype."""
+    """Return each row's cross-entropy, [N] nats in at least float32, and its gradient for the logits, [N, V].
+
+    The gradient has the dtype of the logits. Arguments: logits [N, V]; targets [N].
+    """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:  # compiles to one kernel; an assignment by index would need another float32 copy of the logits
         log_p = logits.log_softmax(-1, dtype=wide)
@@ -38,7 +41,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 class _MeanLoss(torch.autograd.Function):
-    """The function behind `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
+    """The function in `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
 
     @staticmethod
     def forward(
@@ -87,7 +90,8 @@ def mean_cross_entropy(
     If `divisor`, 0-d, is given, return the sum over rows whose target is not negative, divided by `divisor`.
 
     Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, `losses_and_gradient` or
-    its compiled form; rows, the number per chunk, by default one that suits the device.
+    its compiled form, which returns losses and their gradient for logits; rows, the number per chunk, by default one
+    that suits the device.
     """
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
     return _MeanLoss.apply(x, weight, targets, rows, gradient_of, divisor)

@@ -24,7 +24,10 @@ class CacheSize:
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Count parameters except the scheme's, as `embedding` (both tables if they are untied) and `body` (the rest)."""
+    """Return the number of parameters except the scheme's, as `embedding` (both tables if untied) and `body`.
+
+    `body` is the number of all others.
+    """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
@@ -34,9 +37,9 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
-    """Return the forward pass's FLOPs per token in windows of `length` tokens.
+    """Return the model FLOPs per token of the forward pass over windows of `length` tokens.
 
-    The scheme's hooks are included if the scheme states their FLOPs.
+    The scheme's own FLOPs are included if the scheme states them.
     """
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
@@ -51,7 +54,10 @@ def training_flops_per_token(architecture: Architecture, vocab_size: int) -> flo
 
 
 def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """Measure and return the size of caches with activations of `dtype`, by passing zeros through each layer."""
+    """Measure and return the size of the caches of all layers, by passing zeros through each layer.
+
+    Arguments: dtype, of the activations.
+    """
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
     length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
@@ -61,7 +67,10 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
 
 
 def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
-    """Return the bytes in the cache of one layer after `length` tokens."""
+    """Return the bytes in the cache of one layer after `length` tokens.
+
+    Arguments: kind, the layer's attention; scheme, its position scheme; dtype, of the activations.
+    """
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
     return cache.num_bytes
@@ -73,7 +82,7 @@ def _parts_heads(architecture: Architecture) -> int:
 
 
 def _matrices(architecture: Architecture) -> int:
-    """Return the number of parameters of all layers' matrices."""
+    """Return the number of parameters in the weight matrices of all layers, without embeddings."""
     model = architecture.model
     heads = _parts_heads(architecture) + model.num_layers * model.num_heads  # and the output's
     return model.d_model * (heads * model.head_width + 3 * model.num_layers * model.ffn_width)

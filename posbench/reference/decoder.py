@@ -69,7 +69,7 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], list[Array]]:
-    """Return queries, keys and values, split from the packed projection [T, .]: each a list of H heads [T, D].
+    """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .].
 
     With a shared K = V, values equal keys; for attention without q and k, both are empty. Shared key heads repeat.
     """

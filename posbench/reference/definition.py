@@ -1,4 +1,4 @@
-"""The base class of reference schemes: hooks for one token and one head, on float64 NumPy vectors."""
+"""The base class of reference schemes: methods for one token and one head, on float64 NumPy vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoDefinitionError(LookupError):
 
 @dataclass(frozen=True)
 class Rows:
-    """The inputs of the hook `bias`, for all T tokens in all H heads."""
+    """The queries, keys and gates from which a scheme computes its bias, for all T tokens in all H heads."""
 
     positions: Sequence[int]  # [T], tokens
     queries: Sequence[Array]  # [H] of [T, .], after their hook
@@ -34,36 +34,39 @@ class Rows:
 
     @cached_property
     def by_member(self) -> list[Rows]:
-        """Return a copy for each member of a combined scheme, which has only this member's gate values."""
+        """Return a copy for each scheme of a combination of schemes, which has only this scheme's gate values."""
         count = len(self.gates[0][0])
         return [replace(self, gates=[[gate[n] for gate in head] for head in self.gates]) for n in range(count)]
 
 
 class Definition:
-    """The definition of a position scheme in one layer; this base class is NoPE.
+    """The definition of a position scheme in one layer, with methods for one token and one head; this class is NoPE.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses
-    add the options of its YAML file.
+    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses add the
+    options of its YAML file.
     """
 
     def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:
         self.config, self.weights = config, weights
 
     def window(self, length: int) -> None:
-        """Set the length of the whole input in tokens; called before any other hook."""
+        """Set the length of the whole input in tokens; called before any other method."""
 
     def embed(self, x: Array, p: int) -> Array:
         """Return the token embedding x [C] at position p, with position added."""
         return x
 
     def gate(self, x: Array, h: int) -> Any:
-        """Return one token's gate value for head h, computed from its normed hidden state x [C]; None if unused."""
+        """Return one token's value for head h, computed from its normed hidden state x [C]; None if unused.
+
+        The scheme reads the values of all tokens in `locate` and `bias`.
+        """
         return None
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
-        """Return the position that the hooks q, k, v and o of head h receive instead of p; by default p itself.
+        """Return the position that the methods q, k, v and o of head h receive instead of p; by default p itself.
 
-        Arguments: gates, the gate values of all tokens up to this one.
+        Arguments: gates, the values that `gate` returned for all tokens up to this one.
         """
         return p
 
@@ -84,5 +87,8 @@ class Definition:
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        """Return the term added to the scaled score of query index t and key index s in head h."""
+        """Return the term added to the scaled score of query index t and key index s in head h.
+
+        Arguments: rows, the queries, keys and gates of all tokens and heads.
+        """
         return 0.0

@@ -32,8 +32,9 @@ def softmax(
 ) -> list[Array]:
     """Return the outputs [H][T, D] of softmax attention with scores `q_i . k_j / sqrt(D) + bias_ij`, j <= i.
 
-    Arguments: q, k, v, H arrays [T, D] each, before the scheme's hooks; x, hidden states [T, C]; sink, a logit per head
-    that only adds to the denominator; window, the number of keys a query sees, i - window < j <= i.
+    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
+    positions, of the T tokens; sink, a logit per head that only adds to the denominator; window, the number of keys a
+    query sees, i - window < j <= i.
     """
     rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
 
@@ -53,6 +54,8 @@ def linear(
     """Return the outputs [H][T, D] of linear attention with phi = elu + 1; only the numerator is rotated.
 
     `o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i.
+    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
+    positions, of the T tokens.
     """
     q, k = [elu(head) + 1 for head in q], [elu(head) + 1 for head in k]
     rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
@@ -82,7 +85,11 @@ def decay(
     positions: Sequence[int],
     normalise: bool = False,
 ) -> list[Array]:
-    """Return `o_i = sum_j e^bias_ij v_j` over j <= i, [H][T, D], over `sum_j e^bias_ij` if `normalise`."""
+    """Return the outputs [H][T, D] of decay attention: `o_i = sum_j e^bias_ij v_j` over j <= i.
+
+    Arguments: scheme, which adds position; q and k, empty; v, H arrays [T, D], without position; x, hidden states [T,
+    C]; positions, of the T tokens; normalise, whether to divide by `sum_j e^bias_ij`.
+    """
     zeros = [np.zeros_like(head) for head in v]  # this kind has no queries and keys
     rows, hook_positions = _rows(scheme, zeros, zeros, x, positions, len(v), use_hooks=False)
 
@@ -99,9 +106,10 @@ def decay(
 def _outputs(
     scheme: Definition, v: list[Array], hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
-    """Return the outputs [H][T, D] of a kind of attention, with the scheme's hooks v and o applied.
+    """Return the outputs [H][T, D] of a kind of attention, with position added to values and outputs by the scheme.
 
-    Arguments: attend, a function (h, t, values) that returns the output of head h at query t.
+    Arguments: v, H arrays [T, D]; hook_positions, the position of each head and token, [H][T]; attend, a function (h,
+    t, values) that returns the output of head h at query t.
     """
     heads = []
     for h, head_positions in enumerate(hook_positions):
@@ -119,7 +127,11 @@ def _rows(
     num_heads: int,
     use_hooks: bool = True,
 ) -> tuple[Rows, list[list[Any]]]:
-    """Return the inputs of the hook `bias` (queries and keys after their hooks, and gates), and positions [H][T]."""
+    """Return queries and keys with position added, and gates, as `Rows`; and positions of heads and tokens, [H][T].
+
+    Arguments: scheme, which adds position; q and k, H arrays [T, D] each, without position; x, hidden states [T, C];
+    positions, of the T tokens; use_hooks, whether the scheme changes q and k.
+    """
     gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)

@@ -215,5 +215,9 @@ def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: 
 
 
 def temperature(name: str | None, s: float) -> float:
-    """Return what YaRN multiplies scores by (arXiv 2309.00071, equation 15, inverted and squared); 1 without YaRN."""
+    """Return the factor by which a RoPE rescaling multiplies scores: more than 1 for YaRN, 1 for others.
+
+    It is equation 15 of arXiv 2309.00071, inverted and squared.
+    Arguments: name, of the rescaling, or None; s, its factor.
+    """
     return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0

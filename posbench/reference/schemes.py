@@ -16,7 +16,7 @@ from posbench.reference.definition import Array, Definition, NoDefinitionError, 
 
 
 class Combined(Definition):
-    """Several schemes in one layer: hooks apply in order (o in reverse order), biases are added."""
+    """Several schemes in one layer: each changes q, k and v in order, and o in reverse order; biases are added."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], of: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(config, weights)
@@ -67,7 +67,7 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return layer n's scheme: `scheme` itself or, if layers alternate between m members, member n % m."""
+    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]

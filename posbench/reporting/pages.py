@@ -120,13 +120,16 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 
 def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a table with a row per column of these CSV files: file, column, meaning, unit."""
+    """Return a table that explains the columns of CSV files: file, column, meaning, unit.
+
+    Arguments: frames, {file name: table}.
+    """
     rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """Return the meaning and unit of a CSV column: one of `COLUMNS`, an interval (`loss_low`), or a setting."""
+    """Return the meaning and unit of a CSV column of a report: a known one, an interval (`loss_low`), or a setting."""
     if column in COLUMNS:
         return COLUMNS[column]
     for ending, side in (("_low", "lower"), ("_high", "upper")):
@@ -141,7 +144,10 @@ def meaning(column: str) -> tuple[str, str]:
 
 
 def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> None:
-    """Print the title `name`, at most MOST_ROWS rows of the table, shortened if it is too wide, and the conclusions."""
+    """Print a report's table in the terminal: the title `name`, at most MOST_ROWS rows, and the conclusions.
+
+    The table is shortened if it is too wide.
+    """
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))
 

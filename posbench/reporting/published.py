@@ -82,7 +82,7 @@ class Published:
         return ", ".join(form.format(facts[name]) for name, form in units.items() if name in facts) or NOT_PUBLISHED
 
     def links(self, schemes: Iterable[str]) -> list[Link]:
-        """Return the published claims about our schemes, each about two that are neighbours in the published order.
+        """Return the published claims about these schemes, each about two that are neighbours in the published order.
 
         A claim is (better, sign, worse), such as ("qk", ">", "k"). If a published scheme is missing from `schemes`, its
         neighbours form a pair, with ">" if any sign between them is ">". If no order was claimed, schemes are ordered

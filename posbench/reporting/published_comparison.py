@@ -29,7 +29,10 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Return an Agreement per published column that we can match: same protocol, nearest length in training lengths."""
+    """Return, for each published column that we can match, its order of schemes next to ours.
+
+    It is matched with the same protocol at the nearest length, in multiples of the training length.
+    """
     from scipy.stats import kendalltau  # this import takes half a second
 
     pairs = []
@@ -56,8 +59,9 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
     """Return our losses to compare with a published column, indexed by scheme.
 
-    They have a matching protocol and the nearest length in training lengths. Returns: no rows if no length is within
-    NEAR.
+    They have a matching protocol and the nearest length, in multiples of the training length.
+    Arguments: theirs, the published column; comparison, of our runs.
+    Returns: no rows if no length is within NEAR.
     """
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
@@ -78,9 +82,9 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
 def link_verdict(comparison: Comparison, link: Link) -> str:
     """Return what our runs say about a published claim: `holds`, `fails` or `open`; "" if its pair was not tested.
 
-    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if `better` is significantly better,
-    and fails if `worse` is, or if the two are equal within the margin. With "~" or "/" it holds if the two are equal,
-    and fails if one is significantly better.
+    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if `better` is significantly better, and fails
+    if `worse` is, or if the two are equal within the margin. With "~" or "/" it holds if the two are equal, and fails
+    if one is significantly better.
     """
     better, sign, worse = link
     ours = verdict(comparison.pairs, better, worse, "published")

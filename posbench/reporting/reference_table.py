@@ -40,8 +40,8 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
 
     A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
 
-    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment, which
-    may be inside a pack, a zip file of runs (`posbench.runs.finding.folder_of`).
+    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment, whose
+    runs may be in a zip file next to it (a pack).
     Raises: ConfigError if the runs differ in other settings (the message has the command that trains a comparable run),
     or if no run of the user is left.
     """

@@ -1,4 +1,4 @@
-"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its hooks in float64.
+"""Plot what each scheme does over distance (`posbench schemes --plot`), by calling its methods in float64.
 
     score(d)  scaled score of a query and a key with the same content at distance d, minus the score at distance 0
     value(d)  share of a value from distance d that arrives at the query unchanged
@@ -42,7 +42,7 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a scheme in one layer, [heads, distances] each; None for a curve that does not change."""
+    """The curves of a scheme in one layer by distance, [heads, distances] each; None for one that does not change."""
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
@@ -88,7 +88,10 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return a dict from titles to curves: one title, or if trained, one per layer that has its own parameters."""
+    """Return {title: curves}, what a scheme does by distance: one entry, or if trained, one per layer that differs.
+
+    Arguments: name, of the scheme; is_trained, whether it has trained parameters; layers with their own then differ.
+    """
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
     title = f"{name} (trained)" if is_trained else name
@@ -98,7 +101,7 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """Return the curves of a scheme up to distance `longest`, for a query at position `longest`.
+    """Return what a scheme does to scores and values up to distance `longest`, for a query at position `longest`.
 
     Arguments: scheme, the module of one layer, in any dtype; it is converted to float64.
     """
@@ -132,7 +135,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return the entries for these token positions of `pos`, the tensor or tuple of tensors that hooks receive."""
+    """Return the entries of `pos`, a tensor or tuple of tensors with an entry per token, for the tokens `rows`."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
@@ -140,7 +143,10 @@ def _rows(pos: Any, rows: Tensor) -> Any:
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return the gates for the last query of a window, repeated for each random content; None if there are none."""
+    """Return a scheme's gates (values per token) for the last query of a window, repeated for each random content.
+
+    None stays None.
+    """
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
         return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))

@@ -168,7 +168,7 @@ def settings_of(summary: pd.DataFrame) -> list[str]:
 
 
 class _Rows:
-    """Tidy rows that are being collected, stored column by column."""
+    """Rows of the tidy table, one per scored window and metric, while they are collected, stored column by column."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
@@ -193,9 +193,9 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """Return one run's row of the summary, with the reason if it is unreadable, and add its tidy rows to `rows`.
+    """Return one run's row of the summary, with the reason if it is unreadable, and add its scores to `rows`.
 
-    Arguments: number, the run's index in the summary.
+    Arguments: number, the run's index in the summary; rows, of the tidy table, one per scored window and metric.
     """
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
@@ -269,7 +269,10 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add the tidy rows of a run's stored results to `rows`, with the summary's index `number` as their run."""
+    """Add a run's stored results to `rows`, the tidy table, one row per scored window and metric.
+
+    Arguments: number, the run's index in the summary.
+    """
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
@@ -293,7 +296,10 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add to `rows` the losses of n-gram models of this run's batches, stored once for all schemes of a seed."""
+    """Add to `rows`, the tidy table, the losses of n-gram models of this run's batches.
+
+    They are stored once for all schemes of a seed.
+    """
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
         if result.protocol != NGRAM.name or result.header["batches"] != manifest.fingerprints.batches:
@@ -323,7 +329,7 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the losses of pilots, the runs of `posbench tune` that choose learning rates.
 
     There is a row per experiment, scheme and rate. The column `trained_at` is the rate of the full runs.
-    Arguments: runs, the rows of the full runs in the summary.
+    Arguments: runs, the rows of the full runs in the summary, a table with a row per run.
     """
     frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
     for _, experiment in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):

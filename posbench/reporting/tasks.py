@@ -41,8 +41,8 @@ PLACE = ["scheme", "seed", "under", "length"]
 class TaskScores:
     """The scores of one task's runs, with everything that a report says about them.
 
-    A scheme keeps the task at a length if its accuracy (the median of seeds that learnt) is at least KEPT of the way
-    from chance to 1.
+    A scheme stays accurate at a length (keeps the task) if its accuracy, the median of seeds that learnt, is at least
+    KEPT of the way from chance to 1.
     """
 
     name: str
@@ -66,15 +66,15 @@ class TaskScores:
 
     @property
     def option_scores(self) -> pd.DataFrame:
-        """Return the rows of `scores` with options changed for evaluation, for the seeds that learnt the task."""
+        """Return the scores measured with changed options of the scheme, for the seeds that learnt the task."""
         return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return {scheme: length in items from which it no longer keeps the task}; infinity if it keeps it everywhere.
+        """Return {scheme: length in items from which it is no longer accurate}; infinity if always, as far as tested.
 
-        The length is interpolated between tested ones, from the trained length on. Schemes of which no seed learnt the
-        task are left out.
+        Accurate is at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from the
+        trained length on. Schemes of which no seed learnt the task are left out.
         """
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
@@ -85,7 +85,7 @@ class TaskScores:
 
     @property
     def schemes(self) -> list[str]:
-        """Return the schemes, sorted by the length up to which they keep the task, the greatest first; ties by name.
+        """Return the schemes, sorted by the length up to which they stay accurate, the greatest first; ties by name.
 
         Schemes of which no seed learnt the task are last.
         """
@@ -96,13 +96,13 @@ class TaskScores:
 
     @property
     def furthest(self) -> list[str]:
-        """Return the schemes that keep the task up to the greatest length; empty if no seed learnt it."""
+        """Return the schemes that stay accurate up to the greatest length; empty if no seed learnt the task."""
         lengths = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
         return [scheme for scheme in lengths if lengths[scheme] == max(lengths.values())]
 
     @property
     def furthest_with_seeds(self) -> list[str]:
-        """Return the schemes of `furthest`, each with how many of its seeds learnt the task: `alibi (2/3 seeds)`."""
+        """Return the schemes that stay accurate longest, each with its seeds that learnt: `alibi (2/3 seeds)`."""
         return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
 
     @property
@@ -111,7 +111,7 @@ class TaskScores:
 
     @property
     def is_kept(self) -> bool:
-        """Return whether some scheme keeps the task at every tested length."""
+        """Return whether some scheme stays accurate at every tested length."""
         return any(limit == math.inf and self.kept_to(s) == self.lengths[-1] for s, limit in self.limits.items())
 
     @property
@@ -123,7 +123,7 @@ class TaskScores:
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
-        """Return the length up to which a scheme keeps the task as text: `23`, or `≥64` if at all tested lengths.
+        """Return the length up to which a scheme stays accurate as text: `23`, or `≥64` if at all tested lengths.
 
         It is a dash if no seed learnt the task.
         """
@@ -133,7 +133,7 @@ class TaskScores:
         return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
 
     def kept_to(self, scheme: str) -> float:
-        """Return the length up to which the scheme keeps the task: its limit, or the longest tested length if shorter.
+        """Return the length in items up to which the scheme stays accurate, at most the longest tested length.
 
         At least one of its seeds must have learnt the task.
         """
@@ -149,8 +149,8 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: 
     """Return {name of a task: its TaskScores} for the tasks of these runs.
 
     A run is included if it was evaluated at its longest trained length, which shows whether it has learnt.
-    Arguments: rows, the tidy table; notes, a list that gets a line for everything left out, with the reason; group_by,
-    the setting that the runs are already grouped by.
+    Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; notes, a list that gets a
+    line for everything left out, with the reason; group_by, the setting that the runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
@@ -185,7 +185,7 @@ def _longest(lengths: str) -> int:
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    """Return the TaskScores of the task `name` from its runs and their rows of the tidy table."""
+    """Return the scores of the task `name`, from its runs and their rows of the tidy table."""
     run = runs.iloc[0]
     sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
     scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
@@ -205,7 +205,10 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
-    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation."""
+    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation.
+
+    Arguments: runs, a row per run of the task; learners, the schemes and seeds that learnt.
+    """
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     steps = []
     for run in of_learners.to_dict("records"):
@@ -228,8 +231,9 @@ def content_of_tasks(
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
     """Return the values that fill the templates of a report of tasks, and the tables to write as CSV, by file name.
 
-    Arguments: group_by, a setting such as train.lr: the report is then one table with a column per value of it; notes
-    gets a line for everything that is left out.
+    Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; group_by, a setting such
+    as train.lr: the report is then one table with a column per value of it; notes gets a line for everything that is
+    left out.
     """
     counted = {"scheme": "position scheme", "data.name": "task", "seed": "seed"}
     counts = ", ".join(count_of(runs[name].nunique(), noun) for name, noun in counted.items())
@@ -283,9 +287,9 @@ def content_of_tasks(
 
 
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
-    """Return a row per scheme and a column per task: the length up to which the scheme keeps the task.
+    """Return a row per scheme and a column per task: the length up to which the scheme stays accurate.
 
-    If not all seeds learnt it, their number is in brackets: `≥64 (2/3)`.
+    If not all seeds learnt the task, their number is in brackets: `≥64 (2/3)`.
     """
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
@@ -300,7 +304,7 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 
 
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
-    """Return a key that sorts schemes by how long they keep tasks, on average, longest first.
+    """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks, longest first.
 
     Lengths are multiples of each task's trained length, 0 for a task that was not learnt.
     """
@@ -309,9 +313,10 @@ def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
 
 
 def task_table(t: TaskScores) -> pd.DataFrame:
-    """Return a row per scheme: seeds that learnt the task, length up to which it is kept, steps, accuracy by length.
+    """Return a row per scheme: seeds that learnt the task, longest accurate length, steps, and accuracy by length.
 
     Steps are the median until seeds had learnt, and accuracy is the median of these seeds.
+    Arguments: t, the task's scores.
     """
     rows = []
     for scheme in t.schemes:
@@ -332,10 +337,11 @@ def length_title(t: TaskScores, length: int) -> str:
 
 
 def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
-    """Return the median accuracy over all seeds: a row per scheme and task, a column per group.
+    """Return the median accuracy over all seeds: a row per scheme and task, a column per group of runs.
 
     A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
     longer length that was tested.
+    Arguments: groups, {value that a group shares: {task: its scores}}.
     """
     names = dict.fromkeys((t.name, scheme) for tasks in groups.values() for t in tasks.values() for scheme in t.schemes)
     rows = []
@@ -387,7 +393,7 @@ def task_map(t: TaskScores) -> Figure:
 
 
 def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
-    """Return a figure of coloured cells, schemes by tasks: the length up to which each scheme keeps each task.
+    """Return a figure of coloured cells, schemes by tasks: the length up to which each scheme stays accurate.
 
     The colour is this length as a multiple of the trained length.
     """

@@ -51,9 +51,9 @@ def save(
 ) -> Path:
     """Write the checkpoint `folder/step=<step>`, remove checkpoints that are no longer needed, and return its path.
 
-    Arguments: metrics, the content of metrics.jsonl; state, entries for state.json; keep, how many of the newest
-    checkpoints to keep, at least two; branching, steps whose checkpoints are kept because shorter runs begin from them.
-    Checkpoints of later steps are removed.
+    Arguments: model and optimizer, tensors by name; metrics, the content of metrics.jsonl; state, entries for
+    state.json; keep, how many of the newest checkpoints to keep, at least two; branching, steps whose checkpoints are
+    kept because shorter runs begin from them. Checkpoints of later steps are removed.
     Raises: ConfigError if the disk is full; earlier checkpoints stay as they were.
     """
     final = folder / _name(step)
@@ -80,8 +80,10 @@ def save(
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
     """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) of the others.
 
-    Checkpoints of the steps `branching` stay. A folder is renamed before it is removed, so that a kill leaves a whole
-    checkpoint or one with a temporary name, which is removed when the run is resumed.
+    A folder is renamed before it is removed, so that a kill leaves a whole checkpoint or one with a temporary name,
+    which is removed when the run is resumed.
+    Arguments: folder, of the run's checkpoints; newest, the path of one of them; branching, steps whose checkpoints
+    stay because shorter runs begin from them.
     """
     checkpoints = _folders(folder)
     later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
@@ -94,7 +96,10 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
 
 def newest(folder: Path, notice: Say) -> Path | None:
-    """Return the folder of the newest intact checkpoint, or None. Call `notice` for each damaged one skipped."""
+    """Return the path of the newest intact checkpoint in `folder`, or None if there is none.
+
+    `notice` is called with a line for each damaged one skipped.
+    """
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -131,7 +136,7 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """Return {file: SHA-256} as recorded in `SHA256SUMS`. Raises: OSError if that file cannot be read."""
+    """Return {file: SHA-256} of a checkpoint, as recorded in its `SHA256SUMS`. Raises: OSError if it cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
@@ -157,9 +162,10 @@ def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 
 def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
-    """Return the weights, by name, of the run's last step, or of the step `at_step`.
+    """Return {name: tensor}, the weights of the run's last step, or of the step `at_step`.
 
     The last step's weights are checked against the digest in `manifest`, older ones against the checkpoint's checksum.
+    Arguments: folder, of the run's checkpoints; manifest, the content of the run's `run.json`.
     Raises: ConfigError if they are missing or damaged; the message lists the other steps.
     """
     step = manifest.num_steps if at_step is None else at_step
@@ -176,7 +182,10 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
-    """Set the parameters of `model` by name, except those in `fresh`. Raises: ConfigError if names or shapes differ."""
+    """Set the parameters of `model` from {name: tensor}, except those named in `fresh`.
+
+    Raises: ConfigError if names or shapes differ.
+    """
     model_shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name not in fresh}
     weight_shapes = {name: tuple(value.shape) for name, value in weights.items()}
     if model_shapes != weight_shapes:
@@ -192,7 +201,10 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name, shared ones once. Sharded ones are gathered on rank 0, empty on other ranks."""
+    """Return {name: tensor} of every parameter, shared ones once.
+
+    Sharded ones are gathered on rank 0, and are empty on other ranks.
+    """
     return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
@@ -237,7 +249,10 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's shard of the full tensor `value`, split as the DTensor `like` is; else `value` itself."""
+    """Return this process's shard of the full tensor `value`, split as the DTensor `like` is.
+
+    If `like` is not sharded, return `value` itself.
+    """
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -80,7 +80,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def state_of(run: Run) -> str:
-    """Return a run's status: the status in its manifest, INTERRUPTED or UNREADABLE.
+    """Return a run's status: the status in its manifest (`run.json`), INTERRUPTED or UNREADABLE.
 
     A run is interrupted if its manifest says `running` but no process trains it. It is unreadable if its manifest is
     missing, damaged, or in another format.
@@ -157,8 +157,9 @@ def _runs_dir_word(runs_dir: Path) -> str:
 def rates_of(run: Run) -> list[str]:
     """Return the texts of the CSV tables of learning rates that `posbench tune` wrote for a run's experiment.
 
-    The table in the experiment's folder comes first, then the tables in its packs, newest first. For a branch (a run
-    that starts from a checkpoint of a longer one, its trunk), the tables of the trunk's experiment follow.
+    The table in the experiment's folder comes first, then the tables in its packs (zip files of runs), newest first.
+    For a branch (a run that starts from a checkpoint of a longer one, its trunk), the tables of the trunk's experiment
+    follow.
     """
     experiment = run.path.parents[1]
     tables: list[str | None] = []

@@ -58,8 +58,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
     task, its lengths and the device's number format are included.
 
-    Arguments: device, from `Device.describe`. A run that starts from other weights changes the result:
-    `Start.comparable`.
+    Arguments: device, from `Device.describe`. For a run that starts from other weights, `Start.comparable` changes the
+    result.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
@@ -87,7 +87,10 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the digest of the settings in `identity` except scheme and seed. All runs of a table must share it."""
+    """Return the digest of the settings in `identity` ({`group.field`: value}) except scheme and seed.
+
+    All runs of a table must share it.
+    """
     shared = {
         key: value
         for key, value in identity.items()
@@ -97,9 +100,10 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def comparable_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the `config_fingerprint` of a recorded identity, leaving out settings that have their default value.
+    """Return the fingerprint of a recorded identity, the settings that decide what a run computes.
 
-    So a run made before a setting existed has the same fingerprint as a run with the setting at its default.
+    Scheme, seed and settings with their default value are left out, so a run made before a setting existed has the same
+    fingerprint as a run with the setting at its default.
     """
     groups = {"model": ModelConfig, "train": TrainConfig}
     defaults = {f"{group}.{entry.name}": entry.default for group, cls in groups.items() for entry in fields(cls)}
@@ -122,10 +126,11 @@ def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
 def facts(
     identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
 ) -> dict[str, Any]:
-    """Return {name: value} of what must not change when a run is resumed.
+    """Return {name: value} of the facts about a run that must not change when it is resumed.
 
-    Arguments: data and tokenizer, their fingerprints; scheme_files, the user's own files, {path: SHA-256}; began_with,
-    the digest of the weights that the run began with, None if they were drawn from its seed.
+    Arguments: identity, the settings that decide what it computes; data and tokenizer, their fingerprints;
+    scheme_files, the user's own files, {path: SHA-256}; began_with, the digest of the weights that the run began with,
+    None if they were drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
@@ -133,7 +138,7 @@ def facts(
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
-    """Return {part: digest of its initial weights} for parts that all schemes share, such as `attention.q`."""
+    """Return {name: digest of initial weights} for the weights that all schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
     for name, tensor in model.shared_parts():
         total = totals.setdefault(name, hashlib.sha256())

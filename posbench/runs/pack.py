@@ -46,7 +46,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip, so that equal content g
 
 @dataclass(frozen=True)
 class Pack:
-    """A zip file of runs. Its parts are read when they are first used, and then cached."""
+    """A pack: a zip file of runs. Its parts are read when they are first used, and then cached."""
 
     file: Path
 
@@ -82,7 +82,7 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Return {run: its results}.
+        """Return {run: its evaluation results}.
 
         All runs share one table per protocol; columns that are empty for a result are dropped from it.
         Raises: ConfigError if the zip cannot be read.
@@ -111,13 +111,16 @@ class Pack:
 
 @dataclass(frozen=True)
 class PackedRun(Run):
-    """A run in a pack. `path` is the folder that it would have unpacked; new evaluation results are stored there."""
+    """A run in a pack, a zip file of runs.
+
+    `path` is the folder that it would have unpacked; new evaluation results are stored there.
+    """
 
     pack: Pack = field(compare=False, repr=False)
 
     @property
     def key(self) -> str:
-        """Return the name of the run in the pack, such as `scheme/seed=n`."""
+        """Return the name of the run in its pack, a zip file of runs, such as `scheme/seed=n`."""
         return self.path.relative_to(self.pack.experiment).as_posix()
 
     def content(self, name: str) -> bytes:
@@ -164,7 +167,7 @@ def _key(header: dict[str, Any]) -> ResultKey:
 
 
 def packs_of(experiment: Path) -> list[Pack]:
-    """Return the packs of the folder `experiment`: `demo.zip` first, then `demo.2.zip` and so on."""
+    """Return the packs (zip files of runs) of the folder `experiment`: `demo.zip`, then `demo.2.zip` and so on."""
     zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
     packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     return [pack for pack in packs if pack.experiment == experiment]
@@ -181,7 +184,7 @@ def experiment_in(output: Path) -> Path:
 
 
 def open_pack(file: Path) -> Pack:
-    """Return the pack in the zip `file`. It is cached until the file changes, so that each zip is parsed once."""
+    """Return the runs in the zip `file` as a `Pack`, cached until the file changes, so that each zip is parsed once."""
     stat = file.stat()  # also tells apart files of the same relative path after a change of directory
     return _cached_pack(file, stat.st_mtime_ns, stat.st_size)
 
@@ -192,7 +195,7 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
 
 
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of one experiment to the zip `output`.
+    """Write finished runs of one experiment to the zip file `output`, a pack.
 
     Arguments: runs, by their names in the pack; notice, called with a line for each result that is left out; weights,
     True to include the last weights in bfloat16.

@@ -37,14 +37,14 @@ _SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
 
 @dataclass(frozen=True)
 class Positions:
-    """The position scheme of a trained model."""
+    """The position scheme of a trained model: its settings for posbench, and the lengths that it may be used at."""
 
     row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line
     length: int | None = None  # training length for which its rescaling is defined, tokens; None: any
 
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
-        """Return the scheme's mapping, `row`, if a run may train with it on windows of `length` tokens.
+        """Return the scheme's settings, as in a YAML file, if a run may use them on windows of `length` tokens.
 
         Arguments: from_run, the model's name in the message. Raises: ConfigError if a run may not.
         """
@@ -78,7 +78,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return the scheme mapping `row`, without its name and learning rate, as one line of JSON."""
+    """Return a scheme's settings, without its name and learning rate, as one line of JSON.
+
+    Arguments: row, the settings as in a YAML file of `conf/scheme`.
+    """
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
@@ -93,7 +96,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the fields of ModelConfig, and `vocab_size`, that `config.json` describes, for a model called `name`."""
+    """Return {field: value} of ModelConfig, and `vocab_size`, for a model in a Hugging Face folder.
+
+    Arguments: config, the content of its `config.json`; name, the model's name for `model.name`.
+    """
     family, entries = config["model_type"], {"vocab_size": config["vocab_size"]}
     if family == "posbench":
         return config["sizes"] | entries
@@ -110,9 +116,9 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme that `config.json` describes: rotations in all or some layers, sliding windows.
+    """Return the position scheme of a model in a Hugging Face folder: rotations in all or some layers, sliding windows.
 
-    `row` is None if posbench has no such scheme.
+    If posbench has no such scheme, the field `row` is None. Arguments: config, the content of its `config.json`.
     """
     if config["model_type"] == "posbench":
         row = config["scheme"]
@@ -137,7 +143,10 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE settings in the form of transformers 5's `rope_parameters`, also from keys of older versions."""
+    """Return the RoPE settings in `config.json` in the form of transformers 5's `rope_parameters`.
+
+    They are also read from the keys of older versions.
+    """
     older_keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     rope = {key: config[key] for key in older_keys if key in config}
     rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -146,9 +155,10 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rescaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int | None]:
-    """Return posbench's scheme options for a model's `rope_type`, and the training length that they are defined for.
+    """Return posbench's scheme options for a model's RoPE rescaling, and the training length that they are defined for.
 
     The options are None if posbench has no such rescaling. The length is None if they suit any.
+    Arguments: rope, the model's RoPE settings with `rope_type`; config, the content of its `config.json`.
     """
     kind, factor = rope["rope_type"], rope.get("factor")
     longest = config.get("max_position_embeddings")
@@ -174,7 +184,10 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens."""
+    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens.
+
+    Arguments: config, the content of a model's `config.json`; is_rotated, whether each layer rotates q and k.
+    """
     family = config["model_type"]
     window = config.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
     if family in ("llama", "mistral", "phi3"):

@@ -39,10 +39,10 @@ _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
 @dataclass(frozen=True, order=True)
 class ResultKey:
-    """The key of a result within its run: protocol, length (tokens), and the settings of this evaluation.
+    """The key of an evaluation result within its run: protocol, length (tokens), and the settings of this evaluation.
 
-    `under` is sorted, and empty for the model as trained. It lists options of the scheme, `step=<n>` for weights of an
-    earlier step, `data=<name>` for another text, and any of MARKS.
+    The settings, `under`, are sorted, and empty for the model as trained. They are options of the scheme, `step=<n>`
+    for weights of an earlier step, `data=<name>` for another text, and any of MARKS.
     """
 
     protocol: str
@@ -65,7 +65,7 @@ class ResultKey:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the changed options of this evaluation, which are all entries of `under` but `data=<name>`."""
+        """Return the settings of this evaluation (`under`) except `data=<name>`, the name of another text."""
         return tuple(option for option in self.under if not option.startswith("data="))
 
     @property
@@ -130,7 +130,7 @@ class Result:
 
 @dataclass(frozen=True, order=True)
 class InvalidResult:
-    """A file in a run's `eval/` folder that is not a result of this run, or is damaged."""
+    """A file in a run's `eval/` folder that is not a result of this run, or is damaged, with the reason."""
 
     key: ResultKey
     file: Path
@@ -172,7 +172,10 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 
 
 def keys_in(folder: Path) -> list[ResultKey]:
-    """Return the keys of the results in the `eval/` folder `folder`, sorted. Only file names are read."""
+    """Return the keys (protocol, length, settings) of the results in the `eval/` folder `folder`, sorted.
+
+    Only file names are read.
+    """
     files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
     return sorted(
         ResultKey(file.parent.name, int(m[1]), tuple(m[2].replace("%2F", "/").split("@")[1:])) for file, m in files if m

@@ -125,7 +125,7 @@ class Run:
         )
 
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
-        """Return the valid results in the `eval/` folder and the invalid files in it, both sorted by key.
+        """Return the valid results in the run's `eval/` folder and the invalid files in it, both sorted by key.
 
         A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
         run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
@@ -147,10 +147,11 @@ class Run:
         return results, invalid
 
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
-        """Write a result's rows, then its header with the run's name, and return it. It is valid with both files only.
+        """Write an evaluation result to the run's `eval/` folder and return it.
 
-        Arguments: rows, one per window of text; header, the settings and means, and `weights`, the digest of the
-        weights that were scored.
+        Its rows are written first, then its header with the run's name. It is valid only if both files exist.
+        Arguments: key, protocol, length and settings of the evaluation; rows, one per window of text; header, the
+        settings and means, and `weights`, the digest of the weights that were scored.
         """
         import pyarrow
 
@@ -165,7 +166,10 @@ class Run:
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """Return the keys of the run's results, sorted. Only file names are read: the results may be invalid."""
+        """Return the keys (protocol, length, settings) of the run's results, sorted, from file names only.
+
+        The results may be invalid.
+        """
         return keys_in(self.path / "eval")
 
     @property
@@ -235,9 +239,9 @@ class Run:
     def config_under(self, options: Sequence[str]) -> Config:
         """Return the run's configuration with changed options of its task or scheme, or with another scheme.
 
-        Arguments: options, such as `rescale=yarn` or `scheme=nope`. An option that a combined scheme does not have is
-        set in its member schemes. With `scheme=nope`, other options belong to the new scheme. Raises: ConfigError for
-        unknown options, or a scheme of another kind of attention.
+        Arguments: options, such as `rescale=yarn` or `scheme=nope`. If the scheme is made of other schemes, an option
+        that only they have is set in them. With `scheme=nope`, other options belong to the new scheme.
+        Raises: ConfigError for unknown options, or a scheme of another kind of attention.
         """
         from omegaconf import OmegaConf
 

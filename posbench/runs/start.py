@@ -1,4 +1,4 @@
-"""Choose the weights that a run starts from: from its seed, its trunk, another run or a Hugging Face model.
+"""Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
 `train.from_run` names a run or a folder. The decoder's weights are loaded. Weights of the scheme and of its kind of
 attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. AdamW's
@@ -46,7 +46,7 @@ _SAME_SETTINGS = ("log_every", "steps_between_validations", "validation_tokens",
 
 @dataclass(frozen=True)
 class Start:
-    """Weights that a run starts from instead of its seed's, and facts about their source."""
+    """Weights that a run starts from instead of weights drawn from its seed, and facts about their source."""
 
     name: str  # experiment/scheme/seed=n, with the step if it is not the last; or the folder's name
     scheme: str  # name of the source's scheme, or of the Hugging Face folder
@@ -65,14 +65,15 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return facts about the source, for the field `continued` in the manifest of the run that starts from it."""
+        """Return facts about the source of the weights, for the field `continued` in the manifest of the new run."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
-        """Return the `identity` of a run that continues this one, comparable with runs of the same total token count.
+        """Return a run's `identity` changed so that it is comparable with runs of the same total token count.
 
-        Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
-        recorded in `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
+        The run continues from these weights, and `identity` has its settings, {`group.field`: value}. Its `train`
+        settings become the source run's, its token counts the sums of both, and settings that differ are recorded in
+        `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
         """
         train = {key: value for key, value in identity.items() if key.startswith("train.")}
         source = self.identity or {}
@@ -105,9 +106,10 @@ class Start:
             )
 
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
-        """Set the model's parameters, except parameters of its scheme that the source lacks or has in another shape.
+        """Set the parameters of `model` to these weights.
 
-        If `checkpoint` is set, all names and shapes must match.
+        Parameters of the scheme that the source lacks or has in another shape are left. If `checkpoint` is set, all
+        names and shapes must match.
 
         Returns: names of the scheme's parameters that keep their initial values, and names of weights that were not
         used.
@@ -126,7 +128,7 @@ class Start:
 
 
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
-    """Return a Start with the weights that `train.from_run` names, or None if it is not set.
+    """Return the weights to start from that `train.from_run` names, as a Start, or None if it is not set.
 
     Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
     of a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors
@@ -171,7 +173,10 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    """Return a Start from the checkpoint `folder` of `run`, or, if None, from its last weights, maybe in a pack."""
+    """Return the weights of a run to start from, as a Start, from the checkpoint `folder` or the run's last weights.
+
+    If `folder` is None, the last weights are used, which may be in a pack (a zip file of runs).
+    """
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -217,7 +222,7 @@ def _start_from_folder(folder: Path) -> Start:
 
 
 def start_at(folder: Path) -> Start:
-    """Return a Start that continues a run exactly from its intact checkpoint `folder`.
+    """Return a Start that continues a run exactly from `folder`, its intact checkpoint.
 
     Raises: ConfigError if the run's files cannot be read.
     """
@@ -226,9 +231,11 @@ def start_at(folder: Path) -> Start:
 
 
 def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
-    """Return a Start from the trunk's checkpoint for a branch, or None if the run must begin with its first step.
+    """Return the checkpoint from which a shorter run (a branch) can start: one of a longer run, its trunk.
 
-    Arguments: manifest, the run's new manifest; say, prints for a branch which checkpoint is used, or why none is.
+    Arguments: config and manifest, the branch's configuration and new manifest; say, prints which checkpoint is used,
+    or why none is.
+    Returns: None if the run is not a branch or must begin with its first step.
     """
     if not config.train.is_branch:
         return None
@@ -250,7 +257,12 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return a line for each difference that forbids a branch to start from its trunk's checkpoint; empty if none."""
+    """Return a line for each difference that forbids a shorter run to start from a longer run's checkpoint.
+
+    The list is empty if there is none.
+    Arguments: trunk and trunk_manifest, configuration and manifest of the longer run; config and manifest, of the
+    shorter.
+    """
 
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]

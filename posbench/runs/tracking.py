@@ -64,10 +64,7 @@ class Tracker:
         self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
-        """Log numbers of the whole run, such as its final loss. Those that are None, infinite or NaN are skipped.
-
-        Arguments: figures, {name: value}.
-        """
+        """Log numbers of the whole run, such as its final loss, {name: value}; None, infinite and NaN are skipped."""
         self._ask(lambda: self._run.summary.update(_finite(figures)))
 
     def finish(self, failed: bool = False) -> None:
@@ -175,6 +172,7 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
 
     Nothing about the machine, code or environment is uploaded. The run is offline if WANDB_MODE says so, without a key,
     or if the server does not answer within `timeout` seconds.
+    Arguments: say, prints a line if the run is offline; about, arguments of `wandb.init`.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb

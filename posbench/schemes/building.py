@@ -60,7 +60,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def first(self) -> Scheme:
-        """Return the scheme of the first layer, whose hook `embed` the decoder calls on the token embeddings."""
+        """Return the scheme of the first layer, whose method `embed` the decoder calls on the token embeddings."""
         return self[0]
 
     @property
@@ -70,7 +70,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def group(self) -> str:
-        """Return the heading in `posbench schemes`: the scheme's group, or "layers" if they differ by layer."""
+        """Return the heading for the scheme in `posbench schemes`, which is "layers" if layers have different ones."""
         return self.first.group if len(set(self.shared_with)) == 1 else "layers"
 
 
@@ -79,7 +79,7 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
 
     Arguments: seed, for random numbers that constructors draw, combined with the scheme's kind and the layer.
     Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
-    adds to the token embeddings in only some layers, and an invalid member (`_check_members`).
+    adds to the token embeddings in only some layers, and a scheme that cannot be part of a list or combination.
     """
     _check_members(config, config)
     builder = _Builder(shape, seed)
@@ -102,14 +102,17 @@ def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
 
 
 def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes that layers alternate between, or only `entry` itself if all layers have the same one."""
+    """Return the schemes that layers alternate between, or only `entry` itself if all layers have the same one.
+
+    Arguments: entry, the configuration of a scheme.
+    """
     if not _is_interleaved(entry):
         return [entry]
     return [nested for member in _members(entry) for nested in _alternatives(member)]
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that `entry` consists of, and their own members.
+    """Check the schemes that the scheme `entry` consists of, its members, and their own members.
 
     Arguments: config, the whole scheme; entry, `config` or a part of it.
     Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
@@ -136,7 +139,10 @@ class _Builder:
         self.first: dict[str, Scheme] = {}  # first scheme built for each `_key`
 
     def build(self, entry: SchemeConfig, n: int) -> Scheme:
-        """Return the scheme of layer `n` described by `entry`: a new object, or one shared with an earlier layer."""
+        """Return the scheme of layer `n`, a new object or one shared with an earlier layer.
+
+        Arguments: entry, the configuration of the scheme.
+        """
         cls = scheme_class(entry.kind)
         values = dict(entry.options)
         window = None if WINDOW in option_names(cls) else values.pop(WINDOW, None)
@@ -162,9 +168,9 @@ class _Builder:
         return scheme
 
     def _with_members(self, option: Any, n: int) -> Any:
-        """Return an option's value; in a list of descriptions, each is replaced by its scheme of layer `n`.
+        """Return an option's value; in a list of schemes' configurations, each is replaced by its scheme of layer `n`.
 
-        Equal descriptions give one scheme.
+        Equal configurations give one scheme.
         """
         if not entries_in(option):
             return option
@@ -191,13 +197,16 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if a layer with the schemes in `options` cannot share `first`, which has other submodules."""
+    """Return True if a layer cannot share the scheme object `first`, because its submodules are other objects.
+
+    Arguments: options, of the layer's scheme, with schemes as values if it is made of other schemes.
+    """
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
 def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the description of layer n's scheme: `entry`, or member n modulo their number if layers alternate."""
+    """Return the configuration of layer n's scheme: `entry`, or if layers alternate, number n modulo their count."""
     if not _is_interleaved(entry):
         return entry
     check_options("scheme", entry.kind, Interleaved, entry.options)
@@ -212,13 +221,13 @@ def _is_interleaved(entry: SchemeConfig) -> bool:
 
 
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the descriptions of the schemes in the options of a composite scheme `entry`; [] for others."""
+    """Return the configurations of the schemes that the scheme `entry` is made of; [] if it is not made of others."""
     members = [member for option in entry.options.values() for member in entries_in(option)]
     return [SchemeConfig.from_mapping(dict(member)) for member in members]
 
 
 def _key(entry: SchemeConfig) -> str:
-    """Return a string of kind and options, equal for two entries that describe the same scheme under two names."""
+    """Return a string of a scheme's kind and options, equal for two configurations that differ only in name."""
     return json.dumps({"kind": entry.kind, **entry.options}, sort_keys=True, default=str)
 
 
@@ -229,16 +238,18 @@ def entries_in(option: Any) -> list[Mapping[str, Any]]:
 
 
 def takes_option(entry: Mapping[str, Any], option: str) -> bool:
-    """Return True if the scheme `entry` (the mapping from its YAML), or a scheme it contains, has the option."""
+    """Return True if a scheme, or a scheme that it is made of, has the option named `option`.
+
+    Arguments: entry, the scheme as the mapping in its YAML file.
+    """
     members = [member for value in entry.values() for member in entries_in(value)]
     return _has_option(entry, option) or any(takes_option(member, option) for member in members)
 
 
 def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of the scheme mapping `entry` with `option` set to `value`.
+    """Return a copy of the mapping `entry`, a scheme as in its YAML file, with `option` set to `value`.
 
-    A composite scheme contains other schemes (its members). If the option belongs to them and not to the composite, it
-    is set in each of them.
+    If the scheme is made of other schemes, and they have the option but the whole does not, it is set in each of them.
     """
     if _has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}

@@ -14,7 +14,7 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, apply_hook, ev
 
 
 class JointProperties:
-    """Properties that several schemes have together, in one layer or in all layers of a decoder."""
+    """Base class with the properties that several schemes have together, in one layer or in all layers of a decoder."""
 
     @property
     def parts(self) -> list[Scheme]:
@@ -28,7 +28,7 @@ class JointProperties:
 
     @property
     def keeps_norms(self) -> bool:
-        """Return True if all hooks keep the length of each vector."""
+        """Return True if no scheme changes the length of a query, key, value or output vector."""
         return all(scheme.keeps_norms for scheme in self.parts)
 
     @property
@@ -47,7 +47,7 @@ class JointProperties:
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the FLOPs per token of all hooks at `length` tokens, or None if a scheme returns None."""
+        """Return the FLOPs per token that all schemes add at `length` tokens, or None if a scheme states none."""
         flops = [scheme.flops_per_token(length) for scheme in self.parts]
         return None if None in flops else float(sum(count for count in flops if count is not None))
 
@@ -55,7 +55,7 @@ class JointProperties:
 class Interleaved(Scheme):
     """Schemes that alternate from layer to layer: layer n uses `layers[n % len(layers)]`.
 
-    Equal schemes in the list are one scheme, with the same parameters and one call of `prepare`. This class only
+    Equal schemes in the list are one scheme, with the same parameters, and prepare positions once. This class only
     declares the option: `posbench.schemes.build_scheme` gives each layer its scheme.
     Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
     """
@@ -65,9 +65,9 @@ class Interleaved(Scheme):
 
 
 class Combined(JointProperties, Scheme):  # type: ignore[override]
-    """Several schemes in one layer: their hooks are applied in order and their biases are added.
+    """Several schemes in one layer: each changes q, k, v and o in turn, and their biases are added.
 
-    A bias that reads keys (`reads_keys`) sees them after the hooks of all schemes.
+    A bias that reads keys (`reads_keys`) sees them after the changes of all schemes.
     Options: `of`, names of schemes, such as [alibi, qk_rope].
     """
 

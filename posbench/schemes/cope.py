@@ -43,7 +43,10 @@ class Cope(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of q . e; q . k is not counted, because attention computes it anyway."""
+        """Return the FLOPs per token of q . e, queries times learned vectors, in one layer.
+
+        q . k is not counted, because attention computes it anyway.
+        """
         return 2.0 * self.shape.num_heads * self.e.numel()
 
 

@@ -49,5 +49,8 @@ class Dape(Alibi):
         return None
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of f's two matrices; a query sees half of the keys on average."""
+        """Return the FLOPs per token, in one layer, of the two matrices of the network that adapts the bias.
+
+        On average a query sees half of the `length` keys.
+        """
         return 1.0 * length * (self.inner.numel() + self.outer.numel())

@@ -28,7 +28,11 @@ class Fox(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_heads))
 
     def gate(self, x: Tensor, pos: Tensor) -> Tensor:
-        """Return each token's log gate `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1], in the dtype of the weights."""
+        """Return the log of each token's forgetting gate, `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1].
+
+        It has the dtype of the weights. Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos is not
+        used.
+        """
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:

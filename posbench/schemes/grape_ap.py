@@ -42,7 +42,10 @@ class GrapeAp(Scheme):
         return Turn(angles.cos(), angles.sin())
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
-        """Return p = W_h x of each token, then p / rms(p) rotated by its position, concatenated: [B, H, T, 2 P]."""
+        """Return p = W_h x of each token, then p / rms(p) rotated by its position, concatenated: [B, H, T, 2 P].
+
+        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the cosines and sines of the rotation.
+        """
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
         cos_sin = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
         return torch.cat((p, turn(F.rms_norm(p, (self.width,)), cos_sin)), dim=-1)
@@ -56,5 +59,8 @@ class GrapeAp(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of W and of the products p_i . p_l; on average a query sees half of the tokens."""
+        """Return the FLOPs per token, in one layer, of computing p = W x and the products p_i . p_l of tokens i and l.
+
+        On average a query sees half of the `length` tokens.
+        """
         return 2.0 * self.W.numel() + float(self.shape.num_heads * self.width * length)

@@ -38,7 +38,10 @@ class Path(Scheme):
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1]."""
+        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1].
+
+        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos is not used.
+        """
         x = x.to(self.A.dtype)
         w = F.normalize(F.linear(F.linear(x, self.A), self.B).unflatten(-1, (self.shape.num_kv_heads, -1)), dim=-1)
         b = 2 * F.linear(x, self.u, self.c).sigmoid()
@@ -56,7 +59,10 @@ class Path(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of A, B and u, of reflections in blocks, and of computing the scores twice."""
+        """Return the FLOPs per token, in one layer, of computing the reflections, applying them, and scoring twice.
+
+        The reflections come from the matrices A, B and u, and are applied in blocks.
+        """
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (self.A.numel() + self.B.numel() + self.u.numel())
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
@@ -66,8 +72,8 @@ class Path(Scheme):
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return the unscaled scores `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; undefined for keys after the query.
 
-    H_t = 1 - b_t w_t w_t^T is the reflection at token t. Works in blocks (section 3.2 of the paper): a product of
-    reflections is `1 - W^T M W` with an upper triangular M. Such products move each key to the end of its block and
+    H_t = 1 - b_t w_t w_t^T is the reflection at token t. Works in blocks (section 3.2 of arXiv 2505.16381): a product
+    of reflections is `1 - W^T M W` with an upper triangular M. Such products move each key to the end of its block and
     each query back to the start of its block. Then, from the last block of keys to the first, all later queries are
     multiplied with the block's keys and moved back across the block.
     Arguments: q, the queries of the last Tq tokens, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].

@@ -27,7 +27,10 @@ class Pope(Scheme):
         self.delta = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each."""
+        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each.
+
+        `w_c = base ** (-c / D)` is the frequency of channel c. Arguments: length is not used.
+        """
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq
@@ -43,7 +46,10 @@ class Pope(Scheme):
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the extra FLOPs per token of scores with 2 D channels; on average a query sees half of the keys."""
+        """Return the extra FLOPs per token, in one layer, of scores with 2 D instead of D channels.
+
+        On average a query sees half of the `length` keys.
+        """
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 

@@ -108,15 +108,24 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return `factor` if it is set, otherwise `length` / `context_length`, at least 1, for inputs of `length`."""
+        """Return the rescaling factor for inputs of `length` tokens: `factor` if set, else `length` / `context_length`.
+
+        It is at least 1. Arguments: context_length, the training length in tokens.
+        """
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token."""
+        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
+
+        Arguments: trained, the frequencies in training, with their base and context length.
+        """
         return RESCALINGS[self.name](trained, self.factor_at(length, trained.context_length))
 
     def temperature(self, length: int, context_length: int) -> float:
-        """Return the number that multiplies the scores at `length` tokens: at least 1 for YaRN, 1 for the others."""
+        """Return the number that multiplies the scores at `length` tokens: at least 1 for YaRN, 1 for the others.
+
+        Arguments: context_length, the training length in tokens.
+        """
         if self.name not in _TEMPERED:
             return 1.0
         return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)

@@ -31,7 +31,10 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """A `Turn` with YaRN's factor for q, a 0-d tensor kept apart from the cosine because v and o are not scaled."""
+    """Cosines and sines of the rotation angles, and YaRN's factor for q, a 0-d tensor.
+
+    The factor is kept apart from the cosine because v and o are not scaled.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -47,7 +50,7 @@ def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
 
 
 def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
-    """Return `x` [..., T, D] rotated as by `rotate`, with precomputed cosines and sines instead of angles."""
+    """Return `x` [..., T, D] rotated by the angles whose cosines and sines are `cos_sin`, or back if `inverse`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     # The inverse negates only the sine: the cosine is even, and negating both would add half a turn.
     return _Rotation.apply(x, cos_sin.cos.to(dtype), -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype))
@@ -126,17 +129,23 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """Return True if rotated sites come in pairs: q and k both or neither, and v and o both or neither."""
+        """Return whether scores and outputs depend on distances only, not on positions.
+
+        They do if q and k are both rotated or neither, and v and o both or neither.
+        """
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        """Return True unless YaRN's temperature makes q longer."""
+        """Return whether all vectors keep their length, which they do unless YaRN multiplies q by its temperature."""
         return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """Return True unless the rescaling factor, and so the first tokens' angles, depends on the input's length."""
+        """Return whether the angles of tokens stay the same if more tokens follow.
+
+        They do unless the rescaling factor depends on the input's length.
+        """
         return self.rescaling is None or self.rescaling.factor is not None
 
     @property
@@ -155,7 +164,7 @@ class Rotary(Scheme):
 
     @property
     def schedule_base(self) -> float:
-        """Return the base that `frequencies` are computed from, without rescaling."""
+        """Return the base of the frequencies `base ** (-2t / D)`, without rescaling."""
         return self.base
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -175,7 +184,10 @@ class Rotary(Scheme):
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return a `Turn` with the float64 cosines and sines at `pos`, or a `TemperedTurn` if YaRN scales q."""
+        """Return the float64 cosines and sines of the rotation at `pos`, with YaRN's factor for q if there is one.
+
+        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
+        """
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -202,7 +214,10 @@ class Rotary(Scheme):
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
-        """Return x with the first `width` channels rotated (back for o) if the scheme rotates `site`, otherwise x."""
+        """Return x with its first `width` channels rotated (back for o) if the scheme rotates `site`, otherwise x.
+
+        Arguments: site, one of q, k, v, o; x, its tensor [..., T, D]; cos_sin, cosines and sines of the angles.
+        """
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width

@@ -40,7 +40,11 @@ class SelectiveRope(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return `u_t . V x_l / |x_l|` of each token l and pair t, [B, Hkv, T, D/2], in float64 for exact sums."""
+        """Return the angle that each token l adds for each pair t, [B, Hkv, T, D/2], in float64 for exact sums.
+
+        It is `u_t . V x_l / |x_l|`, with learned u and V. Arguments: x, the hidden states after the layer's norm, [B,
+        T, C]; pos is not used.
+        """
         selected = F.linear(F.linear(F.normalize(x.to(self.V.dtype), dim=-1), self.V), self.u)
         return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 

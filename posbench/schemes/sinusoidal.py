@@ -30,7 +30,10 @@ class Sinusoidal(Scheme):
         self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the sines and cosines to add to the token embeddings, times a, [T, C] float64."""
+        """Return the sines and cosines to add to the token embeddings, times the amplitude, [T, C] float64.
+
+        Arguments: pos, the positions [T]; length is not used.
+        """
         width = self.shape.d_model
         inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)
         angles = pos.to(torch.float64)[..., None] * inv_freq

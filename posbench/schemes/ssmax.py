@@ -28,7 +28,10 @@ class Ssmax(Scheme):
         self.s = nn.Parameter(torch.full((shape.num_heads,), 1 / math.log(max(2, shape.context_length))))
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return `ln(i + 1)` of each position i in `pos`, [T, 1] float64."""
+        """Return `ln(i + 1)`, by which queries are scaled, for each position i in `pos`, [T, 1] float64.
+
+        Arguments: length is not used.
+        """
         return (pos.to(torch.float64)[..., None] + 1).log()
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:

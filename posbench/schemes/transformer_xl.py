@@ -48,7 +48,10 @@ class TransformerXL(Scheme):
         self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""
+        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64.
+
+        Arguments: pos, the positions [T]; length is not used.
+        """
         angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
         return Turn(angles.cos(), angles.sin())
 
@@ -63,5 +66,8 @@ class TransformerXL(Scheme):
         return torch.cat((x, waves.expand(*x.shape[:2], -1, -1)), dim=-1)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of W and of the appended channels; on average a query sees half of the keys."""
+        """Return the FLOPs per token, in one layer, of the matrix W and of the channels appended to q and k.
+
+        On average a query sees half of the `length` keys.
+        """
         return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length

@@ -45,7 +45,11 @@ class Xpos(Rotary):
         return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return a pair: cosines and sines for q, times q's power of zeta, and those for k, times the inverse power."""
+        """Return a pair: cosines and sines for q, times a power of zeta, and for k, times the inverse power.
+
+        Each pair t of channels has its own zeta, and the power grows with the position.
+        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
+        """
         cos_sin = super().prepare(pos, length)
         pairs = torch.arange(self.width // 2, dtype=torch.float64, device=pos.device)
         zeta = (pairs / (self.width // 2) + 0.4) / 1.4

@@ -56,9 +56,9 @@ class SweepClock(NamedTuple):
 
     @classmethod
     def at(cls, number: int, work: Sequence[float], parallel: int, started: float) -> SweepClock:
-        """Return the clock of run `number` if `parallel` runs train at a time.
+        """Return the clock of run number `number` of a sweep in which `parallel` runs train at a time.
 
-        Arguments: work, tokens of each run, 0 for runs already finished.
+        Arguments: work, tokens of each run, 0 for runs already finished; started, the time at which the sweep began.
         """
         numbers = [n for n, tokens in enumerate(work) if tokens]  # runs that were not finished before the sweep
         first = sum(n < number for n in numbers) // parallel * parallel
@@ -66,7 +66,7 @@ class SweepClock(NamedTuple):
         return cls(started, sum(work[n] for n in done), sum(work[n] for n in group), sum(work))
 
     def left(self, fraction: float) -> str:
-        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if unknown."""
+        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if that is unknown."""
         done = self.done + fraction * self.group
         seconds = (time.time() - self.started) * (self.total - done) / done if done else None
         return "" if seconds is None else f", sweep {duration(seconds)} left"

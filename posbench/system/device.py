@@ -215,7 +215,7 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
 
 
 def training_advice(config: TrainConfig) -> str:
-    """Return the settings that took the memory, and which to change, as text for `exhaustion_explained`."""
+    """Return the settings that take memory in training, and which to change, as text for an out-of-memory error."""
     return (
         f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
         f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "

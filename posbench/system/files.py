@@ -47,7 +47,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` in UTF-8 to `path` as `write_bytes` does."""
+    """Write `text` in UTF-8 next to `path`, sync it to disk and rename it to `path`. Create missing folders."""
     write_bytes(path, text.encode())
 
 

@@ -53,7 +53,7 @@ torch.library.register_fake("posbench::onednn_product", lambda a, b: a.new_empty
 
 
 def summed_outer(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a.T @ b`, [N, M], without a gradient from a [K, N] and b [K, M]."""
+    """Return `a.T @ b`, [N, M], from a [K, N] and b [K, M]; no gradient is recorded."""
     # oneDNN copies a transposed first factor, so make the narrower matrix the first.
     return product(a.T, b.T) if a.shape[1] <= b.shape[1] else product(b.T, a.T).T
 
@@ -63,7 +63,7 @@ def _by_onednn(x: Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """The function `linear` by oneDNN, with the gradient that oneDNN's operation lacks."""
+    """The function `x @ weight.T (+ bias)` by oneDNN, with the gradient that oneDNN's operation lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

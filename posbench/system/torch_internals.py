@@ -22,7 +22,10 @@ from torch import Tensor
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`, or x itself if it has that dtype already; the module's docstring says why."""
+    """Return x in `dtype`, or x itself if it has that dtype already.
+
+    In torch 2.11, an `autograd.Function` whose forward pass ends with a `.to` that changes nothing loses its gradient.
+    """
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -53,7 +56,10 @@ def allow_recompiles(number: int) -> None:
 
 @functools.cache
 def share_no_row_buffers() -> None:
-    """Keep Inductor from fusing kernels if several rows of a vectorised loop would share a buffer of one row."""
+    """Keep Inductor from fusing kernels if several rows of a vectorised loop would share a buffer of one row.
+
+    Such code is silently wrong (pytorch issue 185702).
+    """
     from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
     from torch._inductor.virtualized import V
 

@@ -64,9 +64,9 @@ class TimedScheme:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return {name: value} of sizes and of medians over rounds.
+        """Return {name: value} of the model's sizes and of the measurements' medians over rounds.
 
-        Arguments: matmul_rate, FLOP/s of a matrix product, for MFU.
+        Arguments: matmul_rate, FLOP/s of a matrix product, by which the model's FLOP/s are divided (MFU).
         """
         rate = median(self.rates)
         return {
@@ -91,9 +91,10 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
     """Time the training step of each scheme. The overrides `words` choose the model and the batch.
 
-    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (`sizes_of`), the medians of tokens per
-    second and of the ratio to the first scheme, the ratio's quartiles (None with one round), MFU, seconds of the first
-    step (including compilation), and peak memory in bytes.
+    Arguments: rounds, how often each scheme is timed, in turn; steps, training steps per turn.
+    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (parameters, FLOPs per token, cache
+    bytes), the medians of tokens per second and of the ratio to the first scheme, the ratio's quartiles (None with one
+    round), MFU, seconds of the first step (including compilation), and peak memory in bytes.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -150,7 +151,11 @@ def bench(
     steps: int,
     console: Console,
 ) -> None:
-    """Time the schemes and print two tables. Raises: ConfigError if an override is refused."""
+    """Time the training step of each scheme and print two tables. Raises: ConfigError if an override is refused.
+
+    Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
+    steps, training steps per turn.
+    """
     result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"

@@ -42,7 +42,10 @@ def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def exit_status(rows: Sequence[RunSummary]) -> int:
-    """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted)."""
+    """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted).
+
+    Arguments: rows, the states of the runs.
+    """
     states = {row.state for row in rows}
     return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
 

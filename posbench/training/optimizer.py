@@ -19,7 +19,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
     `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
     rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up takes `warmup_ratio` of
-    the steps; a branch, which starts from a longer run's checkpoint, uses the longer run's number of steps.
+    the steps; a branch, a shorter run that starts from a longer run's checkpoint, uses the longer run's number of
+    steps.
     """
     total, warmup = config.num_steps, config.warmup_steps
     if step < warmup:
@@ -35,7 +36,10 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
-    """Return the L2 norm of all gradients together, 0-d. If they are `sharded`, include the shards of all processes."""
+    """Return the L2 norm of the gradients of all parameters together, 0-d.
+
+    Arguments: sharded, whether each process has only its shards of the gradients; the norm is then over all processes.
+    """
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     if not sharded:
@@ -46,7 +50,10 @@ def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
 
 
 def decayed_parameters(model: nn.Module) -> set[str]:
-    """Return the names of the parameters with weight decay: all matrices, but of a position scheme only `decayed`."""
+    """Return the names of the parameters with weight decay: all matrices, but of a scheme only those it names.
+
+    A position scheme lists the names of its parameters with weight decay in its attribute `decayed`.
+    """
     schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
     decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
     of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}

@@ -43,11 +43,17 @@ class Processes:
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return a module whose call is `model.loss`, the mean loss in nats, through DDP or FSDP (`strategy`)."""
+        """Return a module whose call is `model.loss`, the mean loss in nats, distributed over the processes.
+
+        Arguments: strategy, `ddp` or `fsdp`.
+        """
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context for a micro-batch in which processes exchange gradients only if it is the step's last."""
+        """Return a context for one micro-batch, in which processes exchange gradients only if it is the step's last.
+
+        Arguments: module, from `wrap`; is_last, whether it is the last micro-batch of the step.
+        """
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -55,7 +61,10 @@ class Processes:
         return value
 
     def stop_signal(self, received: int | None) -> int | None:
-        """Return the number of a signal that any process has received, or None, the same in all processes."""
+        """Return the number of a signal that any process has received, or None, the same in all processes.
+
+        Arguments: received, the number of the signal that this process has received, or None.
+        """
         return received
 
     def broadcast(self, value: Any) -> Any:
@@ -63,14 +72,14 @@ class Processes:
         return value
 
     def announce(self, event: str) -> None:
-        """Tell the processes in `wait_for(event)`, which may have waited for days, that `event` has happened."""
+        """Tell the processes that wait in `wait_for(event)`, maybe for days, that `event` (any name) has happened."""
 
     def wait_for(self, event: str) -> None:
         """Wait until the first process has announced `event`."""
 
 
 class Loss(nn.Module):
-    """A module whose call is `model.loss`, because DDP and FSDP hook into the call of a module."""
+    """A module whose call is the model's method `loss`, because DDP and FSDP hook into the call of a module."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()

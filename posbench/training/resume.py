@@ -78,7 +78,7 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """Return the fields of a metrics row about the steps since the last call, and start again.
+        """Return the fields of a metrics.jsonl row about the steps since the last call, and start again.
 
         Returns: loss, their mean, and grad_norm_max, both None if no step was finite; grad_norm of the last step, None
         if it was skipped.
@@ -89,11 +89,11 @@ class LoopState:
         return row
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields to save in a checkpoint, besides the step. No step may be pending."""
+        """Return the fields to save in a checkpoint, besides the step. Losses of all steps must have been fetched."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the fields from the result of the method `saved`, plus `step`, the number of steps done."""
+        """Set the fields from `saved`: what the method `saved` returned, plus `step`, the number of steps done."""
         self.steps_done = self.timed_steps = saved["step"]
         for name in _SAVED:  # checkpoints of older versions lack some
             setattr(self, name, saved.get(name, getattr(self, name)))
@@ -119,8 +119,9 @@ def new_manifest(
 ) -> Manifest:
     """Return the run's manifest (`run.json`) before the first step.
 
-    Arguments: corpus, the tokens or task to train on; model, with its initial weights; existing, the manifest of the
-    interrupted run, whose start time and wandb run are kept; start, the weights to begin with instead of the seed's.
+    Arguments: corpus, the text or task to train on; model, with its initial weights; existing, the manifest of the
+    interrupted run, whose start time and wandb run are kept, or None; start, the weights to begin with instead of
+    weights drawn from the seed.
     """
     identity = _identity(config, device, start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
@@ -172,10 +173,12 @@ def new_manifest(
 def existing_manifest(
     run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
-    """Return the manifest that `run` already has, after checking that it agrees with `config`.
+    """Return the manifest (`run.json`) that `run` already has, after checking that it agrees with `config`.
 
-    A damaged manifest is read from a checkpoint instead. Returns: None if the run has no manifest, or if a different
-    run stopped there before its first checkpoint.
+    A damaged manifest is read from a checkpoint instead.
+    Arguments: corpus, the text or task to train on; say, prints a line; start, the weights to begin with instead of
+    weights drawn from the seed.
+    Returns: None if the run has no manifest, or if a different run stopped there before its first checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:
@@ -228,8 +231,9 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
 
 
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
-    """Load the weights of `start` and, if it is a checkpoint to continue exactly, the moments and the loop state.
+    """Load the weights of `start` into the model and, if it is a checkpoint to continue exactly, everything else.
 
+    Everything else is AdamW's moments (in `step`) and the loop's progress (`state`).
     Returns: names of parameters that keep their initial values, and names of weights that were not used.
     Raises: ConfigError if `start` holds another model.
     """

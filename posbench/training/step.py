@@ -28,7 +28,7 @@ Observer = Callable[[str, int, "TrainingStep"], object]
 
 
 def unobserved(phase: str, n: int, step: TrainingStep) -> None:
-    """Do nothing: the default observer."""
+    """Do nothing. This is the default for `observe`, a function called after each phase of training step `n`."""
 
 
 class TrainingStep:
@@ -47,7 +47,8 @@ class TrainingStep:
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
         """Take one training step: forward and backward over micro-batches, then AdamW.
 
-        Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device.
+        Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device;
+        observe, called after each phase with its name, n and this object.
         Returns: [loss in nats per scored token, gradient norm before clipping], shape [2], on the device. If one of
         them is not finite, weights and moments stay as they were.
         """

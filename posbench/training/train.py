@@ -74,7 +74,8 @@ _runs_of_process = itertools.count()
 def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
     """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 
-    Arguments: observe, called at the end of each phase of each step (`posbench.training.step.Observer`).
+    Arguments: observe, called with the phase, the step's number and the training step at the end of each phase of each
+    step.
     Returns: the finished run.
     Raises: ConfigError for errors that the user can fix, before any file is written; Stopped after Ctrl-C or SIGTERM,
     with a checkpoint; Died if losses or gradients became infinite or NaN, with the reason in the manifest.
@@ -163,7 +164,10 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
 @contextmanager
 def _evaluated(model: Decoder) -> Iterator[Decoder]:
-    """Yield the model in evaluation mode, then set it to training mode: a user's scheme may differ between them."""
+    """Yield the model in evaluation mode, then set it to training mode again.
+
+    A scheme in a user's file may compute different things in the two modes.
+    """
     model.eval()
     yield model
     model.train()
@@ -197,7 +201,11 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the run folder's first files, and load the start: the newest checkpoint, the trunk's, or `start`."""
+        """Write the run folder's first files, and load the weights to start from.
+
+        These are in the run's newest checkpoint, in the checkpoint of a longer run that this one branches off, or given
+        by `start`; otherwise they were drawn from the seed.
+        """
         folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
             runs.remove_unfinished(folder)
@@ -372,7 +380,10 @@ class Training:
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """Log a metrics row with the loss of a validation, from the header of its result."""
+        """Log a row of metrics.jsonl with the loss of a validation.
+
+        Arguments: header, the means of the validation's scores, such as `nll_mean` in nats per token.
+        """
         step = self.state.steps_done
         self._append(
             {
@@ -385,7 +396,7 @@ class Training:
         )
 
     def _score_order(self) -> None:
-        """Log how much the loss on fixed validation windows rises without the order of distant tokens.
+        """Log how much the loss on fixed validation windows rises if the order of tokens far back is destroyed.
 
         Raises: Died if a loss is not finite.
         """
@@ -404,7 +415,7 @@ class Training:
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Write a metrics row to metrics.jsonl, to the tracker (wandb) and to the progress bar."""
+        """Write a row to metrics.jsonl, to the tracker (wandb) and to the progress bar."""
         if self.is_first:
             runs.append_metrics(self.run.path / "metrics.jsonl", row)
         self.tracker.log(row)

@@ -4,12 +4,12 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
 
     shift   do logits stay the same if all positions grow by 37 (relative; tested 1,024 tokens out too), or do they
             clearly change (absolute), as promised?
-    norm    do the hooks keep the lengths of q, k, v and o, if the scheme promises it?
+    norm    does the scheme keep the lengths of q, k, v and o, if it promises to?
     trip    does the inverse rotation undo the rotation at each rotated site?
     offset  with values and outputs rotated, is the output sum_j a_ij R_(j-i) v_j?
     future  do the logits before t stay the same if all tokens from t on change?
     batch   do two sequences with different, not consecutive positions get the same logits in one batch as separately?
-            (not tested if the scheme's hooks take only positions [T]: it is marked "text", and supports neither tasks
+            (not tested if the scheme's methods take only positions [T]: it is marked "text", and supports neither tasks
             nor document masks)
     decode  does decoding token by token, with each layer's cache, give the logits of the whole forward pass? (if the
             scheme says that it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
@@ -19,9 +19,10 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
 
 In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel of
 the kind of attention, and piece by piece with its cache, do the logits equal the definition up to rounding? Does each
-hook by itself give its float64 result? If hooks make q and k longer, scores round in proportion, and the limit grows
-in proportion. On a GPU, or with `compiled`, the gradients of all weights are tested too, for text, for positions per
-sequence and for masked documents; with `compiled` the blocks are also compiled, as in training.
+of the scheme's methods q, k, v and o by itself give its float64 result? If they make q and k longer, scores round in
+proportion, and the limit grows in proportion. On a GPU, or with `compiled`, the gradients of all weights are tested
+too, for text, for positions per sequence and for masked documents; with `compiled` the blocks are also compiled, as in
+training.
 
 A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
 plug-in's), the table says so, and fp32 and bf16 are compared with the model's own float64 logits.
@@ -50,7 +51,7 @@ ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """A test of schemes: which models it applies to, how their error is measured, and the largest error allowed."""
+    """One test of position schemes: the models it applies to, the function that measures an error, and its limit."""
 
     name: str
     applies: Callable[[RandomModel], bool]
@@ -106,7 +107,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The results of all tests of one scheme, and whether they match what it promises."""
+    """The results of all tests of one scheme, and whether they match what the scheme promises."""
 
     scheme: str
     promised_relative: bool
@@ -127,7 +128,7 @@ class Certificate:
 
     @property
     def measured(self) -> str:
-        """Return the result of the test `shift`: `relative`, `absolute`, or `unclear` between the two limits."""
+        """Return how logits reacted when all positions grew: `relative` (equal), `absolute` (changed) or `unclear`."""
         return relativity(self["shift"].measured or 0.0)
 
     def __getitem__(self, name: str) -> Check:
@@ -135,7 +136,10 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Return `relative`, `absolute` or (in between) `unclear` for logits that drift this much under a shift."""
+    """Return the kind of scheme whose logits change by `drift` when all positions grow.
+
+    It is `relative` (no change but rounding), `absolute` (a clear change) or `unclear` (in between).
+    """
     return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
 
 
@@ -155,7 +159,7 @@ def _one_thread() -> Iterator[None]:
 def certify(config: Config, compiled: bool = False) -> Certificate:
     """Run every test and return the results for `config.scheme` in a decoder of `config.model` with random weights.
 
-    Arguments: compiled, whether to certify compiled blocks too, which takes minutes.
+    Arguments: compiled, whether to test compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
     """
     random_model = RandomModel.build(config, compiled)

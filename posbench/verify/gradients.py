@@ -37,10 +37,12 @@ FLOOR = 1.0
 def gradients(random_model: RandomModel) -> tuple[float, str]:
     """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
 
-    A random sum of the logits, of size about 1, is differentiated, and compared with its central difference when a
-    tensor moves in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step
-    size that agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes
-    spoil only steps that cross them.
+    The tensors are those of the scheme and of the attention, and the first layer's projection to q, k and v. A random
+    sum of the logits, of size about 1, is differentiated, and compared with its central difference when a tensor moves
+    in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step size that
+    agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes spoil only
+    steps that cross them.
+    Arguments: random_model, a small decoder with random weights, and its tokens.
     """
     model = copy.deepcopy(random_model.wide)
     parameters = learned(model)
@@ -71,9 +73,11 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
 def gradients_of(
     model: Decoder, random_model: RandomModel, parameters: dict[str, nn.Parameter], setting: str = "text"
 ) -> dict[str, Tensor]:
-    """Return gradients of a random sum of the logits by parameter name, float64 on the CPU.
+    """Return the gradients of a random sum of the logits, {parameter name: gradient in float64 on the CPU}.
 
-    Arguments: setting, one of `random_model.settings`.
+    Arguments: model, to differentiate; random_model, which has the tokens and positions to read; parameters, of
+    `model`, by name; setting, how positions are given: "text" (0, 1, 2, ...), "positions" (with gaps, different in each
+    sequence) or "documents" (starting again in each document).
     """
     with torch.enable_grad():
         computed = torch.autograd.grad(
@@ -105,6 +109,8 @@ def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, di
     """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`.
 
     It is a central difference of fourth order with the given `step`.
+    Arguments: model, which has the parameter; random_model, which has the tokens to read; direction, of the parameter's
+    shape.
     """
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
@@ -118,12 +124,13 @@ def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, di
 def training_errors(
     random_model: RandomModel, narrow: Decoder, dtype: torch.dtype, rounding: float, compiled: bool
 ) -> Iterator[tuple[str, float]]:
-    """Yield the name and root-mean-square error of each code path of training.
+    """Yield the name and error of each code path of training: gradients of all weights and, if compiled, logits.
 
-    An error is divided by `rounding`, the relative rounding of `dtype`, and for gradients also by their allowance.
+    An error is the norm of the difference from the float64 result, divided by that result's norm (for small gradients,
+    by an average norm) and by `rounding`, and for gradients also by the factor that their rounding may grow by.
 
-    Arguments: narrow, the model in `dtype` on its device; compiled, whether to compile its blocks too, which takes a
-    minute.
+    Arguments: random_model, the float64 model and its tokens; narrow, the same model in `dtype` on its device;
+    rounding, the relative rounding of `dtype`; compiled, whether to compile its blocks too, which takes a minute.
     """
     wide = copy.deepcopy(random_model.wide)
     exact = {
@@ -158,13 +165,17 @@ def training_errors(
 
 
 def _repeats_of_long_window(random_model: RandomModel) -> int:
-    """Return how often to repeat the tokens for a window so long that a GPU compiles its attention for inference."""
+    """Return how often to repeat the model's tokens to get a window so long that a GPU compiles its attention."""
     return 1 + COMPILED_FROM // random_model.length
 
 
 @torch.no_grad()
 def _long_window(random_model: RandomModel, narrow: Decoder) -> float:
-    """Return the relative error of inference logits on a window so long that a GPU compiles its attention."""
+    """Return the error of inference logits on a window so long that a GPU compiles its attention.
+
+    The error is the norm of the difference from the logits in float64, divided by the norm of those logits.
+    Arguments: random_model, the float64 model and its tokens; narrow, the same model in a run's number format.
+    """
     tokens = random_model.tokens.repeat(1, _repeats_of_long_window(random_model))
     return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], random_model.wide(tokens)[0])
 

@@ -31,10 +31,10 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def shift(random_model: RandomModel) -> float:
-    """Return how much the logits move when every position grows by `SHIFT`. Tokens beyond `scheme.longest` are dropped.
+    """Return the largest change of a logit when every position grows by `SHIFT`.
 
-    FIRE is absolute only beyond the training length, so schemes that promise to be absolute are also tested there.
-    Schemes that promise to be relative are also tested further out.
+    Tokens beyond the scheme's longest input are dropped. FIRE is absolute only beyond the training length, so schemes
+    that promise to be absolute are also tested there. Schemes that promise to be relative are also tested further out.
     """
     model, tokens, scheme = random_model.wide, random_model.tokens, random_model.wide.scheme
     if scheme.longest is not None:
@@ -47,7 +47,11 @@ def shift(random_model: RandomModel) -> float:
 
 
 def norm(random_model: RandomModel) -> float:
-    """Return the largest relative change that a hook makes to the norm of a random vector."""
+    """Return the largest relative change of a random vector's norm when the scheme adds position to it.
+
+    The vectors are queries, keys, values and attention outputs (q, k, v and o); the change is relative to the norm
+    before.
+    """
     return max(
         float((getattr(scheme, site)(x, positions[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in random_model.schemes
@@ -82,7 +86,10 @@ def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
 
 
 def offset_form(random_model: RandomModel) -> float:
-    """Return how far the output with rotated values and outputs is from its definition, `sum_j a_ij R_(j-i) v_j`."""
+    """Return the largest difference between the output with rotated values and outputs and `sum_j a_ij R_(j-i) v_j`.
+
+    a_ij are the softmax weights, and R_d is the rotation by d positions.
+    """
     return max(_offset_form_error(random_model, scheme) for scheme in schemes_rotating_values(random_model))
 
 
@@ -139,7 +146,7 @@ def batch(random_model: RandomModel) -> float:
 
 
 def growth(random_model: RandomModel) -> float:
-    """Return how much the logits move when the window grows to twice the training length or more."""
+    """Return the largest change of a logit when the window grows to twice the training length or more."""
     model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     times = 2 * -(-max(model.scheme.shape.context_length, T) // T)
     return distance(model(tokens), model(tokens.repeat(1, times))[:, :T])
@@ -159,7 +166,10 @@ def definition(random_model: RandomModel) -> float:
 
 
 def roundings(random_model: RandomModel, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """Return the largest error of `path_errors` in `dtype`, in units of `rounding`, and the name of its path."""
+    """Return the largest error of all code paths in `dtype`, in units of `rounding`, and the name of its path.
+
+    Arguments: random_model, the model to test; rounding, the relative rounding of `dtype`.
+    """
     errors = dict(path_errors(random_model, dtype, rounding, random_model.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
@@ -168,10 +178,11 @@ def roundings(random_model: RandomModel, dtype: torch.dtype, rounding: float) ->
 def path_errors(
     random_model: RandomModel, dtype: torch.dtype, rounding: float, compiled: bool, devices: Sequence[str] | None = None
 ) -> Iterator[tuple[str, float]]:
-    """Yield the name and error of each code path: kernels, reading in pieces, hooks, and the paths of training.
+    """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
-    An error is the root mean square of differences, relative to the correct result and divided by `rounding`, the
-    relative rounding of `dtype`.
+    An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
+    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme
+    enlarges scores.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -210,7 +221,7 @@ def path_errors(
 
 
 def _stretch(random_model: RandomModel) -> float:
-    """Return the factor, at least 1, by which hooks such as SSMax's enlarge q . k, and so its rounding error."""
+    """Return the factor, at least 1, by which the scheme enlarges q . k (as SSMax does), and so its rounding error."""
     stretch = 1.0
     for scheme in random_model.schemes:
         if not scheme.keeps_norms:
@@ -226,5 +237,8 @@ def _stretch(random_model: RandomModel) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean over channels c of |q_c k_c|, for queries `q` and keys `k` at the same positions."""
+    """Return the mean of |q_c k_c| over channels c and tokens, for queries and keys at the same positions.
+
+    Arguments: q [B, H, T, D]; k [B, Hkv, T, D].
+    """
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

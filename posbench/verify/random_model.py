@@ -38,7 +38,7 @@ MODEL = (
 def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration of the small decoder with a scheme of `conf/scheme`.
 
-    If the scheme alternates between layers, the decoder has at least one layer for each of its parts.
+    If the scheme alternates between layers, the decoder has at least one layer for each scheme in its list.
     Raises: ConfigError if no scheme has this name.
     """
     config = _composed(scheme, overrides)
@@ -82,7 +82,7 @@ def learned(model: Decoder) -> dict[str, nn.Parameter]:
 
 
 def set_kernel(model: Decoder, kernel: Any) -> None:
-    """Make attention use this kernel in every layer, or the default choice if `kernel` is None."""
+    """Make attention use the function `kernel` in every layer, or choose by itself if `kernel` is None."""
     for kind in model.architecture.kinds:
         kind.kernel = kernel
 
@@ -126,7 +126,10 @@ class RandomModel:
 
     @property
     def far(self) -> int:
-        """Return the first token's position in tests far out: `FAR`, or the last for which the scheme is defined."""
+        """Return the first token's position in tests far out.
+
+        It is `FAR`, or less if the scheme is defined only up to a length.
+        """
         longest = self.wide.scheme.longest
         return FAR if longest is None else min(FAR, longest - self.length)
 
@@ -144,7 +147,7 @@ class RandomModel:
 
     @cached_property
     def text_only(self) -> str:
-        """Return why the scheme refuses position numbers that differ between the sequences of a batch, or ""."""
+        """Return the reason why the scheme cannot have different positions in each sequence of a batch, or ""."""
         try:
             check_positions(self.wide.architecture)
         except ConfigError as error:
@@ -153,9 +156,10 @@ class RandomModel:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return the ways to give positions: "text" (0, 1, 2, ...), "positions" (per sequence) and "documents".
+        """Return the ways to give positions that the scheme supports, some of "text", "positions" and "documents".
 
-        With "documents", tokens see only their own document, and positions start again in each.
+        With "text", positions are 0, 1, 2, ...; with "positions", each sequence has its own, with gaps; with
+        "documents", tokens see only their own document, and positions start again in each.
         """
         if self.text_only:
             return ("text",)
@@ -176,9 +180,10 @@ class RandomModel:
         return True
 
     def defined_logits(self, offset: int) -> Tensor:
-        """Return `posbench.reference`'s logits, [T, V] float64, or if it lacks the scheme, the float64 decoder's.
+        """Return the correct logits, [T, V] float64, as `posbench.reference` computes them.
 
-        Arguments: offset, position of the first token.
+        If it does not define the scheme, they are the float64 decoder's own. Arguments: offset, position of the first
+        token.
         """
         if not self.is_defined:
             return self.wide(self.tokens, offset=offset)[0]
@@ -186,7 +191,7 @@ class RandomModel:
 
     @cached_property
     def far_logits(self) -> Tensor:
-        """Return `defined_logits` with the first token at position `far`."""
+        """Return the correct logits, [T, V] float64, with the first token at position `far`."""
         return self.defined_logits(self.far)
 
     @property
@@ -195,7 +200,7 @@ class RandomModel:
 
     @cached_property
     def heads(self) -> dict[str, Tensor]:
-        """Return random q, k, v and o, by name, as inputs of hooks, [1, H or Hkv, T, D] float64."""
+        """Return random queries, keys, values and outputs, {"q", "k", "v" or "o": [1, H or Hkv, T, D] float64}."""
         shape = self.wide.scheme.shape
         counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         random = np.random.RandomState(1)
@@ -206,12 +211,15 @@ class RandomModel:
 
     @cached_property
     def stream(self) -> Tensor:
-        """Return a random normalised stream, [1, T, C] float64."""
+        """Return random hidden states, like those after a layer's norm, [1, T, C] float64."""
         random = np.random.RandomState(2)
         return torch.from_numpy(random.standard_normal((1, self.length, self.config.model.d_model)))
 
     def hook_positions(self, scheme: Scheme, first: int = 0, device: str = "cpu") -> dict[str, Any]:
-        """Return the argument `pos` of each hook q, k, v and o, by name, for positions from `first` on."""
+        """Return the argument `pos` of each of the scheme's methods q, k, v and o, {method: pos}.
+
+        Arguments: first, the position of the first of T tokens.
+        """
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
         _, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(

@@ -28,10 +28,10 @@ SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 def verify(
     words: Sequence[str] | None, console: Console, compiled: bool = False, config_dir: Path | None = None
 ) -> bool:
-    """Print the certificates of the named schemes, by default of all, as a table. Return whether all hold.
+    """Test the named schemes, by default all, and print the results as a table. Return whether all hold.
 
-    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to certify
-    the compiled code of training too.
+    Arguments: words, names of schemes and overrides, such as `vo_rope scheme.base=1e6`; compiled, whether to test the
+    compiled code of training too; config_dir, a folder of the user's own schemes.
     Raises: ConfigError for an unknown scheme, or for options that a scheme refuses.
     """
     arguments = [word.removeprefix("scheme=") for word in words or ()]
@@ -51,7 +51,10 @@ def verify(
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """Return a table, one row per scheme, failures in red. It fits 80 columns if names have up to 21 characters."""
+    """Return a table of test results, one row per scheme, failures in red.
+
+    It fits 80 columns if names of schemes have up to 21 characters.
+    """
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
@@ -70,7 +73,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return {column: the check to show in it}; if several checks share it, the one furthest beyond its limit."""
+    """Return {column of the table: test result} for one scheme; of tests that share a column, the worst is shown."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)
@@ -81,7 +84,7 @@ def _columns(row: Certificate) -> dict[str, Check]:
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
-    """Yield the lines below the table: what was measured, with its limits, each failure, and the verdict."""
+    """Yield the lines below the table of test results: what was measured, the limits, each failure, and the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
         f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out. At most "
@@ -142,7 +145,10 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Return a scheme's group, kind, promise (relative or absolute) and description."""
+    """Return the group, kind, promise (relative or absolute) and description of the scheme `name`.
+
+    Arguments: folders, in which schemes of the user are looked up.
+    """
     config = read_row(name, *folders)
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
     group = "kinds of attention" if config.attention else scheme.group

@@ -28,7 +28,10 @@ class Addition(Task):
         self.least_first = least_first
 
     def chance(self, length: int) -> float:
-        """Return the accuracy of always answering 0: a tenth per digit, but the highest is 0 without a carry."""
+        """Return the accuracy of always answering 0 for numbers of `length` digits.
+
+        Each digit of the sum is 0 in a tenth of problems, but the highest is 0 unless there is a carry.
+        """
         return (length / 10 + (1 + 0.1**length) / 2) / (length + 1)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:

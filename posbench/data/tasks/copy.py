@@ -36,6 +36,6 @@ class Copy(Task):
 
 
 class Reverse(Copy):
-    """The task `Copy` with the answers in reverse order."""
+    """A word of `length` random letters, the sign `=`, and the same letters in reverse order, which are the answers."""
 
     step = -1

@@ -51,12 +51,15 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Return the 0-based places of letters in the word, given their number less one in the order of counting."""
+        """Return the places of letters in the word, counted from 0, whose numbers are asked for.
+
+        Arguments: count, the letters' numbers less one; here they count from the start of the word.
+        """
         return count
 
 
 class IndexFromEnd(Index):
-    """The task `Index` counted from the end: the last letter is number 1."""
+    """A word, a sign, and questions: a number i and the answer, the i-th letter counted from the end."""
 
     def place(self, count: np.ndarray) -> np.ndarray:
         return -1 - count

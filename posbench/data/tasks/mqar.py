@@ -56,5 +56,8 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Return the weight of each slot by Zoology's power law, float64 [slots], nearest first, not normalised."""
+    """Return the weight with which each slot is drawn, a power law of its distance, float64 [slots].
+
+    Slots are the places in which a key can return, nearest first. Weights are not normalised. The law is Zoology's.
+    """
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

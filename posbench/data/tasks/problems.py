@@ -80,7 +80,7 @@ class Problems(Dataset):
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch of `number` random problems of a split, with trained lengths, all equally likely."""
+        """Return a batch of `number` random problems of a split, of lengths drawn evenly from the trained ones."""
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 

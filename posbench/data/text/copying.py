@@ -40,7 +40,10 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return lines of text to print: the average bytes of a token, and a table of `copied_share`."""
+    """Return lines of text to print: the average bytes of a token, and how many tokens a copier predicts correctly.
+
+    Arguments: length, how many tokens back the copier looks.
+    """
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)
     shown = [n for n, distance in enumerate(DISTANCES) if distance < length]

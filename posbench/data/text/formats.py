@@ -60,7 +60,10 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 
 
 def _value(row: Any, column: str, origin: str) -> Any:
-    """Return the field `column` of a row. Raises: ConfigError that lists the fields if there is none."""
+    """Return the field `column` of a row of a file.
+
+    Raises: ConfigError that lists the fields if there is none, with `origin`, the place of the row.
+    """
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:

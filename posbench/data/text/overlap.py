@@ -52,7 +52,10 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Return a hash of each word, uint64 [words]: the polynomial of its bytes in `_BASE`, modulo 2^64, mixed."""
+    """Return a hash of each word in the UTF-8 text `data`, uint64 [words].
+
+    It is the polynomial of the word's bytes in `_BASE`, modulo 2^64, with its bits spread.
+    """
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])
@@ -102,7 +105,10 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Return how much of the held-out splits also occurs in train, in the form shown at the head of this file."""
+    """Return how much of the validation and test splits also occurs in train, as stored in `corpus.json`.
+
+    The form is `{"words": 13, "splits": {split: {"grams": ..., "share": ..., "documents_above": ..., "worst": ...}}}`.
+    """
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
     grams = {
         key: [gram_hashes("".join(_decoded(tokenizer, split.document(n)))) for n in range(split.num_documents)]
@@ -174,7 +180,10 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.b
 
 
 def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
-    """Return the overlap as lines to print: a table by split with its worst documents; [] without held-out text."""
+    """Return lines to print on how much held-out text also occurs in train: a table by split with its worst documents.
+
+    Arguments: overlap, as in `corpus.json`. The list is empty without held-out text.
+    """
     if not overlap["splits"]:
         return []
     lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]

@@ -67,7 +67,7 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
     """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
     Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
-    not only their sizes; held_out, True if the text is only scored, as in `prepare_held_out`.
+    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
@@ -110,7 +110,7 @@ def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
 
 
 def find_prepared(config: Config) -> Corpus | None:
-    """Return the corpus of this configuration from the cache, or None if it is not there or for a task."""
+    """Return the tokenized text of this configuration from the cache, or None if it is not there or for a task."""
     with suppress(ConfigError, OSError, DamagedCorpusError):  # `prepare` reports these errors
         if not config.is_task:
             return open_corpus(_folder(config, SOURCES[config.data.source](config.data), held_out=False))
@@ -149,9 +149,9 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
 
 
 def _folder(config: Config, source: Source, held_out: bool) -> Path:
-    """Return the folder of a configuration's corpus, named by a hash of everything that decides its content.
+    """Return the folder of a configuration's tokenized text, named by a hash of everything that decides its content.
 
-    No text is read.
+    No text is read. Arguments: source, of the documents; held_out, True if the text is only scored.
     """
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
@@ -172,11 +172,13 @@ def _write_corpus(
     held_out: bool,
     splitter: Splitter | None = None,
 ) -> None:
-    """Read every document once and write the files of the corpus to `folder`, in bounded memory.
+    """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
 
     The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
     streamed from the source through the tokenizer into the files. If a split stays empty, which only happens with few
     documents, all of this is done again with a `splitter` that fills it.
+    Arguments: held_out, whether the text is only scored; splitter, which assigns documents to splits, None for a new
+    one.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
@@ -259,10 +261,10 @@ def _write_corpus(
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) of each document that is not blank, the train stream first.
+    """Yield (split, text) of each document that is not blank, first those that the source gives as train text.
 
-    Arguments: streams, {split: documents}; splitter, which cuts splits from the train stream; is_full, which returns
-    True to end the train stream.
+    Arguments: streams, {split: documents}; splitter, which assigns some train documents to other splits; is_full, which
+    returns True to end the train text.
     """
     for name in SPLITS[:1] if splitter.tuning else SPLITS:
         for text in streams.get(name, ()):
@@ -310,7 +312,10 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
 ) -> None:
-    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose."""
+    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose.
+
+    Arguments: streams, names of the splits that the source has; held_out, whether the text is only scored.
+    """
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
     expected = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
     for name in (name for name in expected if not counts[name]):

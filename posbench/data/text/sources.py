@@ -123,8 +123,8 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
 class Source(ABC):
     """Base class of text sources, which yield documents one at a time.
 
-    `cut` names the splits that are taken out of the train stream by a hash of each document. A split that is neither in
-    `cut` nor among the streams has no text.
+    `cut` names the splits that are taken out of the train documents by a hash of each document. A split that is neither
+    in `cut` nor given by the source itself (`streams`) has no text.
     """
 
     cut: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Source(ABC):
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
 
-        Raises: ConfigError, with `origin` and `remedy`, for any error in `texts`.
+        Raises: ConfigError for any error in `texts`, with `origin` (the file or data set) and `remedy` in its message.
         """
         count = 0
         try:
@@ -176,7 +176,7 @@ class Source(ABC):
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return {split: documents}, which are read when iterated. Raises: ConfigError if the text cannot be read."""
+        """Return {split: its documents as an iterator}. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):

@@ -170,7 +170,10 @@ def _parsed(content: bytes, name: str) -> Tokenizer:
 
 
 def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
-    """Return `tokenizer` without truncation and padding, with `bos`, else a usual name, else `<|bos|>`, as its BOS."""
+    """Return `tokenizer` without truncation and padding, and with a token that begins documents (BOS).
+
+    It is `bos` if given, else a token with a usual name, else the new token `<|bos|>`.
+    """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
@@ -268,7 +271,7 @@ def encoded(
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield pieces of `text`, about `PIECE_CHARACTERS` each, which `encoded` turns into the tokens of the whole text.
+    """Yield pieces of `text`, about `PIECE_CHARACTERS` each, whose tokens together are the tokens of the whole text.
 
     A cut comes before a space that follows a visible character. No token spans such a border; if a tokenizer has tokens
     that might, `encoded` does not cut. Text without spaces is cut before a line break, and text without either when the

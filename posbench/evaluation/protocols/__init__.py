@@ -55,7 +55,7 @@ def check_protocols(config: Config) -> None:
 
 
 def protocol_named(name: str) -> EvalProtocol:
-    """Return the protocol of this name. Raises: ConfigError with the nearest name for an unknown one."""
+    """Return the evaluation protocol of this name. Raises: ConfigError with the nearest name for an unknown one."""
     if name not in PROTOCOLS:
         raise ConfigError(f"protocol {name!r} is not known{nearest(name, PROTOCOLS)} (known: {', '.join(PROTOCOLS)})")
     return PROTOCOLS[name]

@@ -19,7 +19,11 @@ class ByLength(Windowed):
     is_by_length: ClassVar[bool] = True
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section per text with perplexities by length, and one that compares options at evaluation."""
+        """Return the report's sections on perplexity by length, one per text, and one on options changed at evaluation.
+
+        Arguments: compared, the runs and their figures; every_length, whether to show lengths that are neither a
+        multiple nor a part of the training length.
+        """
         sections = []
         texts = {*compared.at(self.name, text=None, under=None)["text"]}
         texts |= {text for protocol, text in compared.holes if protocol == self.name}
@@ -47,7 +51,10 @@ class ByLength(Windowed):
         return Plot(f"perplexity-{self.name}", "lengths", caption, points)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
-        """Return a section with perplexities by option at the longest length scored with one; [] without options."""
+        """Return the report's section on scheme options changed at evaluation, or an empty list if none were.
+
+        It shows perplexities at the longest length that was scored with a changed option.
+        """
         cells = compared.at(self.name, metric="loss", under=None)
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         length = cells.loc[cells["under"] != "", "length"].max()
@@ -63,7 +70,8 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
     Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
 
-    Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
+    Arguments: compared, the runs; cells, their figures, a row per scheme and length; every_length, whether to show
+    lengths that are neither a multiple nor a part of the training length.
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
@@ -90,7 +98,10 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
+    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold.
+
+    Arguments: compared, the runs; cells, their figures, a row per scheme and option.
+    """
     table = cells.pivot(index="scheme", columns="under", values="perplexity")
     rows = []
     for scheme in [s for s in compared.schemes if s in table.index and table.loc[s].notna().sum() > 1]:

@@ -30,10 +30,11 @@ class Fixed(ByLength):
     shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """Return a window per group of targets. The groups depend on `anchor` (the longest length), not on `length`.
+        """Return the windows to score, one per group of targets that are the same at every length.
 
-        Groups are spread evenly over all documents that are long enough. They do not overlap, and no window crosses a
-        document boundary.
+        Groups depend on `anchor`, the longest length of the comparison, not on `length`. They are spread evenly over
+        all documents that are long enough. They do not overlap, and no window crosses a document boundary.
+        Arguments: split, the text; settings, of the group `evaluation`, with the numbers of windows and targets.
         """
         targets = targets_within(length, settings)
         assert length <= anchor
@@ -54,7 +55,10 @@ class Fixed(ByLength):
         return settings.windows * length
 
     def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
-        """Return the usual lengths and some just past the training length, up to the longest document."""
+        """Return the default lengths in tokens, up to the longest document.
+
+        They are the training length times 0.5, 1, 2, 4 ... 32, and some lengths just past the training length.
+        """
         lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
         return sorted(length for length in lengths if split is None or length <= _longest_document(split))
 

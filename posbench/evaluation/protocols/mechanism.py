@@ -185,7 +185,7 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
-    """Return plots of attention, norms and biases, as far as they were measured.
+    """Return plots of each head's attention, norms and biases, as far as they were measured.
 
     Arguments: heads, from `read_heads`.
     """
@@ -232,7 +232,7 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
 def measure(
     model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
-    """Measure all heads in the second halves of windows.
+    """Measure all attention heads for the queries in the second halves of windows.
 
     Arguments: tokens, windows [B, T + 1]; are_repeated, whether the second half of a window repeats its first; then
     only `induction` is measured; positions, [B, T], if they are not consecutive.
@@ -263,8 +263,9 @@ def attention_weights(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute softmax attention in float64; return its weights and the bias (None without one), [B, H, T, T] each.
 
-    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], after the scheme's hooks; bias, a function of the indices b, h, i
-    and j; sink [H], an additional score; window, how many keys a query can see.
+    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], with position added; bias, a function of the indices b, h, i and j
+    of sequence, head, query and key; sink [H], one more score in each head's softmax, or None; window, how many keys a
+    query can see, or None for all.
     """
     import torch
 
@@ -286,7 +287,7 @@ def attention_weights(
 def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
     """Replace the attention kernels by plain softmax in a `with` block, and record what they compute.
 
-    Yields: a list that gets a dict per layer: q, k, attention weights and bias.
+    Yields: a list that gets, for each layer, a dict of q, k, attention weights and bias.
     """
     kinds = [cast("Block", block).attention.kind for block in model.blocks]
     layers: list[dict[str, Any]] = []
@@ -311,13 +312,19 @@ def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
-    """Return a `Measured` with each head's sum of `shares` over queries. Arguments: shares, [B, H, queries]."""
+    """Return a measure with one number per head, as a `Measured` tuple of sums over queries.
+
+    Arguments: measure, its name; shares, of attention, [B, H, queries].
+    """
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Yield a `Measured` of attention and, if any, bias by distance bucket. Arguments: weights [B, H, queries, T]."""
+    """Yield `Measured` tuples of attention and, if any, the bias, summed over queries by bucket of distance.
+
+    Arguments: weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
+    """
     import torch
 
     queries, length = weights.shape[2:]
@@ -339,7 +346,10 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
-    """Yield a `Measured` of q and of k: norms of the channel pairs that the scheme rotates (rotation keeps norms)."""
+    """Yield `Measured` tuples of q and k: norms of the channel pairs that the scheme rotates (rotation keeps norms).
+
+    Arguments: recorded, the tensors q and k of the layer.
+    """
     from posbench.schemes.rotary import Rotary
 
     for site in ("q", "k"):
@@ -353,10 +363,10 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """Return a `Measured` tuple as a table to store: a row per window, head and distance or channel pair.
+    """Return one measure of a layer's heads as a table: a row per window, head and distance or channel pair.
 
-    Arguments: starts, the windows' first token indices; the rest are the tuple's entries, with sums [B, heads,
-    distances or channel pairs].
+    Arguments: starts, the windows' first token indices; measure, its name; first and last, the ends of each distance
+    bucket, or the channel pair; queries, how many each sum is over; sums, [B, heads, distances or channel pairs].
     """
     B, heads, count = sums.shape
     columns = (("first", first), ("last", last), ("queries", queries))

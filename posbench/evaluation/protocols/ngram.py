@@ -55,7 +55,7 @@ _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins bef
 
 
 class Ngram(EvalProtocol):
-    """Loss of n-gram models: one row per window, document and order n, which counts the predicted token too."""
+    """Loss of n-gram models: one row per window, document and order n, the number of tokens with the predicted one."""
 
     name = "ngram"
     rank = 7
@@ -164,7 +164,10 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
 
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
-    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches."""
+    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches.
+
+    Arguments: config, the run's configuration; corpus, its text.
+    """
     batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
     chain = ""
@@ -193,10 +196,11 @@ class KneserNey:
     """The n-grams of a text, and the probabilities that models of order 2 to `longest` give to a target."""
 
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
-        """Count the n-grams.
+        """Count the n-grams of a text.
 
-        Arguments: tokens [N] and depths [N], from `text_read` (an n-gram counts if the depth of its last token is n or
-        more); vocab_size, V; longest, the highest order.
+        Arguments: tokens [N] and depths [N], each token's place, counted from 1, in its training window (an n-gram
+        counts if the depth of its last token is n or more), as from `text_read`; vocab_size, V; longest, the highest
+        order.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -236,7 +240,10 @@ class KneserNey:
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
-        """Return the number of each n-gram, from its context's number and its target; _UNKNOWN if it was never read."""
+        """Return the number of each n-gram, its index among the n-grams of this order; _UNKNOWN if it was never read.
+
+        Arguments: contexts, the numbers of the n-grams' first n - 1 tokens; targets, their last tokens.
+        """
         keys = self._keys[order]
         if not len(keys):
             return np.full_like(targets, _UNKNOWN)
@@ -265,9 +272,10 @@ class _Level:
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
-        """Return the probabilities that this order gives, of the shape of `lower`.
+        """Return the probabilities of targets by the model of this order, of the shape of `lower`.
 
-        Arguments: contexts and ngrams, their numbers; lower, the probabilities that the next lower order gives.
+        Arguments: contexts, the number of each target's context among those of this order; ngrams, the number of
+        context and target together; lower, the targets' probabilities by the model of the next lower order.
         """
         if not len(self.discounted):
             return lower.copy()
@@ -276,8 +284,10 @@ class _Level:
 
 
 def discounts(counts: Ints) -> Floats:
-    """Return the discounts of counts 0, 1, 2, and 3 or more: equation 26 of the paper, between 0 and the count.
+    """Return the Kneser-Ney discounts of counts 0, 1, 2, and 3 or more, between 0 and the count.
 
+    They are equation 26 of Chen & Goodman 1998 (TR-10-98).
+    Arguments: counts, of all n-grams of one order.
     Returns: float64 [4]; the last three are 0.5, 1 and 1.5 if any of the counts 1 to 4 does not occur.
     """
     n1, n2, n3, n4 = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))

@@ -12,10 +12,10 @@ from posbench.evaluation.windows import Window
 
 
 class Nonoverlapping(ByLength):
-    """Perplexity on windows back to back, in stretches of `anchor` tokens that are the same at every length.
+    """Perplexity on windows back to back, on the same text at every length.
 
-    `anchor` is the longest length of the comparison. Longer windows score better even for a model that ignores the
-    additional context, because fewer targets are near a window's start.
+    The text is in stretches of `anchor` tokens, the longest length of the comparison. Longer windows score better even
+    for a model that ignores the additional context, because fewer targets are near a window's start.
     """
 
     name = "nonoverlapping"

@@ -99,10 +99,11 @@ class Order(EvalProtocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return what a run's log says about distant order.
+        """Return what a run's log says about the order of tokens more than 32 back.
 
-        Returns: its worth at the end (FAR, in nats), and `onset_tokens`, the tokens trained on until it reached ONSET,
-        infinite if FAR is less than ONSET at the end; {} if `logged` has no such scores.
+        Arguments: logged, the rows of its metrics.jsonl.
+        Returns: what this order is worth at the end (key FAR, in nats per token), and `onset_tokens`, the tokens
+        trained on until it was worth ONSET, infinite if it is worth less at the end; {} if `logged` has no such scores.
         """
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
@@ -180,7 +181,7 @@ class Order(EvalProtocol):
 
 
 def onset_table(compared: ComparedRuns) -> pd.DataFrame:
-    """Return a row per scheme: the tokens after which it began to use distant order.
+    """Return a row per scheme: the tokens after which it began to use the order of tokens more than 32 back.
 
     The columns are the number of seeds that began, their median, the tokens of each seed, and the p of a test.
 
@@ -206,7 +207,10 @@ def onset_table(compared: ComparedRuns) -> pd.DataFrame:
 
 
 def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use distant order at the end of training, as text: `3/5`; a dash if none was scored."""
+    """Return how many seeds use distant order at the end of training, as text: `3/5`; a dash if none was scored.
+
+    Arguments: onsets, for each seed the tokens trained on until it did, infinite if never, NaN if it was not scored.
+    """
     return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
 
 
@@ -228,7 +232,7 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
     """Return for each scheme, as text, how far back order matters.
 
     This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
-    Arguments: cells, the `lost_order` cells of one length.
+    Arguments: cells, the figures of the score `lost_order` at one length, a row per scheme and distance.
     Returns: a series of text by scheme: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
     """
     reaches = {}
@@ -259,10 +263,11 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return the tokens of the sequences `whole`, `shuffled` and `other` of each window (see the head of this file).
+    """Return the tokens of three sequences per window: `whole`, `shuffled` and `other`.
 
-    The window's start is the random seed for the permutation, the other document and the position in it.
-    Arguments: count, how many of the three to return, in this order.
+    The window itself, the window with its first half in random order, and with a first half from another document. The
+    window's start is the random seed for the permutation, the other document and the position in it.
+    Arguments: starts, token indices of windows; count, how many of the three to return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
@@ -287,10 +292,10 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 
 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
-    """Return {`order_beyond_32`: nats per token, ...}: what the order of distant tokens is worth, for each d of NEAR.
+    """Return what the order of tokens more than d back is worth, {`order_beyond_<d>`: nats per token}, for d in NEAR.
 
-    `order_beyond_d` is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a
-    window of `length` tokens is shorter than 2 d.
+    Each is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a window of
+    `length` tokens is shorter than 2 d.
     """
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
@@ -309,7 +314,9 @@ def losses(
 ) -> np.ndarray:
     """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
 
-    Arguments: starts, token indices of windows; scored, how many of the sequences whole, shuffled and other to score,
+    The distance is the number of tokens between the target and the first half.
+    Arguments: starts, token indices of windows; advance, called after each forward pass with its number of tokens;
+    scored, how many versions of a window to score, of whole, first half shuffled, and first half of another document,
     in this order.
     """
     read = sequences(split, starts, length, scored)
@@ -323,9 +330,10 @@ def bucket_edges(distances: int) -> np.ndarray:
 
 
 def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
-    """Return a table, a row per document and bucket of d, the distance to the destroyed part.
+    """Return a table, a row per document and bucket of d, the distance to the shuffled or replaced first half.
 
     Columns: document, bucket_start, bucket_end (exclusive), targets, and the sums of LOSSES in nats.
+    Arguments: losses, [sequences, windows, d]; starts, token indices of the windows.
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)

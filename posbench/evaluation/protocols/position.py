@@ -22,7 +22,7 @@ BUCKETS_AN_OCTAVE = 2  # buckets per doubling of the position
 
 
 class Position(Windowed):
-    """Loss by position: windows of `nonoverlapping`, summed by document and log-spaced bucket of positions."""
+    """Loss by position in windows back to back, summed by document and log-spaced bucket of positions."""
 
     name = "position"
     rank = 5
@@ -53,8 +53,9 @@ class Position(Windowed):
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
         """Return a table, a row per document and bucket: document, bucket_start, bucket_end, targets, nll (sum, nats).
 
-        Buckets are of positions, and `bucket_end` is exclusive.
-        A target's position is the number of tokens before it, less one: the target at position 0 follows one token.
+        Buckets are of positions, and `bucket_end` is exclusive. A target's position is the number of tokens before it,
+        less one: the target at position 0 follows one token.
+        Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
         """
         rows = scored_targets(losses, windows, split, bos_id)
         position = rows["target"] - np.array([w.start + 1 for w in windows])[rows["window"]]

@@ -31,14 +31,17 @@ Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of it
 
 @dataclass(frozen=True)
 class Score:
-    """A number to compare schemes by, nats/token: a column of losses, or one column minus another, per target."""
+    """A number to compare schemes by, nats per target: a column of summed losses, or one column minus another."""
 
     name: str
     column: str  # column of summed losses
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return (`column` - `minus`) / targets. Arguments: sums, {column: its sum over rows, or an array}."""
+        """Return the score, (`column` - `minus`) / targets, where `minus` may be empty.
+
+        Arguments: sums, {column: its sum over rows, or an array with an entry per row}.
+        """
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
         return losses / sums["targets"]
@@ -87,8 +90,9 @@ class EvalProtocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score a model at one length.
 
-        Arguments: anchor, the longest length of the comparison, which decides what text is scored; advance, called with
-        the number of tokens after each forward pass.
+        Arguments: corpus, the text or task; split, its part to score; settings, the run's `evaluation` settings;
+        anchor, the longest length of the comparison, which decides what text is scored; advance, called with the number
+        of tokens after each forward pass.
         Returns: the table of rows to store, and numbers for its header, such as `nll_mean` (nats/target) and
         `targets_total`.
         """
@@ -109,24 +113,39 @@ class EvalProtocol(ABC):
             )
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return the settings that decide which windows of a run are scored."""
+        """Return the settings of the group `evaluation` that decide which windows of a run are scored.
+
+        Arguments: config, the run's configuration.
+        """
         return config.evaluation
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`."""
+        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`.
+
+        Arguments: settings, of the group `evaluation`; anchor, the longest length of the comparison.
+        """
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
-        """Raise ConfigError if the text has no window of `length` tokens to score."""
+        """Raise ConfigError if the text `split` has no window of `length` tokens to score.
+
+        Arguments: settings, of the group `evaluation`.
+        """
         if length >= split.num_tokens:
             raise ConfigError(too_long(split, length, "in all", split.num_tokens - 1))
 
     def shortest(self, settings: EvaluationConfig) -> int:
-        """Return the shortest length that can be scored, in tokens."""
+        """Return the shortest length that can be scored, in tokens.
+
+        Arguments: settings, of the group `evaluation`, which can raise it.
+        """
         return 2
 
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
-        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens."""
+        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens.
+
+        Arguments: context_length, the training length; split, the text, or None for no limit.
+        """
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
 
@@ -139,7 +158,9 @@ class EvalProtocol(ABC):
     ) -> list[int]:
         """Return the lengths to score: the requested ones, else the configured ones, else the defaults.
 
-        A protocol that does not follow lengths scores the training length if no length is requested.
+        A protocol whose `follows_lengths` is False scores the training length if no length is requested.
+        Arguments: asked, the requested lengths; context_length, the training length; split, the text or problems to
+        score; configured, the lengths in the run's configuration.
         """
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
@@ -159,34 +180,48 @@ class EvalProtocol(ABC):
         return losses
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return the sections of the report about these results, by default none.
+        """Return the sections of the report about this protocol's results, by default none.
 
-        Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
+        Arguments: compared, the runs and their figures; every_length, whether to show lengths that are neither a
+        multiple nor a part of the training length.
         """
         return []
 
     def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
-        """Return the sections about the runs of a task. Arguments: length, the longest trained length, in items."""
+        """Return the report's sections about the runs of a task, by default none.
+
+        Arguments: task, its name; runs, a row per run; schemes, in the order to show; length, the longest trained
+        length, in items.
+        """
         return []
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        """Return the sections of a report about groups of runs.
+        """Return the sections of a report that compares groups of runs, by default none.
 
         Arguments: groups, {value that a group shares: its runs}.
         """
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return columns of a run's summary, computed from `logged`, the rows of its metrics.jsonl."""
+        """Return columns to add to a run's row of the summary, {name: value}, by default none.
+
+        Arguments: logged, the rows of the run's metrics.jsonl.
+        """
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Return the numbers in a result's header: nll in nats/token, perplexity, bits per byte; None if unknown."""
+        """Return {name: number} for a result: nll in nats/token, perplexity, bits per byte; None if unknown.
+
+        Arguments: header, stored with the result.
+        """
         known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """Return, as text, the mean over seeds of the number `headline_key`; by default the mean loss as perplexity."""
+        """Return, as text, the protocol's main number, mean over seeds; by default the mean loss as perplexity.
+
+        Arguments: headers, stored with the results, one per seed.
+        """
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

@@ -31,7 +31,10 @@ LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, cont
 
 
 class Retrieval(EvalProtocol):
-    """The benefit of having read a passage before. The length is of the whole sequence: two passages and a filler."""
+    """The benefit of having read a passage before: the loss on it after a filler, less the loss after another passage.
+
+    The length is of the whole sequence: two passages and a filler.
+    """
 
     name = "retrieval"
     rank = 4
@@ -93,9 +96,10 @@ class Retrieval(EvalProtocol):
 def trial_starts(split: Split, length: int, settings: EvaluationConfig) -> list[tuple[int, int, int]]:
     """Return the token indices at which each trial's passage, filler and control passage start.
 
-    They are equal for every scheme. Trials are spread evenly over all documents that have room for a passage. The
-    filler begins a third of the split further on, the control passage two thirds, so neither overlaps the passage.
-    Passages never cross the beginning of a document.
+    A trial is a passage, a filler and the passage again; in the control another passage comes first. Starts are equal
+    for every scheme. Trials are spread evenly over all documents that have room for a passage. The filler begins a
+    third of the split further on, the control passage two thirds, so neither overlaps the passage. Passages never cross
+    the beginning of a document.
     Raises: ConfigError if the length is too short for two passages, or too long for the text.
     """
     passage = settings.passage
@@ -153,8 +157,11 @@ def probe(
 ) -> pd.DataFrame:
     """Return a table, a row per trial: document, start, gap (tokens), targets, and the passage's summed losses in nats.
 
-    What was read before the gap: in second_nll the passage, in control_nll another one, in shuffled_nll the passage's
-    tokens in a random order (seed: `start`). The passage's first token is not a target, since no context predicts it.
+    A trial reads something, then `gap` tokens of filler, then the passage, in all `length` tokens. What was read first:
+    in second_nll the passage, in control_nll another one, in shuffled_nll the passage's tokens in a random order (seed:
+    `start`). The passage's first token is not a target, since no context predicts it.
+    Arguments: settings, of the group `evaluation`, with the numbers of trials and of the passage's tokens; advance,
+    called after each forward pass with its number of tokens.
     """
     passage, gap = settings.passage, length + 1 - 2 * settings.passage
     trials = trial_starts(split, length, settings)
@@ -167,7 +174,12 @@ def probe(
 
 
 def _sequences(split: Split, trials: Sequence[tuple[int, int, int]], passage: int, gap: int) -> list[np.ndarray]:
-    """Return the token ids of `again`, `control` and `shuffled`, [trials, 2 * passage + gap] each."""
+    """Return the token ids of three sequences per trial, [trials, 2 * passage + gap] each: again, control and shuffled.
+
+    They end with the passage, after `gap` tokens of filler. They begin with the passage, with another one, or with the
+    passage's tokens in random order.
+    Arguments: trials, the starts of passage, filler and control passage; passage, its tokens.
+    """
     parts = [
         [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
         for trial in trials

@@ -41,17 +41,24 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Return whether any run logged when it began to use distant order, its onset. Continued runs log none."""
+        """Return whether any run logged when it began to use the order of tokens more than 32 back.
+
+        Continued runs do not log it.
+        """
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:
-        """Return the tokens until a run used distant order, infinite if never: a row per seed, a column per scheme."""
+        """Return the tokens trained on until a run used the order of tokens more than 32 back, infinite if never.
+
+        It is a table with a row per seed and a column per scheme.
+        """
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the cells with these values, by default as trained and on the runs' own text.
+        """Return the rows of `cells`, the table of all figures, that have these values.
 
+        By default these are figures of schemes as trained, on the runs' own text.
         Arguments: equal, a value for each further column, or None to accept any.
         """
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
@@ -63,7 +70,7 @@ class ComparedRuns:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of the report as data."""
+    """A picture of the report as data: its kind, points, labels and caption."""
 
     name: str  # file name without its suffix
     kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
@@ -76,7 +83,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, then lines about missing figures, pictures, a table and a note. Empty parts are left out."""
+    """A section of a report: a heading, lines about missing figures, pictures, a table and a note, all optional."""
 
     title: str  # empty if the section continues the previous one
     holes: Sequence[str] = ()
@@ -90,9 +97,9 @@ class Section:
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Join successive sections with the same title, with their tables side by side, and return all sections.
+    """Join successive sections of a report with the same title, their tables side by side; return all sections.
 
-    Arguments: schemes, the order of the rows.
+    Arguments: schemes, the order of the tables' rows.
     """
     joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
@@ -123,7 +130,8 @@ def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
     """Return a table with one row per scheme and one column per distance.
 
-    Arguments: cells, with columns scheme, first (distance) and value; title, a column's title with {} for the distance.
+    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; title, a column's
+    title with {} for the distance.
     """
     rows = []
     for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:
@@ -134,12 +142,18 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.D
 
 
 def half(cell: Any, name: str) -> float:
-    """Return half the width of the 95 % interval over seeds of column `name` in a cell; NaN if `cell` is None."""
+    """Return half the width of the 95 % interval over seeds of column `name`; NaN if `cell` is None.
+
+    Arguments: cell, a row of the table of figures, or None.
+    """
     return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """Return column `name` of a cell as text, ± half its interval over seeds; a dash if `cell` is None."""
+    """Return column `name` as text, ± half its 95 % interval over seeds; a dash if `cell` is None.
+
+    Arguments: cell, a row of the table of figures, or None; sign, whether to write a plus before positive values.
+    """
     return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
 
 
@@ -158,7 +172,10 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return the place, interpolated linearly, at which `values` first fall to `goal`; infinity if they never do."""
+    """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if it never does.
+
+    Arguments: places and values, the coordinates of its points, x and y.
+    """
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):

@@ -38,7 +38,12 @@ class Validation(Windowed):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score windows of text or, for a task, answers of problems of trained lengths; return rows and figures."""
+        """Score windows of text or, for a task, answers of problems of trained lengths, always at the training length.
+
+        Arguments: corpus, the text or task; split, its part to score; settings, the run's `evaluation` settings;
+        advance, called with the number of tokens after each forward pass; anchor is not used.
+        Returns: the rows to store, and numbers for their header.
+        """
         if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
@@ -70,7 +75,7 @@ class Validation(Windowed):
         return sections
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return settings to read `train.validation_tokens` tokens, and at least one window."""
+        """Return evaluation settings by which `train.validation_tokens` tokens are read, and at least one window."""
         tokens = max(config.train.validation_tokens, config.train.context_length)
         return replace(config.evaluation, max_tokens=tokens)
 

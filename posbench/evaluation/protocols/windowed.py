@@ -24,13 +24,19 @@ class Windowed(EvalProtocol):
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """Return the windows of `length` tokens to score. Raises: ConfigError if the text has none."""
+        """Return the windows of `length` tokens to score. Raises: ConfigError if the text has none.
+
+        Arguments: settings, the run's `evaluation` settings; anchor, the longest length of the comparison.
+        """
 
     def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the rows to store, one per window and document. Arguments: losses, [windows, scored] in nats."""
+        """Return the rows to store, one per window and document.
+
+        Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
+        """
         return tabulate_windows(losses, windows, split, bos_id)
 
     def score(
@@ -61,9 +67,10 @@ class Windowed(EvalProtocol):
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
     """Return windows of `length` tokens back to back in stretches of `size`. They cross documents; all targets count.
 
-    The whole stream is cut into stretches. Stretches of `max_tokens` in all are read, spread evenly over all documents
-    (a stretch belongs to the document of its first target). They do not depend on `length`, so all lengths that divide
-    `size` score the same targets. Other lengths leave out the tail of a stretch.
+    The whole token stream is cut into stretches of `size` tokens. Stretches of `settings.max_tokens` tokens in all are
+    read, spread evenly over all documents (a stretch belongs to the document of its first target). They do not depend
+    on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail of a
+    stretch.
     """
     scorable = split.num_tokens - 1
     if scorable < size:
