@@ -122,7 +122,7 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
 def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
     """Return a row per other scheme: its gap to `reference` as published, at equal tokens after onset, share of time.
 
-    The last two only if all its seeds caught on.
+    The last two only if all its seeds use distant order.
     """
     rows = []
     for scheme in (name for name in c.schemes if name != reference):

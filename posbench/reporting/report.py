@@ -262,6 +262,11 @@ def _groups(
     Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas, whose values
     are then tuples. Raises: ConfigError for an unknown column.
     """
+    if "data.name" in group_by.split(",") and "data.name" not in summary:  # the text's name is no setting of a run
+        texts = (
+            summary.groupby("fingerprint.data")["path"].first().map(lambda path: config_of(str(path))["data"]["name"])
+        )
+        summary = summary.assign(**{"data.name": summary["fingerprint.data"].map(texts)})
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     columns = group_by.split(",")
     for column in columns:
@@ -336,6 +341,7 @@ def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
         "groups": len(groups),
         "tested": len(tested),
         "scopes": sorted({c.scope for c in tested}),
+        "unfinished": [tables.text_of(value) for value, c in groups.items() if c.unfinished],
         "baseline": next(iter(groups.values())).wanted_baseline,
         "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
         "better": better.most_common(),

@@ -107,7 +107,9 @@ def published(c: Comparison) -> list[Section]:
         Section(
             f"Compared with {c.published.title}" + (f": {agreement.theirs.description}" if columns[1:] else ""),
             table=tables.published_table(agreement),
-            note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1),
+            note=_note(
+                "published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1, c.scope
+            ),
             files={"against.csv": table},
         )
         for n, agreement in enumerate(columns)

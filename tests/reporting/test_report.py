@@ -370,3 +370,11 @@ def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Pat
     ]
     assert float(rows[0][2]) == pytest.approx(0.1, abs=0.01)
     assert "1 of 2 pairs that were fixed before training is decided: alibi beats qk_rope" in " ".join(shown.split())
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_readme_and_results_quote_the_sentence_of_the_report(tmp_path: Path) -> None:
+    shown = " ".join(written(REFERENCE / "headline", tmp_path)[1].split())
+    sentence = shown[shown.index("By mean loss") : shown.index(" Smallest gap")]
+    for page in ("README.md", "docs/results.md"):
+        assert sentence in " ".join(Path(page).read_text(encoding="utf-8").replace("\n> ", " ").split()), page
