@@ -121,6 +121,12 @@ def build(
     """
     compared, search = choose_rates(summary)
     runs, left_out = finished_runs(compared)
+    if search:
+        later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
+        left_out += [
+            f"{scheme} seed {seed} at {rate:g}: beyond the {search.planned} planned seeds, so the test does not read it"
+            for scheme, seed, rate in later[["scheme", "seed", "train.lr"]].to_numpy().tolist()
+        ]
     check_agreement(runs, group_by)
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
     wanted_baseline = baseline or str(experiment.get("baseline") or "")

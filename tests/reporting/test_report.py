@@ -23,7 +23,7 @@ from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
 from posbench.reporting.figures import encode, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
-from posbench.runs import append_metrics, find_runs
+from posbench.runs import Run, append_metrics, find_runs
 
 REFERENCE = Path("runs/reference")
 
@@ -149,6 +149,15 @@ def test_a_claim_at_best_rates_needs_both_rates_and_one_at_these_rates_says_so(t
     assert re.search(r"^qk_rope \| 5 \| a \| .* \|  \| 0/1 \| 1/1$", text, re.MULTILINE), (
         "by its best rates alone it would"
     )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_seeds_beyond_the_planned_ones_are_named_and_not_tested(tmp_path: Path) -> None:
+    folder = searched(tmp_path, 0.002)
+    shutil.copytree(tmp_path / "demo-tune/lr=0.002/nope/seed=4", tmp_path / "demo-tune/lr=0.002/nope/seed=5")
+    Run(tmp_path / "demo-tune/lr=0.002/nope/seed=5").update_manifest(seed=5)
+    text, _ = written(folder, tmp_path / "report")
+    assert "- not compared: nope seed 5 at 0.002: beyond the 5 planned seeds" in text and "nope | 5 | b" in text
 
 
 @pytest.mark.usefixtures("undrawn")
