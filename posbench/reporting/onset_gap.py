@@ -170,9 +170,8 @@ def onset_gaps(c: Comparison) -> list[Section]:
     reference = c.schemes[0]
     if c.has_onsets and np.isfinite(c.onsets).any(axis=None):
         line = fit(points[points["scheme"] == reference]) if np.isfinite(c.onsets[reference].dropna()).all() else None
-        note = (
-            f"No gap at equal onset: {count_onsets(c.onsets[reference])} seeds of {reference}, the best scheme, use distant order."
-        )
+        count = count_onsets(c.onsets[reference])
+        note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use distant order."
         if line:
             a, b = line.coefficients
             note = (

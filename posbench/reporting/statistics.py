@@ -324,7 +324,7 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Return quantile q of `document_error`, estimated from DRAWS seeded draws of normal documents of equal variance."""
+    """Return q of `document_error`, estimated from DRAWS seeded draws of normal documents of equal variance."""
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())
