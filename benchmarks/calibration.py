@@ -13,49 +13,43 @@ a sign test contradicts it.
 - intervals over seeds, and over documents: how often they contain the truth. Documents are drawn from the 180 of the
   test split of `data=stdlib`, with their gaps to qk_rope for three trained schemes (documents.csv).
 
-The whole procedure with its choice of learning rates: six schemes are equal at each of three rates. Half and twice the
-best rate lose 0, 0.035, 0.05, 0.07 or 0.1 nats, and the worst of these cases is reported: losses about as large as the
-noise of a pilot mislead most. The mean of some pilot seeds chooses each scheme's rate (0 pilots: it is known), and new
-seeds are scored at it. The noise of a run is a residual of the runs in runs/reference. In two-point mixtures a run is
-also LATE nats worse with some probability, which is half as large again at the rates next to the best, or is 1 there
-("at one rate"). If runs of one scheme split like this, fewer than five seeds decide nothing.
+The whole procedure with its choice of learning rates, for the designs of DESIGNS: six schemes, five rates. Losses are
+those of the packs of `headline` (five seeds at one rate) and of its old pilots (one seed at each rate): the mean of a
+scheme at its best rate, what the other rates cost, and the noise of its runs around the mean of their seed.
 
-- false decision: any pair is called different; also counted without the rules for pilots and splits.
-- intervals over seeds for a loss, and for the gap of two schemes at one rate: how often they contain the truth.
+- pairs decided, of 15: the true losses are those of the packs. In brackets: with twice the noise off the best rate.
+- false claims: tables in which six schemes are equal at their best rates; any claim is false. Nine null tables: three
+  costs of other rates (none, 0.035 nats for each factor of two, the packs') times three kinds of noise (the packs',
+  twice as much off the best rate, three times as much for one scheme). Seeds that split in two: a run ends 0.3 nats
+  worse with probability 0.1, 0.3 or 0.5, half as large again off the best rate, or 1 there ("only at one rate").
+
+The worst table is reported, without and with a sign test over seeds, which contradicts a claim if its p is above SIGNS.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtr
+from scipy.stats import binom
 
 import posbench
-from posbench.reporting.options import MARGIN
-from posbench.reporting.statistics import (
-    ALLOWED,
-    ENOUGH_SEEDS,
-    LEVEL,
-    SIGNS,
-    document_error,
-    holm,
-    interval,
-    sign_test,
-)
+from posbench.reporting.statistics import LEVEL, beats, document_error, equals, holm, interval
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS = 11, (3, 5, 8)
 LEFT, RIGHT = np.triu_indices(SCHEMES, 1)
 CLUSTERS = np.repeat([0.0, 6.0, 12.0, 18.0], 3)[:SCHEMES]
 REFERENCE, LATE = Path("runs/reference"), 0.3  # nats that a run loses if it has not caught on yet
-COSTS = (0.0, 0.035, 0.05, 0.07, 0.1)  # nats lost at half and at twice the best rate
-PAIRS = list(combinations(range(6), 2))
+SIGNS = 0.5  # p of the sign test above which too few seeds agree: all of 3 or 4, four of 5 and six of 8 are needed
+LEFT6, RIGHT6 = np.triu_indices(6, 1)
 EQUAL, THREE_EQUAL = np.zeros(SCHEMES), 1000.0 * np.maximum(0, np.arange(SCHEMES) - 2)
 
 
@@ -74,24 +68,16 @@ NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Floats]] = {
 }
 
 
-def p_values(differences: Floats, margin: float | None = None, allowed: Floats | float = 0.0) -> Floats:
-    """Return a report's p values [trials, pairs] of differences [trials, seeds, pairs].
-
-    They test a difference of at most `allowed`, or, with a margin, a difference of the margin or more.
-    """
-    seeds = differences.shape[1]
-    mean, error = differences.mean(1), differences.std(1, ddof=1) / np.sqrt(seeds)
-    if margin is None:
-        return np.minimum(1, 2 * stdtr(seeds - 1, (allowed - np.abs(mean)) / np.maximum(error, 1e-12)))
-    return np.asarray(stdtr(seeds - 1, (np.abs(mean) - margin) / error))
+def called_different(differences: Floats) -> NDArray[np.bool_]:
+    """Return which pairs [trials, pairs] are called different at these rates: differences [trials, seeds, pairs]."""
+    over_seeds = np.moveaxis(differences, 1, -1)
+    p = np.minimum(beats(0 * over_seeds, [over_seeds]), beats(over_seeds, [0 * over_seeds]))
+    return np.array([holm(row) <= LEVEL for row in p])
 
 
-def called_different(differences: Floats, pilots: int = 0) -> NDArray[np.bool_]:
-    """Return which pairs [trials, pairs] a report calls different, from differences [trials, seeds, pairs]."""
-    agree = np.apply_along_axis(sign_test, 1, differences) <= SIGNS
-    spread = np.median(differences.std(1, ddof=1), axis=1)
-    spread *= ALLOWED / np.sqrt(pilots) if pilots else 0
-    return np.array([holm(p) <= LEVEL for p in p_values(differences, allowed=spread[:, None])]) & agree
+def called_equal(differences: Floats, margin: float) -> NDArray[np.bool_]:
+    """Return which pairs [trials, pairs] a report calls equal, from differences [trials, seeds, pairs]."""
+    return np.array([holm(np.array([equals([pair], margin) for pair in trial.T])) <= LEVEL for trial in differences])
 
 
 def tests(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
@@ -100,81 +86,155 @@ def tests(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, 
         for seeds in SEEDS:
             shape = (trials, seeds, SCHEMES)
 
-            def decided(levels: Floats, margin: float | None = None) -> Floats:
+            def differences(levels: Floats) -> Floats:
                 losses = noise(random, shape) + levels  # noqa: B023
-                differences = losses[..., RIGHT] - losses[..., LEFT]
-                if margin is None:
-                    return called_different(differences)
-                return np.array([holm(p) <= LEVEL for p in p_values(differences, margin)])
+                return losses[..., RIGHT] - losses[..., LEFT]
 
-            alike = [decided(levels)[:, levels[LEFT] == levels[RIGHT]].any(1).mean() for levels in (EQUAL, THREE_EQUAL)]
+            alike = [
+                called_different(differences(levels))[:, levels[LEFT] == levels[RIGHT]].any(1).mean()
+                for levels in (EQUAL, THREE_EQUAL)
+            ]
             yield "false difference", name, seeds, float(max(alike))
             margins = [np.where(np.arange(SCHEMES) == 0, margin, 0.0) for margin in (0.9, 3.0)]
-            wrong = [decided(levels, levels[0])[:, LEFT == 0].any(1).mean() for levels in margins]
+            wrong = [called_equal(differences(m), m[0])[:, LEFT == 0].any(1).mean() for m in margins]
             yield "false equivalence", name, seeds, float(max(wrong))
-            yield "power", name, seeds, float(decided(CLUSTERS)[:, CLUSTERS[LEFT] != CLUSTERS[RIGHT]].mean())
+            decided = called_different(differences(CLUSTERS))[:, CLUSTERS[LEFT] != CLUSTERS[RIGHT]]
+            yield "power", name, seeds, float(decided.mean())
             gaps = noise(random, (trials, seeds, 2))
             ends = [interval(losses[:, 0] - losses[:, 1]) for losses in gaps]
             yield "interval over seeds", name, seeds, float(np.mean([low <= 0 <= high for _, low, high in ends]))
 
 
-def residuals() -> Floats:
-    """Return the losses of demo and ladder_m without the means of seeds and schemes, pooled, nats."""
-    pooled = []
-    for name in ("demo_cpu", "ladder_m"):
-        losses = posbench.results(REFERENCE / f"{name}.zip").pivot(index="seed", columns="scheme", values="loss")
-        residual = losses.sub(losses.mean(axis=1), axis=0)
-        residual -= residual.mean()
-        seeds, schemes = losses.shape
-        pooled.append(residual.to_numpy().ravel() * (seeds * schemes / (seeds - 1) / (schemes - 1)) ** 0.5)
-    return np.concatenate(pooled)
+@dataclass(frozen=True)
+class Design:
+    """A design of the search and its test: how many seeds each learning rate gets, and the rule that decides a pair."""
+
+    name: str
+    searched: int  # seeds at each of the five rates
+    narrowed: int  # seeds at the two best rates, after the first `searched`
+    seeds: int  # seeds that the test reads
+    is_new: bool  # True: the union test on the searched seeds; False: fresh seeds at the best rate, with an allowance
+
+    @property
+    def runs(self) -> int:
+        """Return the number of runs of six schemes."""
+        searched = 5 * self.searched + 2 * max(0, self.narrowed - self.searched)
+        return 6 * (searched + (0 if self.is_new else self.seeds))
 
 
-def middle(losses: Floats) -> NDArray[np.int64]:
-    """Return the index that `best_rate` would choose along the last axis."""
-    near = losses <= losses.min(-1, keepdims=True) + MARGIN
-    count = near.cumsum(-1)
-    return (near & (count == (count[..., -1:] + 1) // 2)).argmax(-1)
+DESIGNS = (
+    Design("5 rates x 1 pilot, 5 seeds, allowance", 1, 1, 5, False),
+    Design("5 rates x 2 pilots, best 2 to 4, 5 seeds, allowance", 2, 4, 5, False),
+    Design("5 rates x 2 seeds, best 2 to 5, union test", 2, 5, 5, True),
+    Design("5 rates x 2 seeds, best 2 to 8, union test", 2, 8, 8, True),
+)
+MINUTES = 8.0  # core-minutes of a run of the headline
 
 
-def procedure(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
-    """Yield (what was counted, noise, number of seeds, rate) for the whole procedure."""
-    pool = residuals()
-    for share, share_off_best in ((0.0, 0.0), (0.1, 0.15), (0.3, 0.45), (0.5, 0.75), (0.1, 1.0)):
-        name = f"two points, {share:.0%} late{' at one rate' * (share_off_best == 1)}" if share else "residuals of runs"
-        late = np.array([share_off_best, share, share_off_best])
+@dataclass(frozen=True)
+class World:
+    """The truth of a simulated table: losses [schemes, rates], and the noise of a run at each of them."""
 
-        def runs(shape: tuple[int, ...], rate: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
-            is_late = random.random(shape) < late[rate]  # noqa: B023
-            return random.choice(pool, shape) + LATE * is_late, is_late
+    levels: Floats  # [schemes, rates], nats
+    spread: Floats  # [schemes, rates], nats: standard deviation of the noise
+    late: Floats  # [schemes, rates]: probability that a run ends LATE nats worse
 
-        def mistakes(cost: float, pilots: int, seeds: int) -> list[float]:
-            """Return the share of tables with a false difference, with and without the rules for pilots and splits."""
-            curve, chosen = np.array([cost, 0, cost]), np.ones((trials, 6), np.int64)
-            if pilots:
-                losses, _ = runs((trials, pilots, 6, 3), np.arange(3))
-                chosen = middle(curve + losses.mean(1))  # [trials, schemes]
-            losses, is_late = runs((trials, seeds, 6), chosen[:, None])
-            losses += curve[chosen][:, None]
-            differences = np.stack([losses[..., b] - losses[..., a] for a, b in PAIRS], -1)
-            splits = (is_late.any(1) & ~is_late.all(1)).any(-1)
-            wrong = called_different(differences, pilots).any(1) & ~(splits & (seeds < ENOUGH_SEEDS))
-            return [float(wrong.mean()), float(called_different(differences).any(1).mean())]
+    def draw(self, random: np.random.Generator, trials: int, seeds: int, pool: Floats) -> Floats:
+        """Return losses of runs [trials, schemes, rates, seeds]; noise is a residual of the packs' runs."""
+        shape = (trials, *self.levels.shape, seeds)
+        noise = random.choice(pool, shape) * self.spread[..., None] + LATE * (
+            random.random(shape) < self.late[..., None]
+        )
+        return self.levels[..., None] + noise
 
-        for seeds in SEEDS:
-            for pilots in (0, 1, 3):
-                worst = np.max([mistakes(cost, pilots, seeds) for cost in (COSTS if pilots else COSTS[:1])], axis=0)
-                yield f"false decision, {pilots} pilots", name, seeds, worst[0]
-                yield f"... with neither allowance nor need of {ENOUGH_SEEDS}", name, seeds, worst[1]
-            two, _ = runs((trials, seeds, 2), np.ones(2, np.int64))
-            for name_of_value, values in (("loss", two[..., 0] - share * LATE), ("gap", two[..., 0] - two[..., 1])):
-                ends = [interval(losses) for losses in values]
-                yield (
-                    f"interval of a {name_of_value}",
-                    name,
-                    seeds,
-                    float(np.mean([low <= 0 <= high for _, low, high in ends])),
-                )
+
+def packs() -> tuple[Floats, Floats, Floats]:
+    """Return the headline's levels [schemes, rates], each scheme's spread [schemes, 1], and residuals with sd 1."""
+    losses = posbench.results(REFERENCE / "headline.zip").pivot(index="seed", columns="scheme", values="loss")
+    pilots = pd.concat(posbench.results(path) for path in sorted(REFERENCE.glob("headline-tune/lr=*.zip")))
+    at_rates = pilots.drop_duplicates(["scheme", "train.lr"]).pivot(index="scheme", columns="train.lr", values="loss")
+    at_rates = at_rates.loc[losses.columns].dropna(axis=1)
+    residual = losses.sub(losses.mean(axis=1), axis=0)
+    residual = (residual - residual.mean()).to_numpy() * (5 * 6 / 4 / 5) ** 0.5
+    spread = residual.std(0)
+    costs = at_rates.sub(at_rates.min(axis=1), axis=0).to_numpy()
+    return losses.mean().to_numpy()[:, None] + costs, spread[:, None], (residual / spread).ravel()
+
+
+def worlds(levels: Floats, spread: Floats) -> dict[str, list[World]]:
+    """Return the simulated worlds by what is counted in them: decided pairs, or false claims."""
+    costs, never = levels - levels.min(1, keepdims=True), np.zeros_like(levels)
+    steps = np.abs(np.arange(5) - costs.argmin(1)[:, None])
+    alike, off_best = spread * np.ones(5), 1.0 + (costs > 0)
+    noises = [alike, alike * off_best, alike * np.where(np.arange(6) == 0, 3, 1)[:, None]]
+    curves = [never, 0.035 * steps, costs]
+    return {
+        "decided": [World(levels, alike, never), World(levels, alike * off_best, never)],
+        "false": [World(curve, noise, never) for curve in curves for noise in noises],
+        **{
+            f"false, {share:.0%} late": [World(curve, alike, share * np.where(costs > 0, 1.5, 1.0)) for curve in curves]
+            for share in (0.1, 0.3, 0.5)
+        },
+        "false, 10% late, all off the best rate": [
+            World(curve, alike, np.where(costs > 0, 1.0, 0.1)) for curve in curves[:2]
+        ],
+    }
+
+
+def decided(design: Design, world: World, trials: int, random: np.random.Generator, pool: Floats) -> Floats:
+    """Return which claims `a beats b` are made, [2, trials, schemes, schemes]: without, and with the sign test."""
+    most = max(design.narrowed, design.seeds if design.is_new else 0)
+    runs = world.draw(random, trials, most, pool)
+    kept = runs[..., : design.searched].mean(-1).argsort(-1)[..., :2]  # [trials, schemes, 2]
+    runs = np.take_along_axis(runs, kept[..., None], 2)
+    order = runs[..., : design.narrowed].mean(-1).argsort(-1)
+    if design.is_new:
+        runs = np.take_along_axis(runs, order[..., None], 2)[..., : design.seeds]
+    else:
+        best = np.take_along_axis(kept, order, 2)[..., :1]
+        runs = np.take_along_axis(world.draw(random, trials, design.seeds, pool), best[..., None], 2)
+    claims = np.zeros((2, trials, 6, 6), bool)
+    at_best = runs[:, :, 0]
+    differences = [runs[:, RIGHT6, rate] - at_best[:, LEFT6] for rate in range(runs.shape[2])]
+    reverse = [runs[:, LEFT6, rate] - at_best[:, RIGHT6] for rate in range(runs.shape[2])]
+    sd = differences[0].std(-1, ddof=1)
+    allowed = np.zeros(trials) if design.is_new else 2 * np.median(sd, 1) / math.sqrt(design.narrowed)
+    zero = np.zeros(1) + allowed[:, None, None]
+    p = np.minimum(beats(zero, differences), beats(zero, reverse))
+    is_decided = np.array([holm(row) <= LEVEL for row in p])
+    agree = np.min([_agrees(d) for d in differences], 0), np.min([_agrees(d) for d in reverse], 0)
+    forward = differences[0].mean(-1) > 0
+    for signs in (False, True):
+        for is_left, left, right, consistent in (
+            (forward, LEFT6, RIGHT6, agree[0]),
+            (~forward, RIGHT6, LEFT6, agree[1]),
+        ):
+            claims[int(signs)][:, left, right] = is_decided & is_left & (consistent | (not signs))
+    return claims
+
+
+def _agrees(differences: Floats) -> NDArray[np.bool_]:
+    """Return whether the sign test over seeds, the last axis, has a p-value of at most SIGNS."""
+    more = (differences > 0).sum(-1)
+    return 2 * binom.sf(np.maximum(more, differences.shape[-1] - more) - 1, differences.shape[-1], 0.5) <= SIGNS
+
+
+def procedure(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
+    """Yield the rows of a table of designs: their costs, decided pairs, and the % of tables with a false claim."""
+    levels, spread, pool = packs()
+    counted = worlds(levels, spread)
+    yield ["design, six schemes", "runs", "core-hours", *(f"{name}: without / with sign test" for name in counted)]
+    for design in DESIGNS:
+        row = [design.name, str(design.runs), f"{design.runs * MINUTES / 60:.1f}"]
+        for name, tables in counted.items():
+            claims = [decided(design, world, trials, random, pool) for world in tables]  # [2, trials, 6, 6] each
+            if name == "decided":
+                pairs = np.array([made.sum((2, 3)).mean(1) for made in claims]).T
+                row.append(" / ".join(f"{usual:.1f} ({wild:.1f})" for usual, wild in pairs))
+            else:
+                worst = np.max([made.any((2, 3)).mean(1) for made in claims], axis=0)
+                row.append(" / ".join(f"{100 * wrong:.1f}" for wrong in worst))
+        yield row
 
 
 def documents(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
@@ -201,9 +261,12 @@ def main() -> None:
     random = np.random.default_rng(options.seed)
     print("counted | noise | seeds or documents | % of trials\n:-- | :-- | --: | --:")
     n = options.trials
-    for counted in (tests(n, random), documents(n // 3, random), procedure(n, random)):
+    for counted in (tests(n, random), documents(n // 3, random)):
         for quantity, noise, number, rate in counted:
             print(f"{quantity} | {noise} | {number} | {100 * rate:.1f}")
+    print()
+    for row in procedure(n, random):
+        print(" | ".join(row), flush=True)
 
 
 if __name__ == "__main__":

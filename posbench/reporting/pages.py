@@ -30,12 +30,6 @@ def words(names: Sequence[str], most: int = 12) -> str:
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
-def _leaders_beat(leaders: Sequence[str]) -> str:
-    """Return the start of a sentence for this many leading schemes: `It beats`, `Both beat`, `All 4 beat`."""
-    count = {1: "It beats", 2: "Both beat", 3: "All three beat"}
-    return count.get(len(leaders), f"All {len(leaders)} beat")
-
-
 def _verdicts(claims: Sequence[str]) -> str:
     """Return how often each verdict (holds, fails, open) occurs, as text: `2 hold, 1 fails and 5 are open`."""
     forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
@@ -56,12 +50,10 @@ def environment() -> Environment:
         "few": lambda names: words(names) if len(names) < 4 else str(len(names)),
         "are": lambda names: "is" if len(names) == 1 else "are",
         "have": lambda names: "has" if len(names) == 1 else "have",
-        "leaders_beat": _leaders_beat,
         "verdicts": _verdicts,
         "table": tables.markdown,
         "number": number,
         "length_text": short_length,
-        "round_down": tables.round_down,
         "round_up": lambda value: f"{value:.2g}",
     }
     return environment
@@ -152,13 +144,15 @@ def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> 
     titles = list(map(str, cells.columns))
 
     def is_too_wide() -> bool:
-        return sum(1 + max(len(title), *cells[title].map(len)) for title in titles) > console.width
+        widths = [max(len(word) for word in title.split("\n")) for title in titles]
+        return sum(1 + max(w, *cells.iloc[:, n].map(len)) for n, w in enumerate(widths)) > console.width
 
+    if is_too_wide():
+        titles = [title.replace(" ", "\n") for title in titles]
     if is_too_wide():
         cells = cells.replace(r" ±[0-9.]+", "", regex=True)  # the report has the intervals
     if is_too_wide():
         cells = cells.map(lambda cell: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", cell))
-        titles = [title.replace(" ", "\n") for title in titles]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for n, title in enumerate(titles):
         shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)

@@ -19,13 +19,13 @@ from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, choose, finished_runs, has_other_rates
+from posbench.reporting.comparison import Comparison, build, choose, finished_runs
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
-from posbench.reporting.search import at_best_rates, merge_searches, with_searches
+from posbench.reporting.search import merge_searches, with_searches
 from posbench.reporting.sections import by_sections, models, sections_of
-from posbench.reporting.statistics import conclusions, significant_pairs, verdict
+from posbench.reporting.statistics import conclusions, verdict
 from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
@@ -63,7 +63,7 @@ def report(
         check_same_losses(reference, console)
         places = [reference, *places]  # first, because the first run defines the experiment
     summary, rows = read(with_searches(places))
-    summary, is_searched = merge_searches(summary)
+    summary = merge_searches(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
     chosen = choose(summary, options.schemes, options.seeds)
@@ -86,8 +86,7 @@ def report(
         names = f"{names} by {group_by}"
         first = content["sections"][0 if group_by == "train.lr" else 1].table
     else:
-        chosen, tried = at_best_rates(chosen) if is_searched else (chosen, None)
-        comparison = build(chosen, rows, options.baseline, published, margin, tried=tried)
+        comparison = build(chosen, rows, options.baseline, published, margin)
         content, files = _content(comparison, margin, options.every_length)
         names, first = comparison.experiment, content["sections"][0].table
     files["runs.csv"] = chosen
@@ -131,7 +130,6 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "higher": [s for s in gaps if (gaps[s] > 0).all()],
     }
     shown = {line for section in sections for line in section.holes}
-    baseline_pairs = c.pairs[(c.pairs["left"] == c.baseline) | (c.pairs["right"] == c.baseline)]
     content: dict[str, Any] = {
         "page": "report.md.j2",
         "paragraph": "conclusions.j2",
@@ -139,14 +137,10 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "margin": margin,
         "ranking": ranking,
         "unranked": [s for s in c.schemes if s not in c.ranked],
-        "without_pilots": [s for s in c.schemes if s not in set(c.rates["scheme"])],
-        "differ": {family: len(significant_pairs(c.pairs, family)) for family in ("primary", "primary_at_rates")},
         "always": {side: names for side, names in always.items() if names},
-        "verdicts": _against_baseline(c),
-        "detectable": float(baseline_pairs["detectable"].median()) if c.can_rank else math.nan,
+        "detectable": float(c.pairs.dropna(subset="p_claimed")["detectable"].median()) if c.can_rank else math.nan,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
-        "has_other_rates": has_other_rates(c.rates),
         "lede": f"{models(c)}. Losses are in nats per token; lower is better.",
         "continued": dict(_continued(c.runs)),
         "figures": pictures.draw_all(c, sections),
@@ -157,20 +151,10 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "other_holes": [line for line in chain(*c.holes.values()) if line not in shown],
         "latex": {s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
     }
-    files = {"table.csv": c.cells, "pairs.csv": c.pairs, **({"rates.csv": c.rates} if len(c.rates) else {})}
+    files = {"table.csv": c.cells, "pairs.csv": c.pairs}
     for section in sections:
         files |= section.files
     return content, files
-
-
-def _against_baseline(c: Comparison) -> dict[str, list[str]]:
-    """Return {verdict: schemes} against the baseline (better, worse, equal, open), corrected for these pairs only."""
-    by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "open": []}
-    for scheme in c.schemes:
-        outcome = verdict(c.pairs, scheme, c.baseline, "baseline")
-        if outcome:
-            by_verdict[outcome].append(scheme)
-    return {outcome: names for outcome, names in by_verdict.items() if names}
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
@@ -278,6 +262,11 @@ def _groups(
     Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas, whose values
     are then tuples. Raises: ConfigError for an unknown column.
     """
+    if "data.name" in group_by.split(",") and "data.name" not in summary:  # the text's name is no setting of a run
+        texts = (
+            summary.groupby("fingerprint.data")["path"].first().map(lambda path: config_of(str(path))["data"]["name"])
+        )
+        summary = summary.assign(**{"data.name": summary["fingerprint.data"].map(texts)})
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     columns = group_by.split(",")
     for column in columns:
@@ -285,9 +274,15 @@ def _groups(
             varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
             differ = ", ".join(varied) or "nothing but the scheme and the seed"
             raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
-    runs, _ = finished_runs(summary)
-    groups = runs.groupby(columns if columns[1:] else group_by, sort=True)
-    return {value: build(group, rows, baseline, published, margin, group_by) for value, group in groups}
+    is_by_rate = "train.lr" in columns  # then each group has one rate, and nothing is chosen by a search
+    summary = summary.assign(searched=False) if is_by_rate else summary
+    groups = summary.groupby(columns if columns[1:] else group_by, sort=True)
+    finished = set(finished_runs(summary)[0].index)
+    return {
+        value: build(group, rows, baseline, published, margin, group_by)
+        for value, group in groups
+        if finished & set(group.index)
+    }
 
 
 def _grouped_content(
@@ -341,10 +336,12 @@ def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
     Keys: groups and tested (numbers), baseline, lowest and better (schemes with counts).
     """
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
-    better = Counter(scheme for c in tested for scheme in _against_baseline(c).get("better", []))
+    better = Counter(s for c in tested for s in c.schemes if verdict(c.pairs, s, c.baseline) == "better")
     return {
         "groups": len(groups),
         "tested": len(tested),
+        "scopes": sorted({c.scope for c in tested}),
+        "unfinished": [tables.text_of(value) for value, c in groups.items() if c.unfinished],
         "baseline": next(iter(groups.values())).wanted_baseline,
         "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
         "better": better.most_common(),

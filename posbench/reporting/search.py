@@ -1,22 +1,115 @@
-"""Find each scheme's best learning rate in an experiment that tried several, and the runs at this rate."""
+"""Find each scheme's best learning rates in an experiment that tried several (`posbench tune`).
+
+    runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
+
+The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
+mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`). Its runs are scored.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from posbench.reporting.statistics import best_rate
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder
 
-FIRST_PILOT = 1000  # runs from this seed on are pilots, on other text (posbench/tools/tune.py)
+FIRST_PILOT = 1000  # runs from this seed on chose rates on other text, before searches were scored
+NUM_RATES, FIRST_SEEDS, KEPT = 5, 2, 2
+FACTOR = 2.0  # ratio of neighbouring rates
+
+
+def rates_around(lr: float) -> list[float]:
+    """Return the NUM_RATES learning rates of a search around the middle one, upwards."""
+    return [float(f"{lr * FACTOR ** (n - NUM_RATES // 2):.6g}") for n in range(NUM_RATES)]
+
+
+def runs_per_scheme(planned: int) -> int:
+    """Return how many runs a search trains for each scheme, with `planned` seeds at the kept rates."""
+    return NUM_RATES * FIRST_SEEDS + KEPT * (planned - FIRST_SEEDS)
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme."""
+
+    runs: pd.DataFrame  # scheme, train.lr, seed, loss (nats per token, infinite if the run diverged), onset_tokens
+    planned: int  # seeds at each kept rate
+
+    @cached_property
+    def losses(self) -> dict[str, pd.DataFrame]:
+        """Return the losses by scheme: a row per seed, a column per learning rate, NaN for a run that is missing."""
+        by_scheme = self.runs.groupby("scheme", sort=False)
+        return {
+            str(scheme): runs.pivot_table(index="seed", columns="train.lr", values="loss", aggfunc="first")
+            for scheme, runs in by_scheme
+        }
+
+    def kept(self, scheme: str) -> list[float]:
+        """Return the scheme's kept rates, the best first; [] if not all rates have their first seeds yet."""
+        losses = self.losses[scheme]
+        first = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
+        if first.shape[1] < NUM_RATES:
+            return []
+        kept = losses[first.mean().nsmallest(KEPT).index].reindex(range(self.planned))
+        return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
+
+    def best(self, scheme: str) -> float:
+        """Return the rate with the lowest mean loss over the seeds that all compared rates share.
+
+        Compared are the kept rates or, in an unfinished search, all rates so far.
+        """
+        losses = self.losses[scheme]
+        losses = losses[self.kept(scheme) or losses.columns]
+        shared = losses.dropna()
+        means = (shared if len(shared) else losses).mean()
+        return float(means.index.to_numpy()[means.argmin()])
+
+    def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
+        """Return the (rate, seed) of runs that the search still needs and that can be named now, in their order.
+
+        The kept rates are known when all rates have their first seeds. Arguments: rates, which a search that has just
+        begun should try.
+        """
+        losses = self.losses.get(scheme, pd.DataFrame())
+        kept = self.kept(scheme) if scheme in self.losses else []
+        seeds = range(self.planned if kept else FIRST_SEEDS)
+        candidates = kept or sorted({*rates, *map(float, losses.columns)})
+        is_missing = losses.reindex(index=seeds, columns=candidates).isna().to_numpy()
+        return [(rate, seed) for seed in seeds for n, rate in enumerate(candidates) if is_missing[seed, n]]
+
+    def left(self, scheme: str) -> int:
+        """Return how many runs the search still needs, at most, including those whose rate is not known yet."""
+        if scheme not in self.losses:
+            return runs_per_scheme(self.planned)
+        if self.kept(scheme):
+            return len(self.missing(scheme))
+        first = self.losses[scheme].reindex(range(FIRST_SEEDS)).notna()
+        return runs_per_scheme(self.planned) - int(first.to_numpy().sum())
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Return `runs` with a column `is_kept`: whether the search kept the rate."""
+        kept = {scheme: self.kept(scheme) for scheme in self.losses}
+        places = zip(self.runs["scheme"], self.runs["train.lr"], strict=True)
+        return self.runs.assign(is_kept=[rate in kept[scheme] for scheme, rate in places])
+
+    def is_complete(self, schemes: Iterable[str]) -> bool:
+        """Return whether all these schemes have their kept rates with all planned seeds."""
+        return all(scheme in self.losses and self.kept(scheme) and not self.missing(scheme) for scheme in schemes)
+
+    def second(self, schemes: Iterable[str]) -> pd.DataFrame:
+        """Return the losses at each scheme's second kept rate: a row per planned seed, a column per scheme."""
+        return pd.DataFrame({s: self.losses[s][self.kept(s)[1]].reindex(range(self.planned)) for s in schemes})
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return these paths, each followed by the folder of its learning-rate search if that has more than pilots."""
+    """Return these paths, each followed by the folder of its learning-rate search if that has more than old pilots."""
     with_folders: list[Path] = []
     for place in map(Path, places):
         folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
@@ -25,42 +118,36 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
     return with_folders
 
 
-def merge_searches(summary: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
-    """Return the summary with runs of a learning-rate search under their experiment's name, and whether it had any.
+def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return the summary with runs of a learning-rate search under their experiment's name.
 
-    Left out are pilots and branches (shorter runs) of a search, and runs that the experiment's own folder repeats.
+    The column `searched` says whether the run's experiment has a search. Left out are old pilots and branches (shorter
+    runs) of a search, and runs that the experiment's own folder repeats.
     """
     if summary.empty:
-        return summary, False
+        return summary.assign(searched=False)
     folders = summary["path"].map(lambda path: Path(path).parents[2].name)
     is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
     if not is_searched.any():
-        return summary, False
+        return summary.assign(searched=False)
     experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
     is_branch = summary["train.tokens"] != summary["train.trunk_tokens"]
     is_pilot = summary["seed"] >= FIRST_PILOT
     runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
-    return runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"]), True
+    runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])
+    return runs.assign(searched=runs["experiment"].isin(set(experiment[is_searched])))
 
 
-def at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the runs at each scheme's best learning rate, and the mean loss at every rate that was tried.
+def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
+    """Return the search that these runs make. Arguments: runs, rows of the summary of one experiment."""
+    is_over = runs["status"].isin(["finished", "died"])
+    tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
+    tried = tried.assign(loss=tried["loss"].astype(float).where(tried["diverged"].isna(), np.inf))
+    return RateSearch(tried.drop(columns="diverged"), planned)
 
-    The best rate is chosen by the mean loss over the seeds that were run at all rates, if any. A rate at which a run
-    died is never chosen. The table of losses has a row per scheme and rate, with columns scheme, train.lr, loss (nats
-    per token), status, seeds, trained_at (the best rate), experiment.
-    """
-    tried, chosen = [], []
-    for (name, scheme), of_scheme in runs.groupby(["experiment", "scheme"], sort=False):
-        losses = of_scheme.pivot(index="seed", columns="train.lr", values="loss")
-        died = of_scheme.loc[of_scheme["status"] == "died", "train.lr"].unique()
-        means = losses.dropna().mean() if len(losses.dropna()) else losses.mean()
-        means[means.index.isin(died)] = np.inf
-        best = best_rate({float(rate): loss for rate, loss in zip(means.index, means, strict=True)})
-        chosen.append(of_scheme[of_scheme["train.lr"] == best])
-        seeds = losses.notna().sum()
-        status = ["died" if rate in died else "finished" for rate in means.index]
-        columns = {"train.lr": means.index, "loss": means.replace(np.inf, np.nan).to_numpy(), "status": status}
-        same = {"scheme": scheme, "seeds": seeds.to_numpy(), "trained_at": best, "experiment": name}
-        tried.append(pd.DataFrame(columns | same))
-    return pd.concat(chosen).sort_index(), pd.concat(tried, ignore_index=True)
+
+def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateSearch]:
+    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search."""
+    search = search_of(runs, planned)
+    best = runs["scheme"].map({scheme: search.best(scheme) for scheme in search.losses})
+    return runs[(runs["train.lr"] == best) & (runs["seed"] < planned)], search

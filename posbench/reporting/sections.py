@@ -17,10 +17,14 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
 from posbench.reporting import tables
 from posbench.reporting.comparison import Comparison
+from posbench.reporting.onset_gap import onset_gaps
 from posbench.reporting.pages import environment
 from posbench.reporting.published import Published
 from posbench.reporting.published_comparison import agreements, link_verdict
+from posbench.reporting.search import RateSearch
 from posbench.reporting.statistics import conclusions
+
+MOST_PAIRS = 30  # pairs in the table of a report by groups
 
 
 def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
@@ -34,8 +38,9 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
         losses(c, margin),
         *(all_pairs(c, margin) if c.can_rank else []),
         *joined(sorted(brought, key=lambda section: section.is_last), c.schemes),
+        *onset_gaps(c),
         *([Section("", files={"ngrams.csv": c.ngrams})] if len(c.ngrams) else []),
-        *([] if c.rates.empty else [learning_rates(c)]),
+        *([learning_rates(c, c.search)] if c.search else []),
         costs(c),
         *published(c),
     ]
@@ -43,29 +48,36 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
 
 def losses(c: Comparison, margin: float) -> Section:
     """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
-    table, interval = tables.loss_table(c), ", 95 % interval over seeds" if c.can_rank else ""
-    caption = f"Gap to {c.baseline}: mean{interval}, and each seed as a small dot."
+    table, interval = tables.loss_table(c), "; bars are 95 % intervals over seeds" if c.can_rank else ""
+    caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot{interval}."
+    if c.can_rank:
+        caption += f" Filled marks: the pair with {c.baseline} is decided, by the test of the table; open: it is not."
     plots = [Plot("gaps", "gaps", caption, c.losses)] if len(c.schemes) > 1 else []
     latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
     return Section("", plots=plots, table=table, note=_note("losses", c, table, margin), latex=latex)
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return a section on the pairs fixed before training, if any, and a section with a picture of all pairs."""
-    summary, table = conclusions(c.ranked, c.pairs), tables.primary_table(c)
-    fixed = Section("Pairs fixed before training", table=table, note=_note("primary", c))
+    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs."""
+    summary = conclusions(c.ranked, c.pairs)
+    fixed = Section("Pairs fixed before training", table=tables.claims_table(c), note=_note("claims", c))
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
-    caption = f"How much better the row's scheme is than the column's. ●: significant over all pairs{legend}."
+    caption = f"How much better the row's scheme is than the column's. ●: decided {c.scope}{legend}."
     plot = Plot("pairs", "matrix", caption, c.pairs)
-    return [*([fixed] if len(table) else []), Section("Who beats whom", plots=[plot], note=_note("pairs", summary))]
+    return [
+        *([fixed] if c.num_fixed_pairs else []),
+        Section("Who beats whom", plots=[plot], note=_note("pairs", c, summary)),
+    ]
 
 
-def learning_rates(c: Comparison) -> Section:
+def learning_rates(c: Comparison, search: RateSearch) -> Section:
     """Return the section with the losses at all learning rates that were tried."""
-    table = tables.rate_table(c.rates)
-    caption = f"Loss {'of the pilots ' if c.has_pilots else ''}against the learning rate."
-    plot = Plot("rates", "rates", caption, c.rates)
-    return Section("Learning rates", plots=[plot], table=table, note=_note("rates", c, table))
+    caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used distant order."
+    plot = Plot("rates", "rates", caption, search.table)
+    note = _note("rates", c, search)
+    return Section(
+        "Learning rates", plots=[plot], table=tables.rate_table(search), note=note, files={"rates.csv": search.table}
+    )
 
 
 def costs(c: Comparison) -> Section:
@@ -95,7 +107,9 @@ def published(c: Comparison) -> list[Section]:
         Section(
             f"Compared with {c.published.title}" + (f": {agreement.theirs.description}" if columns[1:] else ""),
             table=tables.published_table(agreement),
-            note=_note("published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1),
+            note=_note(
+                "published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1, c.scope
+            ),
             files={"against.csv": table},
         )
         for n, agreement in enumerate(columns)
@@ -123,6 +137,9 @@ def by_sections(
     sections += [
         Section(f"Gap to the baseline by scheme and {group_by}", table=gap, note=_note("gaps_by"), latex=latex)
     ]
+    by_pair = tables.pairs_by_group(groups)
+    if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
+        sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=_note("pairs_by", groups, names)))
     sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
     if published and claims:
         note = _note("claims_by", published, margin)

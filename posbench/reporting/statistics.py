@@ -6,22 +6,24 @@ which removes the effect of the seed. There are two kinds of uncertainty, which 
 over seeds      would other seeds, on this text, say the same? Student's t on the differences.
 over documents  would other documents, with these models, say the same? (`document_error`)
 
-Holm's correction keeps the chance of any false claim in a family of pairs at 5 %. The families: the pairs with the
-baseline, the pairs of published claims, the pairs that an experiment fixed before training, and all pairs.
+A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
+keeps the chance of any false claim in a family of pairs at 5 %. Letters, verdicts and the paragraph of a report come
+from one family, the claimed pairs: the pairs that the experiment fixed before training, or all pairs if it fixed none.
+The claims of a published chain are a family of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import bdtrc, nctdtrinc, stdtr, stdtrit
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from posbench.reporting.options import MARGIN
 
@@ -31,9 +33,7 @@ CONFIDENCE = 0.95  # coverage of intervals
 LEVEL = 0.05  # chance of any false claim in a family
 POWER = 0.80  # chance of finding the smallest detectable difference
 FEWEST_SEEDS = 3  # seeds needed to rank schemes
-ALLOWED = 2.0  # allowance for rates chosen by one pilot seed, in standard deviations of a difference
 ENOUGH_SEEDS = 5  # seeds needed to rank schemes if the seeds of one scheme split in two
-SIGNS = 0.5  # p of the sign test above which too few seeds agree in sign for the t-test to be trusted
 FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the result
 ENOUGH_DOCUMENTS = 200.0  # effective documents beyond which unequal weights no longer matter and Student's t holds
 DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2 percentage points
@@ -65,26 +65,53 @@ def holm(p: Floats, size: int = 0) -> Floats:
     return adjusted
 
 
+def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
+    """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
+
+    It is the largest one-sided paired p over the kept rates (an intersection-union test: all must be significant),
+    doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is 0. With one
+    kept rate this is the two-sided paired t-test, for the winner.
+    Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
+    scheme with the same seeds, an array per kept rate, infinite if a run diverged.
+    """
+    return np.minimum(1.0, 2 * np.max([_above(losses - best) for losses in kept], axis=0))
+
+
+def equals(differences: Sequence[Floats], margin: float) -> float:
+    """Return the p-value of the claim that the mean of each of `differences` is closer to 0 than `margin`.
+
+    It is the largest p of the two one-sided tests of each. Arguments: differences [seeds], one for each pair of rates.
+    """
+    return float(max(np.max([_above(margin - d), _above(margin + d)]) for d in differences))
+
+
+def _above(difference: Floats) -> Floats:
+    """Return the one-sided p-value of a t-test of mean > 0 over the last axis; 0 if a difference is infinite."""
+    seeds, mean = difference.shape[-1], difference.mean(-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = stdtr(seeds - 1, -mean / (difference.std(-1, ddof=1) / math.sqrt(seeds)))
+    return np.where(mean == math.inf, 0.0, np.where(mean == 0, 1.0, p))
+
+
 def compare(
     losses: pd.DataFrame,
-    baseline: str | None,
+    second: pd.DataFrame | None = None,
     links: Iterable[Link] = (),
     margin: float = MARGIN,
-    pilots: int = 0,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
 ) -> pd.DataFrame:
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
-    Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; links, published
-    claims about pairs; margin, nats per token below which losses count as equal; pilots, number of pilot seeds that
-    chose each scheme's learning rate (differences are then tested against their `allowance`), 0 for none; primary,
-    groups of schemes whose pairs were fixed before training, so that their tests do not depend on other rows; fewest,
-    number of seeds that a pair needs to be tested.
+    Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
+    at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
+    then the tests hold at these rates only; links, published claims about pairs; margin, nats per token below which
+    losses count as equal; primary, groups of schemes whose pairs were fixed before training; fewest, number of seeds
+    that a pair needs to be tested.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
-    of_scheme = {scheme: losses[scheme].to_numpy() for scheme in losses}
+    of_scheme = {scheme: losses[scheme].to_numpy(float) for scheme in losses}
     for a, b in combinations(losses.columns, 2):
         difference = of_scheme[b] - of_scheme[a]
         difference = difference[~np.isnan(difference)]
@@ -92,38 +119,44 @@ def compare(
             left, right, sign = (a, b, 1) if difference.mean() >= 0 else (b, a, -1)
             rows.append({"left": left, "right": right, **_test(sign * difference, margin)})
     pairs = pd.DataFrame(rows, columns=["left", "right", *_test(np.zeros(1), margin)])
-    claimed = {frozenset((better, worse)) for better, _, worse in links}
-    fixed = fixed_pairs(primary)
+    pairs.loc[pairs["seeds"] < fewest, ["p_at_rates", "p_equal"]] = math.nan
+    pairs["p"] = pairs["p_at_rates"]
+    if second is not None:
+        names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
+        tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
+        pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
+    claimed, fixed = {frozenset((better, worse)) for better, _, worse in links}, fixed_pairs(primary)
     names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
     is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
-    allowed = allowance(pairs[is_fixed] if is_fixed.any() else pairs, pilots)
-    at_rates = pairs["p"].to_numpy(float)
-    if allowed:
-        error = pairs["sd"] / np.sqrt(pairs["seeds"])
-        pairs["p"] = np.minimum(1, 2 * stdtr(pairs["seeds"] - 1, (allowed - pairs["difference"]) / error))
-        beyond = stdtr(pairs["seeds"] - 1, (pairs["difference"] + allowed - margin) / error)
-        pairs["p_equal"] = beyond if allowed < margin else 1.0
-    pairs["allowed"] = allowed
-    pairs.loc[pairs["seeds"] < fewest, ["p", "p_equal"]] = math.nan
     families = {
-        "baseline": np.array([baseline in pair for pair in names], dtype=bool),
+        "claimed": is_fixed if is_fixed.any() else np.ones(len(pairs), dtype=bool),
         "published": np.array([pair in claimed for pair in names], dtype=bool),
-        "primary": is_fixed,
-        "all": np.ones(len(pairs), dtype=bool),
     }
-    for family, inside in families.items():
-        inside = inside & pairs["p"].notna().to_numpy(bool)
-        for p in ("p", "p_equal"):
-            pairs[f"{p}_{family}"] = math.nan
-            size = len(fixed) if family == "primary" else 0
-            pairs.loc[inside, f"{p}_{family}"] = holm(pairs.loc[inside, p].to_numpy(float), size)
-    tested = pairs["p_primary"].notna().to_numpy(bool)
-    pairs.loc[tested, "p_primary_at_rates"] = holm(at_rates[tested], len(fixed))
-    level = LEVEL / max(1, int(families["baseline"].sum()))
-    pairs["detectable"] = [
-        allowed + detectable(sd, n, level) for sd, n in zip(pairs["sd"], pairs["seeds"], strict=True)
-    ]
+    for (family, inside), p in product(families.items(), ("p", "p_at_rates", "p_equal")):
+        tested = inside & pairs[p].notna().to_numpy(bool)
+        size = len(fixed) if family == "claimed" and is_fixed.any() else 0
+        pairs[f"{p}_{family}"] = math.nan
+        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), size)
+    level, rates = LEVEL / max(1, int(families["claimed"].sum())), 1 if second is None else 2
+    pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
     return pairs
+
+
+def _at_both(
+    losses: pd.DataFrame, second: pd.DataFrame, left: str, right: str, margin: float, fewest: int
+) -> tuple[float, float]:
+    """Return p and p_equal of a pair at the rates that both searches kept; NaN with fewer seeds than `fewest`."""
+    runs = pd.DataFrame(
+        {"left": losses[left], "right": losses[right], "left_2": second[left], "right_2": second[right]}
+    )
+    at_best, of_left, at_second, of_right = (
+        runs.dropna()[name].to_numpy(float) for name in ("left", "left_2", "right_2", "right")
+    )
+    if len(at_best) < fewest:
+        return math.nan, math.nan
+    differences = of_right - at_best, at_second - at_best, of_right - of_left
+    is_finite = np.isfinite(differences).all()
+    return float(beats(at_best, [of_right, at_second])), equals(differences, margin) if is_finite else 1.0
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
@@ -131,62 +164,31 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
 
-def allowance(pairs: pd.DataFrame, pilots: int) -> float:
-    """Return how many nats per token a wrong choice of learning rates may cost; 0 without pilots.
-
-    It is ALLOWED times the median standard deviation of a difference over seeds, divided by the square root of the
-    number of pilot seeds. Without it, equal schemes are called different in up to half of all tables of 8 seeds,
-    because one pilot seed often picks the rate next to the best (`benchmarks.calibration`).
-    """
-    spread = pairs["sd"].dropna()
-    return ALLOWED * float(spread.median()) / math.sqrt(pilots) if pilots and len(spread) else 0.0
-
-
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Return the mean difference over seeds, its interval, and p-values of a t-test, sign test and equivalence test."""
+    """Return the mean difference over seeds at these rates, its interval, and the p-values of its tests."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
-    row["p_sign"] = sign_test(difference)
     if len(difference) < FEWEST_SEEDS:
-        return row | {"sd": math.nan, "p": math.nan, "p_equal": math.nan}
-    freedom, sd = len(difference) - 1, float(difference.std(ddof=1))
-    error = sd / math.sqrt(len(difference))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t, t_equal = np.float64(abs(mean)) / error, np.float64(margin - abs(mean)) / error
-    if not error:  # the runs agree to the last bit
-        return row | {"sd": sd, "p": float(mean == 0), "p_equal": float(abs(mean) >= margin)}
-    return row | {"sd": sd, "p": float(2 * stdtr(freedom, -t)), "p_equal": float(stdtr(freedom, -t_equal))}
+        return row | {"sd": math.nan, "p_at_rates": math.nan, "p_equal": math.nan}
+    tests = {"p_at_rates": float(beats(0 * difference, [difference])), "p_equal": equals([difference], margin)}
+    return row | {"sd": float(difference.std(ddof=1))} | tests
 
 
-def best_rate(losses: Mapping[float, float]) -> float:
-    """Return the best learning rate: the middle one of all rates whose loss is within MARGIN of the lowest.
+def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
+    """Return the true difference, in the unit of `sd`, that `beats` at `level` finds with probability POWER.
 
-    If many rates solve a task equally well, this avoids choosing one at the end of their range by chance. With two
-    rates in the middle the lower is chosen; if every pilot died, the lowest rate.
-    Arguments: losses, nats per token by learning rate, infinite if training died.
+    If the difference is as large at both of two kept rates, this is an upper bound: it holds even if their noise is
+    independent.
     """
-    lowest = min(losses.values())
-    near = sorted(lr for lr, loss in losses.items() if loss <= lowest + MARGIN)
-    return near[(len(near) - 1) // 2] if math.isfinite(lowest) else near[0]
-
-
-def sign_test(difference: Floats) -> float:
-    """Return the two-sided p-value of the sign test on the differences that are not 0; 1 if all are 0."""
-    more, count = max((difference > 0).sum(), (difference < 0).sum()), int((difference != 0).sum())
-    return min(1.0, 2 * float(bdtrc(more - 1, count, 0.5))) if count else 1.0
-
-
-def detectable(sd: float, seeds: int, level: float) -> float:
-    """Return the true difference, in the unit of `sd`, that a paired t-test at `level` finds with probability POWER."""
     if seeds < 2 or math.isnan(sd):
         return math.nan
-    return _shift(seeds, level) * sd / math.sqrt(seeds)
+    return _shift(seeds, level, rates) * sd / math.sqrt(seeds)
 
 
 @cache
-def _shift(seeds: int, level: float) -> float:
-    """Return the noncentrality of Student's t at which a two-sided test finds the true sign with probability POWER."""
-    return float(nctdtrinc(seeds - 1, 1 - POWER, stdtrit(seeds - 1, 1 - level / 2)))
+def _shift(seeds: int, level: float, rates: int) -> float:
+    """Return the noncentrality of Student's t at which each of `rates` independent tests is significant in POWER."""
+    return float(nctdtrinc(seeds - 1, 1 - POWER ** (1 / rates), stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
@@ -208,61 +210,58 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
     }
 
 
-def significant_pairs(pairs: pd.DataFrame, family: str = "all") -> dict[frozenset[str], str]:
+def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[frozenset[str], str]:
     """Return the better scheme of each pair that differs significantly, keyed by the pair.
 
-    The t-test decides, unless too few seeds agree in sign: if seeds split in two, their mean would hide it.
-    Arguments: pairs, from `compare`; family, the tests that p is corrected for: baseline, published, primary or all.
+    Arguments: pairs, from `compare`; test, the column of corrected p-values that decides.
     """
-    significant = pairs[(pairs[f"p_{family}"] <= LEVEL) & (pairs["p_sign"] <= SIGNS)]
+    significant = pairs[pairs[test] <= LEVEL]
     return {
         frozenset((left, right)): left for left, right in zip(significant["left"], significant["right"], strict=True)
     }
 
 
-def equivalent_pairs(pairs: pd.DataFrame, family: str = "all") -> set[frozenset[str]]:
-    """Return the pairs of schemes whose losses were shown to differ by less than the report's margin.
-
-    Arguments: pairs, a row per pair with the column `p_equal_FAMILY`; family, the pairs that were corrected together.
-    """
-    equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
-    return {frozenset(pair) for pair in zip(equal["left"], equal["right"], strict=True)}
+def equivalent_pairs(pairs: pd.DataFrame, family: str = "claimed") -> set[frozenset[str]]:
+    """Return the pairs shown to differ by less than the margin. Arguments: family, claimed or published."""
+    pairs_equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
+    return {frozenset(pair) for pair in zip(pairs_equal["left"], pairs_equal["right"], strict=True)}
 
 
-def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str) -> str:
+def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str = "claimed") -> str:
     """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
         return ""
-    if better := significant_pairs(of_pair, family).get(frozenset((scheme, reference))):
+    if better := significant_pairs(of_pair, f"p_{family}").get(frozenset((scheme, reference))):
         return "better" if better == scheme else "worse"
     return "equal" if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL else "open"
 
 
-def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
-    """Return which schemes lead, which all leaders beat (and by at least how much) and which are in between.
+def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p_claimed") -> list[str]:
+    """Return the schemes that `scheme` beats, in the given order. Arguments: as in `significant_pairs`."""
+    better = significant_pairs(pairs, test)
+    return [name for name in order if better.get(frozenset((scheme, name))) == scheme]
 
-    Tests are corrected for all pairs. Leaders are the best scheme and those not significantly worse than it.
+
+def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
+    """Return which claimed pairs are decided, equal and open, by the tests that also give letters and verdicts.
+
+    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats), equal and
+    open (lists of pairs, the scheme with the lower loss first), has_letters (whether all pairs are claimed).
     Arguments: order, the schemes from best to worst; pairs, from `compare`.
     """
-    better, equal = significant_pairs(pairs), equivalent_pairs(pairs)
-    leaders = [name for name in order if frozenset((order[0], name)) not in better]
-
-    def is_beaten(scheme: str) -> bool:
-        return all(better.get(frozenset((scheme, leader))) == leader for leader in leaders)
-
-    beaten = [name for name in order if name not in leaders and is_beaten(name)]
-    of_beaten = pairs[pairs["left"].isin(leaders) & pairs["right"].isin(beaten)]
+    tested = pairs.dropna(subset="p_claimed")
+    better, equal = significant_pairs(tested), equivalent_pairs(tested)
+    beats = {scheme: beaten_by(scheme, order, tested) for scheme in order}
+    names = [(left, right) for left, right in zip(tested["left"], tested["right"], strict=True)]
     return {
-        "leaders": leaders,
-        "beaten": beaten,
-        "by": float(of_beaten["difference"].min()) if beaten else math.nan,
-        "tied": not any(frozenset(pair) in better for pair in combinations(leaders, 2)),
-        "between": [name for name in order if name not in leaders and name not in beaten],
+        "pairs": len(tested),
         "decided": len(better),
-        "pairs": len(pairs),
-        "equal": [pair for pair in zip(pairs["left"], pairs["right"], strict=True) if frozenset(pair) in equal],
+        "beats": {scheme: beaten for scheme, beaten in beats.items() if beaten},
+        "equal": [pair for pair in names if frozenset(pair) in equal and frozenset(pair) not in better],
+        "open": [pair for pair in names if frozenset(pair) not in better and frozenset(pair) not in equal],
+        "has_letters": len(tested) == math.comb(len(order), 2),
     }
 
 
@@ -325,7 +324,7 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Return quantile q of `document_error`, estimated from DRAWS seeded draws of documents of equal variance."""
+    """Return q of `document_error`, estimated from DRAWS seeded draws of normal documents of equal variance."""
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())

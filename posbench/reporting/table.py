@@ -10,7 +10,6 @@ this way. Reporting reads run folders and packs only here.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -27,14 +26,12 @@ import yaml
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
-from posbench.runs.finding import rates_of
 from posbench.runs.fingerprints import comparable_fingerprint
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
-PILOT_COLUMNS = ["scheme", "train.lr", "loss", "status", "seeds"]  # columns of the pilots' rates.csv
 
 # Meaning and unit of every column of the tidy table, the summary and a report's CSV files.
 # X_low and X_high are the ends of the 95 % interval of X over seeds; X_documents is half the interval over documents.
@@ -96,20 +93,19 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "right": ("the scheme with the higher loss", ""),
     "difference": ("loss of right minus loss of left, same seeds", "nats per token"),
     "sd": ("standard deviation of the difference over seeds", "nats per token"),
-    "p": ("p of a two-sided paired t-test; if pilots chose the rates, for a difference larger than `allowed`", ""),
-    "allowed": ("cost of a wrong choice of rates by pilots, which differences must exceed", "nats per token"),
-    "p_sign": ("p of a two-sided sign test over seeds; if above 0.5, the pair is not called different", ""),
-    "p_baseline": ("p with Holm's correction over the pairs with the baseline", ""),
-    "p_published": ("p with Holm's correction over the pairs of neighbours in the published order", ""),
-    "p_primary": ("p with Holm's correction over the pairs fixed before training (experiment.primary)", ""),
-    "p_primary_at_rates": ("p_primary without `allowed`: as if the learning rates were the best", ""),
-    "p_all": ("p with Holm's correction over all pairs", ""),
-    "p_equal": ("p of two one-sided tests: low if the difference is below the margin", ""),
-    "p_equal_baseline": ("p_equal with Holm's correction over the pairs with the baseline", ""),
-    "p_equal_published": ("p_equal with Holm's correction over the pairs of neighbours in the published order", ""),
-    "p_equal_primary": ("p_equal with Holm's correction over the pairs fixed before training", ""),
-    "p_equal_all": ("p_equal with Holm's correction over all pairs", ""),
-    "detectable": ("true difference found in 80 % of cases at the level of a baseline pair", "nats per token"),
+    "p": ("left beats right at both rates that right's search kept; without a search, as p_at_rates", ""),
+    "p_at_rates": ("two-sided paired t-test at the rates of the compared runs", ""),
+    "p_equal": ("two one-sided tests of a difference of the margin or more, at both kept rates", ""),
+    **{
+        f"{p}_{family}": (f"{p} with Holm's correction over {pairs}", "")
+        for p in ("p", "p_at_rates", "p_equal")
+        for family, pairs in (
+            ("claimed", "the claimed pairs: those fixed before training (experiment.primary), else all"),
+            ("published", "the links of the published chain"),
+        )
+    },
+    "detectable": ("true difference that the test of a claimed pair finds in 80 % of cases", "nats per token"),
+    "searched": ("whether the run's experiment searched learning rates", ""),
     "published": ("published value", ""),
     "published_gap": ("published loss minus the published baseline's", "nats per token"),
     "measurement": ("the column of the published table", ""),
@@ -120,7 +116,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "problems": ("problems scored", ""),
     "learnt": ("whether the seed has learnt the task", ""),
     "chance": ("share of answers that guessing gets right", ""),
-    "trained_at": ("learning rate (train.lr) of the compared runs", ""),
+    "is_kept": ("whether the search kept the rate", ""),
     "goal": ("lowest accuracy at the longest trained length that counts as having learnt the task", ""),
     "trained": ("the longest trained length", "items"),
 }
@@ -323,22 +319,6 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float) ->
     if status == "died":
         return f"died: {manifest.reason}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
-
-
-def rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses of pilots, the runs of `posbench tune` that choose learning rates.
-
-    There is a row per experiment, scheme and rate. The column `trained_at` is the rate of the full runs.
-    Arguments: runs, the rows of the full runs in the summary, a table with a row per run.
-    """
-    frames = [pd.DataFrame(columns=["scheme", "train.lr", "loss", "status", "trained_at", "experiment"])]
-    for _, experiment in runs.groupby(runs["path"].map(lambda path: Path(path).parents[1])):
-        trained_at = experiment.groupby("scheme")["train.lr"].first().rename("trained_at")
-        for text in rates_of(run_at(experiment["path"].iloc[0])):  # for each scheme, the first file that has it counts
-            pilots = pd.read_csv(io.StringIO(text)).filter(items=PILOT_COLUMNS).merge(trained_at, on="scheme")
-            frames.append(pilots.assign(experiment=experiment["experiment"].iloc[0]))
-            trained_at = trained_at.drop(pilots["scheme"].unique())
-    return pd.concat(frames[1:] or frames)
 
 
 @lru_cache(maxsize=8)

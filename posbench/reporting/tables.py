@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,31 +17,48 @@ from posbench.evaluation.protocols.order import count_onsets
 from posbench.evaluation.protocols.section import half, text_table, with_interval
 from posbench.reporting.comparison import Comparison
 from posbench.reporting.published_comparison import Agreement
-from posbench.reporting.statistics import best_rate, interval, letters, significant_pairs, verdict
+from posbench.reporting.search import RateSearch
+from posbench.reporting.statistics import (
+    beaten_by,
+    conclusions,
+    fixed_pairs,
+    interval,
+    letters,
+    significant_pairs,
+    verdict,
+)
 
 Text = Mapping[str, str]
 
 
 def loss_table(c: Comparison) -> pd.DataFrame:
-    """Return a row per scheme: loss and gap to the baseline; with enough seeds also a verdict and letters.
+    """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
 
-    Schemes that share a letter do not differ significantly.
+    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed. "2/3": of three
+    claimed pairs with this scheme, it beats the other in two.
     """
-    validation, groups = c.validation(), letters(c.ranked, significant_pairs(c.pairs)) if c.can_rank else {}
-    differ = c.losses.notna().sum().nunique() > 1
+    validation = c.validation()
+    is_lettered = c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]
+    groups = letters(c.ranked, significant_pairs(c.pairs)) if is_lettered else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0)
+    tests = {f"beats {c.scope}": "p_claimed"} | (
+        {"beats at these rates": "p_at_rates_claimed"} if c.is_at_best_rates else {}
+    )
     rows = []
     for scheme in c.schemes:
         losses = c.losses[scheme].dropna()
         cell = validation.loc[scheme] if scheme in validation.index else None
-        row = {"scheme": name_with_remarks(c, scheme)}
-        if differ:
-            row["seeds"] = str(len(losses))
+        row = {"scheme": name_with_remarks(c, scheme), "seeds": str(len(losses))}
         caught = {"distant order": count_onsets(c.onsets[scheme])} if c.has_onsets else {}
         if c.can_rank:
-            row |= {"group": groups.get(scheme, DASH), "loss": plus_minus(losses.mean(), half(cell, "value"))} | caught
+            row |= {"group": groups.get(scheme, DASH)} if is_lettered else {}
+            row |= {"loss": plus_minus(losses.mean(), half(cell, "value"))} | caught
             row[f"gap to {c.baseline}"] = "0" if scheme == c.baseline else with_interval(cell, "gap", sign=True)
-            row["verdict"] = "" if scheme == c.baseline else verdict(c.pairs, scheme, c.baseline, "baseline")
+            outcome = verdict(c.pairs, scheme, c.baseline)
+            row[f"verdict {c.scope}"] = "" if scheme == c.baseline else outcome
+            for title, test in tests.items():
+                claims = c.pairs[(c.pairs["left"] == scheme) | (c.pairs["right"] == scheme)][test].notna().sum()
+                row[title] = f"{len(beaten_by(scheme, c.schemes, c.pairs, test))}/{claims}"
         else:
             row |= {"loss": number(losses.mean()), **caught}
             row[f"gap to {c.baseline}"] = number(gaps[scheme].mean(), sign=True)
@@ -87,39 +105,34 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
     return table.drop(columns=list(same)), {name: value for name, value in same.items() if value != DASH}
 
 
-def primary_table(c: Comparison) -> pd.DataFrame:
-    """Return a row per pair that the experiment fixed before training: schemes, difference in loss, p, verdict."""
+def claims_table(c: Comparison) -> pd.DataFrame:
+    """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict."""
     rows = []
-    for pair in c.pairs.dropna(subset="p_primary").to_dict("records"):
+    for pair in c.pairs.dropna(subset="p_claimed").to_dict("records"):
         half_width = (pair["difference_high"] - pair["difference_low"]) / 2
-        outcome = verdict(c.pairs, pair["left"], pair["right"], "primary")
-        row = {"lower loss": pair["left"], "higher loss": pair["right"]}
+        row = {"lower loss": pair["left"], "higher loss": pair["right"], "seeds": str(pair["seeds"])}
         row["difference"] = plus_minus(pair["difference"], half_width)
-        if pair["allowed"]:
-            row["p at these rates"] = f"{pair['p_primary_at_rates']:.2g}"
-        row["p"] = f"{pair['p_primary']:.2g}"
-        rows.append(row | {"verdict": {"better": "differ"}.get(outcome, outcome)})
+        if c.is_at_best_rates:
+            row["p at these rates"] = f"{pair['p_at_rates_claimed']:.2g}"
+        row[f"p {c.scope}"] = f"{pair['p_claimed']:.2g}"
+        outcome = verdict(c.pairs, pair["left"], pair["right"])
+        rows.append(row | {f"verdict {c.scope}": {"better": "differ"}.get(outcome, outcome)})
     return text_table(rows)
 
 
-def rate_table(rates: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per scheme: its best learning rate, and the losses at this rate, at half and at twice this rate.
-
-    A column `trained at` is added if some scheme was not trained at its best rate.
-    Arguments: rates, a row per rate (`posbench.reporting.table.rates` or `posbench.reporting.search.at_best_rates`).
-    """
+def rate_table(search: RateSearch) -> pd.DataFrame:
+    """Return a row per scheme and a column per learning rate: mean loss, number of seeds; kept rates are bold."""
+    rates = sorted(set(search.runs["train.lr"]))
     rows = []
-    for (experiment, scheme), pilots in rates.groupby(["experiment", "scheme"], sort=False):
-        tried = pilots.set_index("train.lr")
-        best = best_rate(dict(zip(pilots["train.lr"], pilots["loss"].fillna(math.inf), strict=True)))
-        edge = " (edge)" if best in (pilots["train.lr"].min(), pilots["train.lr"].max()) else ""
-        row = {"scheme": str(scheme), "experiment": str(experiment), "best rate": f"{best:g}{edge}"}
-        for title, rate in (("loss", best), ("at half", best / 2), ("at twice", best * 2)):
-            loss, status = (tried[name].get(rate, math.nan) for name in ("loss", "status"))
-            row[title] = "died" if status == "died" else number(loss, 4)
-        trained_at = pilots["trained_at"].iloc[0]
-        rows.append(row | ({} if trained_at == best else {"trained at": f"{trained_at:g}"}))
-    return text_table(rows).drop(columns=[] if rates["experiment"].nunique() > 1 else "experiment")
+    for scheme, losses in search.losses.items():
+        kept, row = search.kept(scheme), {"scheme": scheme}
+        for rate in rates:
+            tried = losses.get(rate, pd.Series(dtype=float)).dropna()
+            text = "diverged" if np.isinf(tried).any() else number(tried.mean())
+            text = f"{text} ({len(tried)})" if len(tried) else DASH
+            row[f"{rate:g}"] = f"**{text}**" if rate in kept else text
+        rows.append(row | {"left to train": str(search.left(scheme))})
+    return text_table(rows)
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:
@@ -162,7 +175,7 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
             if scheme == c.wanted_baseline:
                 gap_row[title] = "0"
             elif c.wanted_baseline in c.schemes:
-                mark = "\\*" if verdict(c.pairs, scheme, c.baseline, "baseline") in ("better", "worse") else ""
+                mark = "\\*" if c.can_rank and verdict(c.pairs, scheme, c.baseline) in ("better", "worse") else ""
                 gap_row[title] = with_interval(cell, "gap", sign=True) + mark
         if is_rate and base in at_best:
             gap = (at_best[scheme] - at_best[base]).dropna()
@@ -172,6 +185,33 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
         losses.append(loss_row)
         gaps.append(gap_row)
     return text_table(losses), text_table(gaps)
+
+
+def pairs_by_group(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
+    """Return a row per claimed pair of several groups: its difference in each group, and whether the signs agree.
+
+    The verdict stands beside each difference: differ, equal or open, or nothing if the group ranks nothing.
+    """
+    rows: dict[frozenset[str], dict[str, str]] = {}
+    signs: dict[frozenset[str], set[str]] = {}
+    for value, c in groups.items():
+        claimed = fixed_pairs(c.config.get("experiment", {}).get("primary") or ()) or set(
+            map(frozenset, combinations(c.schemes, 2))
+        )
+        for pair in c.pairs.to_dict("records"):
+            name = frozenset((pair["left"], pair["right"]))
+            if name not in claimed:
+                continue
+            row = rows.setdefault(name, {"lower loss": pair["left"], "higher loss": pair["right"]})
+            sign = 1 if row["lower loss"] == pair["left"] else -1
+            signs.setdefault(name, set()).add(pair["left"])
+            half_width = (pair["difference_high"] - pair["difference_low"]) / 2
+            outcome = verdict(c.pairs, pair["left"], pair["right"]) if c.can_rank else ""
+            outcome = {"better": "differ", "": "not tested"}.get(outcome, outcome)
+            text = plus_minus(sign * pair["difference"], half_width, sign=True)
+            row[f"{text_of(value)}, {c.scope}"] = f"{text} {outcome}"
+    shared = [name for name in rows if len(rows[name]) == len(groups) + 2]
+    return text_table([rows[name] | {"same sign": "yes" if len(signs[name]) == 1 else "no"} for name in shared])
 
 
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:
@@ -221,11 +261,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
         return short_count(float(value)) if value >= 10_000 else f"{value:g}"
     return str(value)
-
-
-def round_down(value: float) -> str:
-    """Return a number rounded down to two digits, as text: `0.23` for 0.2339; `0` if it is not above 0."""
-    if not value > 0:
-        return "0"
-    digits = max(0, 1 - math.floor(math.log10(value)))
-    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"

@@ -26,10 +26,10 @@ from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import ACCURACY, PROTOCOLS
 from posbench.evaluation.protocols.section import crossing, curves, text_table
 from posbench.reporting import tables
-from posbench.reporting.comparison import check_agreement
+from posbench.reporting.comparison import check_agreement, choose_rates
 from posbench.reporting.figures import INK, WIDTH, new_figure, style
 from posbench.reporting.figures import draw_all as draw_sections
-from posbench.reporting.table import config_of, rates
+from posbench.reporting.table import config_of
 from posbench.runs import UNREADABLE
 from posbench.runs.results import MARKS
 
@@ -240,11 +240,19 @@ def content_of_tasks(
     parameters, tokens = (short_count(runs[name].median()) for name in ("parameters", "tokens"))
     configs = map(config_of, runs.groupby("data.name", sort=False)["path"].first())
     names = ", ".join(dict.fromkeys(config["experiment"]["name"] for config in configs))
+    rates: list[pd.DataFrame] = []
+    tried: list[pd.DataFrame] = []
+    if not group_by:
+        chosen = {name: choose_rates(of_task) for name, of_task in runs.groupby("data.name", sort=False)}
+        runs = pd.concat([at_best for at_best, _ in chosen.values()])
+        for name, (_, search) in chosen.items():
+            if search:
+                rates.append(tables.rate_table(search).assign(task=str(name)))
+                tried.append(search.table.assign(data=str(name)))
     grouped = runs.groupby(group_by or (lambda _: ""))
     groups = {value: measure(group, rows, notes, group_by or "") for value, group in grouped}
     tasks = {} if group_by else groups[""]
     summary = by_table(groups) if group_by else summary_table(tasks)
-    pilots = rates(runs)
     sections = {
         t.name: [
             section
@@ -272,7 +280,7 @@ def content_of_tasks(
         "seeds": sorted(set(runs["seed"])),
         "tables": {
             "summary": summary,
-            "rates": None if pilots.empty else tables.rate_table(pilots),
+            "rates": pd.concat(rates) if rates else None,
             **{t.name: task_table(t) for t in tasks.values()},
         },
         "sections": sections,
@@ -281,7 +289,7 @@ def content_of_tasks(
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
     }, {
         "accuracy.csv": pd.concat(scores),
-        **({"rates.csv": pilots} if len(pilots) else {}),
+        **({"rates.csv": pd.concat(tried)} if tried else {}),
         **{name: pd.concat(frames) for name, frames in files.items()},
     }
 
@@ -403,7 +411,11 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
     most = max(t.lengths[-1] / t.trained for t in scored)
     figure, (axes,) = new_figure(0.8 + 0.3 * len(texts), width=min(WIDTH, 2.2 + len(scored)))
     _shade(axes, 0.1 + 0.9 * np.log2(multiples) / math.log2(most), texts.to_numpy().tolist(), texts)
+    axes.set_xticklabels([f"{title}\ntrained: {t.trained}" for title, t in zip(texts, scored, strict=True)])
     axes.xaxis.tick_top()
+    axes.set_xlabel(
+        f"length at which the share of right letters, bits or pairs falls below {KEPT}; not of whole problems"
+    )
     return figure
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from posbench.config import ConfigError, nearest
 from posbench.runs.manifest import FINISHED, RUNNING
-from posbench.runs.pack import RATES, PackedRun, experiment_in, free_name, open_pack, packs_of, write_pack
+from posbench.runs.pack import PackedRun, experiment_in, free_name, open_pack, packs_of, write_pack
 from posbench.runs.run import Run
 from posbench.system.console import Say, say_once
 from posbench.system.files import is_locked
@@ -152,25 +152,6 @@ def no_runs(folder: Path, runs_dir: Path) -> str:
 def _runs_dir_word(runs_dir: Path) -> str:
     """Return ` runs_dir=FOLDER` to append to a train command, or "" for the default folder."""
     return "" if runs_dir == Path("runs") else f" {shlex.quote(f'runs_dir={runs_dir}')}"
-
-
-def rates_of(run: Run) -> list[str]:
-    """Return the texts of the CSV tables of learning rates that `posbench tune` wrote for a run's experiment.
-
-    The table in the experiment's folder comes first, then the tables in its packs (zip files of runs), newest first.
-    For a branch (a run that starts from a checkpoint of a longer one, its trunk), the tables of the trunk's experiment
-    follow.
-    """
-    experiment = run.path.parents[1]
-    tables: list[str | None] = []
-    tokens = [run.manifest.identity.get(f"train.{name}") for name in ("tokens", "trunk_tokens")]
-    # Reading a configuration imports Hydra, so it is read for branches only.
-    trunk = run.config.trunk_name if tokens[0] != tokens[1] else None
-    for folder in (experiment, experiment.with_name(trunk or experiment.name)):
-        if (file := folder / RATES).is_file():
-            tables.append(file.read_text(encoding="utf-8"))
-        tables += [pack.index.get("rates") for pack in reversed(packs_of(folder))]
-    return list(filter(None, tables))
 
 
 def run_named(name: str, runs_dir: Path) -> Run:

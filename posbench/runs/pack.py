@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
-RATES = "rates.csv"  # in an experiment's folder: the learning rates that were tried (posbench/tools/tune.py)
 INDEX, METRICS, MODEL = "pack.json", "metrics.parquet", "model.safetensors"
 _RUN = re.compile(r"(lr=[^/\\]+/)?(?!\.)[^/\\]+/seed=[0-9]+")  # no path that leaves the experiment's folder
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip, so that equal content gives equal bytes
@@ -57,7 +56,7 @@ class Pack:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """Return the content of `pack.json`: format, experiment, texts, runs, results, weights, rates.
+        """Return the content of `pack.json`: format, experiment, texts, runs, results, weights.
 
         `runs[run][file]` is the index in `texts` of that file's content.
         Raises: ConfigError if it has another format.
@@ -202,12 +201,9 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.tmp")
-    experiment = next(iter(runs.values())).path.parents[1]
     with zipfile.ZipFile(temporary, "w") as archive:
         digests = _add_weights(archive, runs) if weights else {}
         index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
-        if (rates := experiment / RATES).is_file():
-            index["rates"] = rates.read_text(encoding="utf-8")
         _add_runs(archive, runs, index, notice)
     sum_of(temporary, sync=True)
     temporary.rename(output)

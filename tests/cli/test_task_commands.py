@@ -15,7 +15,6 @@ from posbench import compose, load_run, results
 from posbench.catalogue import own_files
 from posbench.runs import Run
 from posbench.system.signals import Stopped
-from posbench.tools import tune
 from posbench.training import train
 from tests.cli.commands import Give
 from tests.training.conftest import after_step
@@ -113,19 +112,15 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_learning_rate_is_tuned_by_the_loss_of_answers(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "MOST_WIDER", 0)
+def test_the_learning_rate_is_searched_by_the_loss_of_answers(posbench: Give) -> None:
     words = ["data=copy,reverse", "scheme=nope", "experiment_name=${data.name}", "runs_dir=runs/both", *SMALL]
-    result = posbench("tune", *words, "--seeds", "2")
-    assert result.status == 0 and result.out.count("nats/answer, on problems whose accuracy is not scored") == 2
-    assert "posbench train -m" in result.out and "data=reverse" in result.out
-    rates = pd.read_csv("runs/both/copy/rates.csv").set_index("train.lr")
-    rate = rates.index[1]
-    pilot = Run(Path(f"runs/both/copy-tune/lr={rate}/nope/seed=1000"))
-    losses = [run.manifest.loss for run in (pilot, Run(pilot.path.with_name("seed=1001")))]
-    assert rates["loss"][rate] == pytest.approx(sum(losses) / 2) and losses[0] != losses[1]
-    assert posbench("train", "-m", *words).status == posbench("eval", "both").status == 0
-    assert not pilot.results()[0][1:], "an evaluation of the experiment is not one of its pilots"
-    assert posbench("report", "both").status == 0
-    report = Path("runs/both/report/report.md").read_text()
-    assert "nope | reverse" in report
+    result = posbench("tune", *words, "experiment.planned_seeds=3")
+    assert result.status == 0 and result.out.count("The search is finished") == 2, result
+    assert posbench("eval", "runs/both/copy-tune").status == 0
+    assert posbench("report", "runs/both/copy").status == 0
+    rates = pd.read_csv("runs/both/copy/report/rates.csv")
+    means = rates[rates["seed"] < 2].groupby("train.lr")["loss"].mean()
+    assert len(rates) == 12 and set(rates[rates["is_kept"]]["train.lr"]) == set(means.nsmallest(2).index)
+    run = Run(Path(f"runs/both/copy-tune/lr={means.idxmin()}/nope/seed=0"))
+    assert run.manifest.loss in set(rates["loss"])
+    assert "nope | 5 |" not in Path("runs/both/copy/report/report.md").read_text()

@@ -11,70 +11,96 @@ import pytest
 from rich.console import Console
 
 from posbench import compose, load_run, results
-from posbench.data import Corpus, prepare
-from posbench.reporting.statistics import best_rate
-from posbench.tools.tune import tune, wider_rates
+from posbench.reporting.search import RateSearch
+from posbench.tools.tune import tune
 from tests.cli.commands import Give
 
+LR = 1.6e-3
+RATES = [4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3]
 
-def table(file: str = "runs/demo/rates.csv") -> dict[str, dict[float, float]]:
-    """Return the loss of each learning rate, by scheme."""
-    pilots = pd.read_csv(file)
-    return {
-        str(s): dict(zip(rates["train.lr"], rates["loss"], strict=True))
-        for s, rates in pilots.groupby("scheme", sort=False)
-    }
+
+def losses() -> pd.DataFrame:
+    """Return the runs of the search as its report lists them."""
+    return pd.read_csv("out/rates.csv")
 
 
 @pytest.mark.slow
-def test_all_schemes_are_tried_at_the_same_rates_and_reports_of_packs_say_so(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posbench.tools.tune.MOST_WIDER", 1)
-    short = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2"]
-    words = [*short, "train.steps=12", "train.lr=1.6e-3", "scheme=nope,vo_rope"]
-    result = posbench("tune", *words, "--fraction", "0.3")
-    assert result.status == 0 and "Traceback" not in result.error, result
-    losses = table()
-    assert list(losses) == ["nope", "vo_rope"]
-    for scheme, rates in losses.items():  # so low a rate that each doubling is better: up to the limit
-        assert sorted(rates) == pytest.approx([8e-4, 1.6e-3, 3.2e-3, 6.4e-3])
-        assert load_run(f"runs/demo-tune/lr=0.0064/{scheme}/seed=1000").manifest.loss == rates[6.4e-3]
-    assert "0.0064 (edge)" in result.out and "wrote runs/demo/rates.csv" in result.out
-    command = next(line for line in result.out.splitlines() if line.startswith("  posbench train -m"))
-    assert command.endswith("scheme=nope,vo_rope 'train.lr_of={nope:0.0064,vo_rope:0.0064}'")
-    assert "contains no runs" in posbench("report").refusal and "contains no runs" in posbench("eval").refusal
-    times_before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path.suffix != ".csv"}
-    again = posbench("tune", *words, "--fraction", "0.3")
-    assert again.out == result.out and again.error.count("is finished") == 8
+def test_a_search_trains_five_rates_and_then_the_best_two_and_resumes(posbench: Give, short: list[str]) -> None:
+    words = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2", "train.steps=12", f"train.lr={LR}"]
+    words += ["scheme=vo_rope", "experiment.planned_seeds=3"]
+    assert posbench("train", "-m", *words, "scheme.lr=6.4e-3", "seed=0").status == 0, "runs of the experiment count"
+    before = posbench("tune", *words, "--left")
+    assert "Left to train: 11 of 12 runs" in before.out and "seed 1 at 0.0064: vo_rope" in before.out
+    assert "seed 0 at 0.0064" not in before.out and not Path("runs/demo-tune").exists()
+    result = posbench("tune", *words)
+    assert result.status == 0 and "Traceback" not in result.error and "The search is finished" in result.out, result
+    assert "contains no runs" not in posbench("eval", "demo-tune").error
+    assert posbench("report", "demo", "--output", "out").status == 0
+    runs = losses()
+    for scheme, tried in runs.groupby("scheme"):
+        assert sorted(set(tried["train.lr"])) == pytest.approx(RATES) and len(tried) == 12
+        means = tried[tried["seed"] < 2].groupby("train.lr")["loss"].mean()
+        kept = set(means.nsmallest(2).index)
+        assert set(tried[tried["is_kept"]]["train.lr"]) == kept == set(tried[tried["seed"] == 2]["train.lr"])
+        assert load_run(f"runs/demo-tune/lr={means.idxmin()}/{scheme}/seed=2").manifest.loss in set(tried["loss"])
+    text = Path("out/report.md").read_text()
+    assert text.count("(3)**") == 2 and "not finished" not in text, "both kept rates are bold"
+    times_before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}
+    again = posbench("tune", *words)
+    assert again.out == result.out.replace(result.out.partition("scheme ")[0], "")
     assert {path: path.stat().st_mtime_ns for path in times_before} == times_before
-    assert posbench("pack", "demo-tune/lr=0.0064", "runs/demo-tune/lr=0.0064.zip").status == 0
-    shutil.rmtree("runs/demo-tune/lr=0.0064")
-    packed = posbench("tune", *words, "--fraction", "0.3")
-    assert packed.error.count("is finished") == 8 and not Path("runs/demo-tune/lr=0.0064").exists()
-    assert packed.out == result.out
-
-    assert posbench("train", "-m", *words, "train.lr_of={nope:0.0064,vo_rope:0.0032}", "seed=0,1").status == 0
-    assert posbench("pack", "demo", "elsewhere/demo.zip").status == 0
-    assert posbench("report", "elsewhere/demo.zip", "--output", "out").status == 0
-    loss, half = (f"{losses['vo_rope'][rate]:.4f}" for rate in (6.4e-3, 3.2e-3))
-    report = Path("out/report.md").read_text()
-    assert f"vo_rope | 0.0064 (edge) | {loss} | {half} | – | 0.0032" in report and "(rates.svg)" in report
-    assert "Pilots found better rates for some schemes" in report
-    assert table("out/rates.csv") == losses
+    assert posbench("pack", "demo-tune", "runs/demo-tune.zip").status == 0
+    shutil.rmtree("runs/demo-tune")
+    packed = posbench("tune", *words)
+    assert packed.out == again.out and not Path("runs/demo-tune").exists()
 
 
-def test_pilots_neither_read_nor_score_what_is_scored(short: list[str]) -> None:
-    scored = prepare(compose(short))
-    pilot = prepare(compose([*short, "data.tuning_fraction=0.3"]))
+def test_a_search_that_is_cut_off_says_what_is_left(
+    short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeps: list[list[str]] = []
 
-    def documents(split: str, corpus: Corpus) -> set[bytes]:
-        held_out = corpus.splits[split]
-        return {held_out.document(n).tobytes() for n in range(held_out.num_documents)}
+    def train(program: str, words: list[str], job: object, say: object) -> None:
+        if len(sweeps) == 2:
+            raise KeyboardInterrupt
+        sweeps.append(words[-3:])
 
-    assert documents("train", pilot) | documents("validation", pilot) == documents("train", scored)
-    assert documents("train", pilot) and documents("validation", pilot) and not documents("test", pilot)
-    assert not documents("train", pilot) & documents("validation", pilot)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("posbench.tools.tune.run_application", train)
+    with pytest.raises(KeyboardInterrupt):
+        tune([*short, "scheme=nope", f"train.lr={LR}"], lambda config: None, print, Console(width=100))
+    assert sweeps == [["scheme=nope", f"scheme.lr={rate!r}", "seed=0"] for rate in RATES[:2]]
+    assert "Left to train: 16 of 16 runs" in capsys.readouterr().out
+
+
+def search(planned: int = 5, **rates: dict[float, list[float]]) -> RateSearch:
+    """Return a search with these losses by scheme, rate and seed."""
+    rows = [
+        {"scheme": scheme, "train.lr": rate, "seed": seed, "loss": loss}
+        for scheme, tried in rates.items()
+        for rate, of_seeds in tried.items()
+        for seed, loss in enumerate(of_seeds)
+    ]
+    return RateSearch(pd.DataFrame(rows), planned)
+
+
+FIRST = {1.0: [2.0, 2.2], 2.0: [1.8, 1.8], 4.0: [1.7, 1.8], 8.0: [math.inf, 1.0], 16.0: [1.5, 2.4]}
+
+
+def test_the_two_rates_with_the_lowest_mean_over_the_first_seeds_go_on() -> None:
+    assert search(a=FIRST).kept("a") == [4.0, 2.0], "not the rate at which a run diverged, nor that of the lowest loss"
+    assert search(a=FIRST).missing("a") == [(rate, seed) for seed in (2, 3, 4) for rate in (4.0, 2.0)]
+    later = FIRST | {2.0: [1.8, 1.8, 1.1, 1.1, 1.1], 4.0: [1.7, 1.8, 1.9, 1.9, 1.9], 16.0: [1.5, 2.4, 0.0]}
+    done = search(a=later)
+    assert done.kept("a") == [2.0, 4.0] and done.is_complete(["a"]) and done.left("a") == 0, "the better one first"
+    assert done.second(["a"])["a"].tolist() == later[4.0] and done.best("a") == 2.0
+    assert not search(8, a=later).is_complete(["a"]) and not done.is_complete(["a", "b"])
+
+
+def test_a_search_whose_first_seeds_are_missing_keeps_nothing_yet() -> None:
+    begun = search(a={rate: of_seeds[: 1 + (rate < 4)] for rate, of_seeds in FIRST.items()})
+    assert begun.kept("a") == [] and begun.missing("a", [1, 2, 4, 8, 16]) == [(rate, 1) for rate in (4.0, 8.0, 16.0)]
+    assert begun.left("a") == 16 - 7 and begun.left("b") == 16
 
 
 @pytest.mark.slow
@@ -107,52 +133,3 @@ def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> No
         "train.lr_of=0.1 is not a mapping: give {scheme: rate}" in posbench("train", *short, "train.lr_of=0.1").refusal
     )
     assert "is out of range" in posbench("tune", *short, "train.lr=-1", "scheme=nope").refusal
-
-
-def test_where_the_best_rate_of_one_scheme_is_at_an_edge_all_are_tried_beyond_it() -> None:
-    inside = {0.5: 3.0, 1.0: 2.0, 2.0: 2.3}
-    assert wider_rates({"a": inside, "b": inside}, 1.0) == {}
-    assert wider_rates({"a": inside, "b": {0.5: 1.8, 1.0: 2.0, 2.0: 2.5}}, 1.0) == {0.25: ["b"]}, "a is hopeless there"
-    assert wider_rates({"a": inside, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}, 1.0) == {4.0: ["a", "b"]}
-    both = {"a": {0.5: 1.9, 1.0: 2.0, 2.0: 2.1}, "b": {0.5: 2.1, 1.0: 2.0, 2.0: 1.9}}
-    assert wider_rates(both, 1.0) == {0.25: ["a", "b"], 4.0: ["a", "b"]}
-    dead = {0.5: 3.0, 1.0: 2.0, 2.0: math.inf}
-    assert wider_rates({"a": dead, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}, 1.0) == {4.0: ["b"]}
-    wider = {"a": dead, "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5, 4.0: 1.4}}
-    assert wider_rates(wider, 1.0) == {8.0: ["b"]}, "what was discarded at 4 is not tried at 8"
-    down = {2.0**-n: -0.1 * n for n in range(-1, 4)}
-    assert list(wider_rates({"a": down}, 1.0)) == [1 / 16] and wider_rates({"a": down | {1 / 16: -9.0}}, 1.0) == {}
-    assert wider_rates({"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf)}, 1.0) == {0.25: ["a"]}, "all died: lower"
-    losses = {"a": dict.fromkeys((0.5, 1.0, 2.0), math.inf), "b": {0.5: 3.0, 1.0: 2.0, 2.0: 1.5}}
-    assert wider_rates(losses, 1.0) == {0.25: ["a"], 4.0: ["b"]}
-
-
-def test_what_is_known_when_a_search_is_cut_off_is_in_the_file_beside_other_schemes(
-    short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sweeps: list[str] = []
-
-    def train(program: str, words: list[str], job: object, say: object) -> None:
-        if sweeps:
-            raise KeyboardInterrupt
-        sweeps.extend(words[-2:])
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posbench.tools.tune.run_application", train)
-    monkeypatch.setattr(
-        "posbench.tools.tune._loss", lambda runs: -100 * float(runs[0].path.parts[-3].removeprefix("lr="))
-    )
-    existing_rows = "alibi,0.004,2.1234567890123457,finished,2\nnope,0.004,2.0,finished,2\n"
-    Path("runs/demo").mkdir(parents=True)
-    Path("runs/demo/rates.csv").write_text(f"scheme,train.lr,loss,status,seeds\n{existing_rows}")
-    with pytest.raises(KeyboardInterrupt):
-        tune([*short, "scheme=nope", "train.lr=1e-3"], lambda config: None, print, Console())
-    assert sweeps == ["scheme=nope", "train.lr=0.0005,0.001,0.002"]
-    assert table() == {"alibi": {4e-3: 2.1234567890123457}, "nope": {5e-4: -0.05, 1e-3: -0.1, 2e-3: -0.2}}
-
-
-def test_of_rates_that_do_as_well_the_middle_one_is_the_best() -> None:
-    assert best_rate({1.0: 2.0, 2.0: 1.5, 4.0: 1.52}) == 2.0
-    assert best_rate({1.0: 2e-3, 2.0: 1e-5, 4.0: 1e-9, 8.0: 0.5}) == 2.0, "not the last of those that solve a task"
-    assert best_rate({8.0: 1e-3, 1.0: 2e-3, 4.0: 0.0, 2.0: 1e-5}) == 2.0, "of two in the middle the lower"
-    assert best_rate({1.0: math.inf, 2.0: math.inf}) == 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -20,7 +20,7 @@ from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.table import read
-from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics
+from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics, find_runs
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
 from posbench.runs.results import ResultKey
@@ -68,6 +68,23 @@ def fabricate(root: Path, world: World) -> Path:
             level = 3.0 + effect + of_seed[seed] + world.random.normal(0, world.noise_sd)
             write_run(root, world, scheme, seed, level, split)
     return root / world.experiment
+
+
+def fabricate_search(
+    root: Path,
+    effects: Mapping[float, dict[str, float]],
+    seeds: Mapping[float, Iterable[int]],
+    noise: dict[float, float],
+) -> Path:
+    """Write the runs of a search of `demo` at these learning rates below root/demo-tune, and return root/demo."""
+    for rate, of_rate in effects.items():
+        world = World(of_rate, tuple(seeds[rate]), noise_sd=noise.get(rate, 0.0015), lengths=(), probes=False)
+        folder, target = fabricate(root / "written", world), root / "demo-tune" / f"lr={rate!r}"
+        target.parent.mkdir(exist_ok=True)
+        folder.rename(target)
+        for run in find_runs(target):
+            run.update_manifest(experiment=target.name, identity=run.manifest.identity | {"scheme.lr": rate})
+    return root / "demo"
 
 
 def _windows(world: World, split: str) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import nct, t
 from typer.testing import CliRunner
 
 from posbench import build_model, compose
@@ -139,3 +140,14 @@ def test_epochs_are_planned_once_the_text_is_prepared(documents: Path, tmp_path:
     assert plan(words).epochs is None
     manifest = train(compose(words)).manifest
     assert plan(words).epochs == manifest.epochs == manifest.tokens / manifest.text_tokens
+
+
+def test_a_search_is_planned_with_the_gap_that_its_test_can_find(tmp_path: Path) -> None:
+    """A gap of this size is significant at both of two independent rates in 80 % of cases, by scipy."""
+    words = ["experiment=demo", "scheme=nope,alibi", f"runs_dir={tmp_path}", "experiment_name=fresh"]
+    planned = plan([*words, "experiment.planned_seeds=8"], search=True)
+    assert planned.runs == 2 * (5 * 2 + 2 * 6) and planned.hours > 0
+    assert planned.detectable.startswith("3.9, 1.9, 1.3 standard deviations"), planned.detectable
+    for seeds, gap in ((3, 3.9), (5, 1.9), (8, 1.3)):
+        power = nct.sf(t.isf(0.025, seeds - 1), seeds - 1, gap * seeds**0.5)
+        assert power**2 == pytest.approx(0.8, abs=0.05)

@@ -15,7 +15,6 @@ from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, branch_name
 from posbench.runs import Run, run_folder
 from posbench.runs.checkpoint import weights_digest
-from posbench.runs.finding import pack_experiment, rates_of
 from posbench.training import train
 from posbench.training.optimizer import learning_rate
 from tests.conftest import small_run
@@ -129,20 +128,6 @@ def test_costs_of_a_branch_are_those_of_a_whole_run(config: Make, trunk: Run) ->
     state = json.loads((trunk.path / "checkpoints" / "step=00000009" / "state.json").read_text())
     assert short.manifest.costs is not None and short.manifest.costs.train_seconds > state["train_seconds"] > 0
     assert weights_digest(short.path / "checkpoints", 12) == short.manifest.weights
-
-
-def test_a_branch_has_the_learning_rates_that_were_tried_for_its_trunk(config: Make, trunk: Run) -> None:
-    short = train(config(*branch("demo", 896)))
-    assert rates_of(short) == []
-    table = trunk.path.parents[1] / "rates.csv"
-    table.write_text("of the trunk")
-    pack_experiment(trunk.path.parents[1], None, print)
-    for run in (short, trunk):
-        assert rates_of(run)[0] == "of the trunk"
-    table.unlink()
-    assert rates_of(short) == ["of the trunk"], "by its pack"
-    (short.path.parents[1] / "rates.csv").write_text("its own")
-    assert rates_of(short) == ["its own", "of the trunk"]
 
 
 def test_runs_of_a_family_have_one_learning_rate_until_a_decay_begins(config: Make) -> None:

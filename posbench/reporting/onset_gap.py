@@ -1,0 +1,191 @@
+"""Split gaps in loss into time and quality, and express them in tokens, from runs that end after several lengths.
+
+A scheme may be ahead because it began to use distant order sooner (time) or because it is better after that (quality).
+The loss of the reference scheme is fitted as a + b ln(tokens since onset) over its runs and their branches (shorter
+runs with a decay of their own), and read at another scheme's tokens since onset, seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from posbench.config import branch_name
+from posbench.config.units import DASH, number, plus_minus
+from posbench.evaluation.protocols.order import count_onsets
+from posbench.evaluation.protocols.section import Section, crossing, text_table
+from posbench.reporting.comparison import Comparison
+from posbench.reporting.statistics import FEWEST_SEEDS, Floats, interval, student
+from posbench.reporting.table import config_of
+from posbench.runs import FINISHED, run_at, state_of
+
+FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
+
+
+def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
+
+    The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
+    """
+    points = []
+    for run in runs.to_dict("records"):
+        row = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
+        points.append(row | {"tokens": run["tokens"], "loss": run["loss"]})
+        path = Path(str(run["path"]))
+        for tokens in config_of(str(path))["train"].get("branch_tokens") or ():
+            folder = path.parents[2] / branch_name(path.parents[1].name, tokens)
+            branch = run_at(folder / path.parent.name / path.name)
+            if state_of(branch) == FINISHED and branch.manifest.loss is not None:
+                points.append(row | {"tokens": branch.manifest.tokens, "loss": branch.manifest.loss})
+    return pd.DataFrame(points).astype({"tokens": float})
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A least-squares line loss = a + b ln(million tokens since onset), with the covariance of a and b."""
+
+    coefficients: Floats  # [2]: a, b
+    covariance: Floats  # [2, 2]
+    points: int
+    sd: float  # of the residuals, nats per token
+
+    def at(self, since: Floats) -> Floats:
+        """Return the fitted loss after `since` tokens since onset."""
+        return _design(since) @ self.coefficients
+
+    def error(self, since: Floats) -> float:
+        """Return the standard error of the mean of the fitted losses at `since` tokens since onset."""
+        mean = _design(since).mean(axis=0)
+        return math.sqrt(float(mean @ self.covariance @ mean))
+
+
+def _design(since: Floats) -> Floats:
+    return np.stack([np.ones(len(since)), np.log(np.asarray(since, dtype=float) / 1e6)], axis=1)
+
+
+def fit(points: pd.DataFrame) -> Fit | None:
+    """Return the fit over the points after their onset, or None if fewer than FEWEST_POINTS are."""
+    after = points[points["tokens"] > points["onset"]]
+    if len(after) < FEWEST_POINTS:
+        return None
+    design, loss = _design((after["tokens"] - after["onset"]).to_numpy()), after["loss"].to_numpy()
+    coefficients = np.linalg.lstsq(design, loss)[0]
+    variance = float(((loss - design @ coefficients) ** 2).sum()) / (len(after) - 2)
+    covariance: Floats = variance * np.linalg.inv(design.T @ design).astype(np.float64)
+    return Fit(coefficients, covariance, len(after), math.sqrt(variance))
+
+
+def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
+    """Return a scheme's mean loss above the fit at its own tokens since onset, and half the 95 % interval.
+
+    The interval has both errors: over seeds, and of the fit. Arguments: runs of one scheme, all of which have an onset.
+    """
+    since = (runs["tokens"] - runs["onset_tokens"]).to_numpy(float)
+    gaps = runs["loss"].to_numpy(float) - line.at(since)
+    variance = gaps.var(ddof=1) / len(gaps) + line.error(since) ** 2
+    return float(gaps.mean()), student(len(gaps) - 1) * math.sqrt(variance)
+
+
+def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, float, float] | None:
+    """Return which share of the baseline's tokens a scheme needs for the same loss, with its 95 % interval over seeds.
+
+    Above 1, the baseline needs the inverse share of the scheme's tokens. The loss is linear in ln(tokens) between the
+    points of a seed; the target is the final loss of the worse scheme. Returns: None for fewer than FEWEST_SEEDS seeds,
+    or if a seed has no longer run whose loss is above the target, so that its share is unknown.
+    """
+    logs = []
+    curves = {
+        name: {
+            seed: of_seed.sort_values("tokens") for seed, of_seed in points[points["scheme"] == name].groupby("seed")
+        }
+        for name in (scheme, baseline)
+    }
+    for seed in curves[scheme].keys() & curves[baseline].keys():
+        ours, theirs = (curves[name][seed] for name in (scheme, baseline))
+        is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]
+        better, target = (ours, theirs["loss"].iloc[-1]) if is_better else (theirs, ours["loss"].iloc[-1])
+        if better["loss"].iloc[0] <= target:
+            return None
+        share = crossing(np.log(better["tokens"]), better["loss"], target) - math.log(better["tokens"].iloc[-1])
+        logs.append(share if is_better else -share)
+    if len(logs) < FEWEST_SEEDS:
+        return None
+    mean, low, high = np.exp(interval(logs))
+    return float(mean), float(low), float(high)
+
+
+def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
+    """Return a row per other scheme: its gap to `reference` as published, at equal tokens after onset, share of time.
+
+    The last two only if all its seeds use distant order.
+    """
+    rows = []
+    for scheme in (name for name in c.schemes if name != reference):
+        mean, low, high = interval((c.losses[scheme] - c.losses[reference]).dropna())
+        runs = c.runs[c.runs["scheme"] == scheme]
+        row = {
+            "scheme": scheme,
+            "seeds": str(len(runs)),
+            f"gap to {reference}": plus_minus(mean, (high - low) / 2, True),
+        }
+        if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
+            quality, half = gap_after_onset(runs, line)
+            row |= {"at equal tokens after onset": plus_minus(quality, half, True), "time": f"{1 - quality / mean:.0%}"}
+        else:
+            row |= {"at equal tokens after onset": f"none: {count_onsets(runs['onset_tokens'])} use it", "time": DASH}
+        rows.append(row)
+    return text_table(rows)
+
+
+def worth_table(c: Comparison, points: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown."""
+    rows = []
+    for scheme in (name for name in c.schemes if name != c.baseline):
+        shares, text = worth(points, scheme, c.baseline), DASH
+        if shares and shares[0] <= 1:
+            text = f"reaches {c.baseline}'s final loss with {_shares(shares)} of its tokens"
+        elif shares:
+            text = (
+                f"{c.baseline} reaches this final loss with {_shares([1 / shares[n] for n in (0, 2, 1)])} of its tokens"
+            )
+        rows.append({"scheme": scheme, "worth in tokens": text})
+    return text_table(rows)
+
+
+def _shares(shares: Sequence[float]) -> str:
+    mean, low, high = shares
+    return f"{mean:.2f} (95 %: {low:.2f} to {high:.2f})"
+
+
+def onset_gaps(c: Comparison) -> list[Section]:
+    """Return the sections on time, quality and worth in tokens of a report; [] without onsets or without branches."""
+    if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
+        return []
+    points, sections = decayed_points(c.runs), []
+    reference = c.schemes[0]
+    if c.has_onsets and np.isfinite(c.onsets).any(axis=None):
+        line = fit(points[points["scheme"] == reference]) if np.isfinite(c.onsets[reference].dropna()).all() else None
+        count = count_onsets(c.onsets[reference])
+        note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use distant order."
+        if line:
+            a, b = line.coefficients
+            note = (
+                f"{reference} after onset: {number(a)} {number(b, sign=True)} ln(million tokens since onset), fitted "
+                f"to {line.points} runs and branches (standard deviation {number(line.sd)}). The second gap is the "
+                "scheme's loss minus this line at the scheme's own tokens since onset, seed by seed; its ± has the "
+                "fit's error. Time: the share of the first gap that the second lacks."
+            )
+        table = time_table(c, reference, line) if line else None
+        sections.append(Section("Time and quality", table=table, note=note))
+    if (points.groupby(["scheme", "seed"]).size() > 1).any():
+        note = (
+            "Each seed's loss is taken as linear in ln(tokens) between its branches, which have a decay of their own. "
+            "–: a seed is below the other's final loss in its shortest run already, or has no branches."
+        )
+        sections.append(Section("Worth in tokens", table=worth_table(c, points), note=note))
+    return sections
