@@ -1,6 +1,8 @@
 """Hooks read the rows before each token: as a convolution does, never across a document's border, in pieces too."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from posbench.model.decoder import build_model
 from posbench.model.size import cache_size, forward_flops_per_token
 from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import Past
-from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
 ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset")
@@ -124,6 +126,16 @@ def test_smear_and_key_offset_by_hand():
     expected[:, :, 1:, D // 2 :] = k[:, :, :-1, D // 2 :]
     assert torch.equal(ours[:, :, 1:], expected[:, :, 1:]) and not ours[:, :, 0, D // 2 :].any()
     assert torch.equal(offset.call_hook("q", k, pos, Past()), plain.q(k, pos))
+
+
+def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
+    guide = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
+    [example] = re.findall(r"```python\n([^`]*class ShortConvolution[^`]*)```", guide.read_text(encoding="utf-8"))
+    (tmp_path / "mine.py").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    scheme = SchemeConfig("mine", "mine.py:ShortConvolution")
+    certificate = certify(replace(certificate_config("nope", ["model.num_layers=1"]), scheme=scheme))
+    assert certificate.holds and certificate.measured == "relative" and not certificate.text_only
 
 
 def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
