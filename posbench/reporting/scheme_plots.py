@@ -28,7 +28,7 @@ from posbench.model.decoder import build_model
 from posbench.reporting.figures import INK, WIDTH, encode, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
-from posbench.schemes.earlier import Past
+from posbench.schemes.earlier import EarlierRows
 
 # The decoder for schemes without a finished run, with heads of a usual size.
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
@@ -117,7 +117,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
     pos_q, pos_k = _rows(located, torch.tensor([longest])), _rows(located, keys)
     # Each row is the first of a document: hooks that look back get zeros, because curves show no effect of content.
-    past = Past(torch.zeros(1, length, dtype=torch.int64))
+    past = EarlierRows(torch.zeros(1, length, dtype=torch.int64))
     q = scheme.call_hook("q", content, pos_q, past)
     k = scheme.call_hook("k", content.expand(-1, -1, len(keys), -1), pos_k, past)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
-from posbench.schemes.earlier import Past
+from posbench.schemes.earlier import EarlierRows
 
 # Indices (b, h, i, j) -> the term added to q . k / sqrt(D) of query row i and key row j, in head h of sequence b.
 Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -47,9 +47,9 @@ class Placement(NamedTuple):
     position_limit: int = 0  # 1 + the largest entry of `positions`, or more; 0 if unset
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
-    def past(self, cached: dict[str, Tensor] | None) -> Past:
+    def past(self, cached: dict[str, Tensor] | None) -> EarlierRows:
         """Return the tokens before the queries for hooks that look back; `cached` holds their last rows by hook."""
-        return Past(None if self.documents is None else self.positions, self.first_key, cached)
+        return EarlierRows(None if self.documents is None else self.positions, self.first_key, cached)
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys."""
@@ -256,7 +256,7 @@ class Scheme(nn.Module):
         """
         return None if self.overrides("bias") else 0.0
 
-    def call_hook(self, hook: str, x: Tensor, pos: Any, past: Past) -> Any:
+    def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
         """Return the result of a hook in `LOOKING_BACK`, with the argument `earlier` if it takes it."""
         if hook in self._takes_earlier:
             return getattr(self, hook)(x, pos, past.earlier(hook, x, self.looks_back))
@@ -291,7 +291,7 @@ def check_hooks(scheme: type[Scheme]) -> None:
             )
 
 
-def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: Past) -> Tensor:
+def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
     """Return the result of the hook named `hook` (embed, hidden, q, k, v or o) on `x`, after checking its shape.
 
     Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).

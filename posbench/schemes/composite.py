@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Bias, Placement, Scheme, Shape, apply_hook, evaluate_bias
-from posbench.schemes.earlier import Past
+from posbench.schemes.earlier import EarlierRows
 
 
 class JointProperties:
@@ -101,7 +101,7 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
     def prepare(self, pos: Tensor, length: int) -> tuple[Any, ...]:
         return tuple(member.prepare(pos, length) for member in self.parts)
 
-    def call_hook(self, hook: str, x: Tensor, pos: Any, past: Past) -> Any:
+    def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
         pairs = list(enumerate(zip(self.parts, pos, strict=True)))
         if hook == "gate":
             return tuple(member.call_hook(hook, x, prepared, past.of_member(n)) for n, (member, prepared) in pairs)

@@ -16,7 +16,7 @@ from posbench.config import ConfigError
 Earlier = Callable[[int], Tensor]
 
 
-class Past(NamedTuple):
+class EarlierRows(NamedTuple):
     """The tokens before the current ones, as the hooks of one layer may see them.
 
     Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
@@ -27,7 +27,7 @@ class Past(NamedTuple):
     cached: dict[str, Tensor] | None = None  # last rows of each hook's tensor, by hook; None for a whole window
     path: str = ""  # prefix of the keys of `cached`, of a member of a combined scheme
 
-    def of_member(self, n: int) -> Past:
+    def of_member(self, n: int) -> EarlierRows:
         """Return the past of member `n` of a combined scheme, which caches rows of its own."""
         return self._replace(path=f"{self.path}{n}.")
 
@@ -41,7 +41,7 @@ class Past(NamedTuple):
         return partial(_earlier, self, key, x, last_rows, looks_back)
 
 
-def _earlier(past: Past, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
+def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
     """Return the rows n tokens before those of `x` [..., T, .]; `last_rows` holds the `looks_back` rows before x."""
     if not 0 <= n <= looks_back:
         raise ConfigError(

@@ -12,7 +12,7 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.model.size import cache_size, forward_flops_per_token
 from posbench.schemes import Shape, build_scheme
-from posbench.schemes.earlier import Past
+from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
@@ -40,16 +40,16 @@ def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_d
     x = torch.arange(1.0, 7).view(1, 6, 1)
     positions = torch.tensor([[5, 6, 7, 5, 6, 5]])  # three documents, whose first tokens have position 5
     for past, n, rows in (
-        (Past(), 0, [1, 2, 3, 4, 5, 6]),
-        (Past(), 2, [0, 0, 1, 2, 3, 4]),
-        (Past(positions, 5), 1, [0, 1, 2, 0, 4, 0]),
-        (Past(positions, 5), 2, [0, 0, 1, 0, 0, 0]),
+        (EarlierRows(), 0, [1, 2, 3, 4, 5, 6]),
+        (EarlierRows(), 2, [0, 0, 1, 2, 3, 4]),
+        (EarlierRows(positions, 5), 1, [0, 1, 2, 0, 4, 0]),
+        (EarlierRows(positions, 5), 2, [0, 0, 1, 0, 0, 0]),
     ):
         assert past.earlier("k", x, 2)(n).flatten().tolist() == rows
     heads = x[:, None].expand(1, 3, 6, 1)
-    assert Past(positions, 5).earlier("k", heads, 2)(1)[0, 2].flatten().tolist() == [0, 1, 2, 0, 4, 0]
+    assert EarlierRows(positions, 5).earlier("k", heads, 2)(1)[0, 2].flatten().tolist() == [0, 1, 2, 0, 4, 0]
     cached = {}
-    readers = (Past(cached=cached).earlier("k", piece, 4) for piece in x.split([1, 3, 2], 1))
+    readers = (EarlierRows(cached=cached).earlier("k", piece, 4) for piece in x.split([1, 3, 2], 1))
     shifted = torch.cat([torch.cat((earlier(3), earlier(1)), 2) for earlier in readers], 1)
     assert shifted[0].T.tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
     assert cached["k"].flatten().tolist() == [3, 4, 5, 6]
@@ -61,8 +61,10 @@ def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_d
 def test_a_document_does_not_feel_the_end_of_the_one_before_it(name, is_border_ignored, monkeypatch):
     """Part of a published gain leaked across packed documents. The test notices if hooks ignore borders."""
     if is_border_ignored:
-        earlier = Past.earlier
-        monkeypatch.setattr(Past, "earlier", lambda past, *inputs: earlier(past._replace(positions=None), *inputs))
+        earlier = EarlierRows.earlier
+        monkeypatch.setattr(
+            EarlierRows, "earlier", lambda past, *inputs: earlier(past._replace(positions=None), *inputs)
+        )
     model, tokens = built(name, bos_id=VOCAB - 1), random_tokens(T) % (VOCAB - 1)
     tokens[0, 17] = VOCAB - 1  # the first token of the second document
     changed = tokens.clone()
@@ -102,7 +104,7 @@ def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initia
         kernel = weight.reshape(rows.shape[-1], 1, 4).flip(-1)  # torch's last tap is the current token
         theirs = rows + F.conv1d(F.pad(rows.mT, (3, 0)), kernel, groups=rows.shape[-1]).mT
         theirs = theirs if heads is None else theirs.unflatten(2, (heads, D)).transpose(1, 2)
-        ours = scheme.call_hook(site, x, None, Past())
+        ours = scheme.call_hook(site, x, None, EarlierRows())
         assert (ours - theirs).abs().max() < 1e-14
         direction = random(*ours.shape)
         gradients = [torch.autograd.grad((y * direction).sum(), weight, retain_graph=True)[0] for y in (ours, theirs)]
@@ -116,16 +118,16 @@ def test_smear_and_key_offset_by_hand():
     e = random(1, T, C)
     gate = torch.sigmoid(F.rms_norm(e, (C,))[:, 1:, :24] @ smear.w[0])[..., None]
     expected = torch.cat((e[:, :1], e[:, 1:] + 0.7 * gate * e[:, :-1]), 1)
-    assert (smear.call_hook("embed", e, None, Past()) - expected).abs().max() < 1e-6  # of an epsilon
+    assert (smear.call_hook("embed", e, None, EarlierRows()) - expected).abs().max() < 1e-6  # of an epsilon
     options = {"sites": ["q", "k"], "fraction": 0.5}
     offset, plain = (
         build_scheme(SchemeConfig("mine", kind, options), SHAPE)[0] for kind in ("key_offset", "partial_rotary")
     )
     k, pos = random(1, HKV, T, D), plain.prepare(torch.arange(T), T)
-    ours, expected = offset.call_hook("k", k, pos, Past()), plain.k(k, pos).clone()
+    ours, expected = offset.call_hook("k", k, pos, EarlierRows()), plain.k(k, pos).clone()
     expected[:, :, 1:, D // 2 :] = k[:, :, :-1, D // 2 :]
     assert torch.equal(ours[:, :, 1:], expected[:, :, 1:]) and not ours[:, :, 0, D // 2 :].any()
-    assert torch.equal(offset.call_hook("q", k, pos, Past()), plain.q(k, pos))
+    assert torch.equal(offset.call_hook("q", k, pos, EarlierRows()), plain.q(k, pos))
 
 
 def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
