@@ -17,7 +17,7 @@ Earlier = Callable[[int], Tensor]
 
 
 class EarlierRows(NamedTuple):
-    """The tokens before the current ones, as the hooks of one layer may see them.
+    """The rows of the tokens before the current ones, as the hooks of one layer may read them.
 
     Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
     """
