@@ -11,10 +11,12 @@ from posbench.catalogue.choices import choices
 # Of each way of a scheme to act, of each kind of attention, and of what attention may share.
 ONE_OF_EACH = (
     "alibi",
+    "canon_qk_rope",
     "decay_vo_rope",
     "fire",
     "fox",
     "grape_ap",
+    "key_offset",
     "learned",
     "linear_qk_rope",
     "nope",
@@ -26,6 +28,7 @@ ONE_OF_EACH = (
     "selective_rope",
     "shared_kv_qkvo_rope",
     "sink_qk_rope",
+    "smear_nope",
     "ssmax",
     "t5",
     "transformer_xl",

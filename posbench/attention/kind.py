@@ -26,6 +26,7 @@ class KVCache:
         self.tensors: tuple[Tensor | None, ...] = ()  # [B, heads, length, .], filled from the left
         self.state: tuple[Tensor, ...] = ()  # of fixed size
         self.gates: dict[tuple[int, ...], KVCache] = {}  # path of a member in combined schemes -> its cache
+        self.rows: dict[str, Tensor] = {}  # last rows of the tensors of hooks that look back, by hook
         self.positions: Tensor | None = None  # [B, filled], in the first layer if documents are masked
 
     def advance(self, tokens: int) -> None:
@@ -59,7 +60,7 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Return the cache's size in bytes, for all sequences of the batch."""
-        tensors = [x for x in (*self.tensors, *self.state) if x is not None]
+        tensors = [x for x in (*self.tensors, *self.state, *self.rows.values()) if x is not None]
         return sum(x.numel() * x.element_size() for x in tensors) + sum(
             cache.num_bytes for cache in self.gates.values()
         )
@@ -108,11 +109,8 @@ class Kind(nn.Module, ABC):
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
-        gates, H, Hkv = (
-            self._gates(scheme.gate(x, at.pos), scheme, cache),
-            self.shape.num_heads,
-            self.shape.num_kv_heads,
-        )
+        gate = scheme.call_hook("gate", x, at.pos, at.past(None if cache is None else cache.rows))
+        gates, H, Hkv = self._gates(gate, scheme, cache), self.shape.num_heads, self.shape.num_kv_heads
         pos = scheme.locate(at.pos, _with_heads(gates, H))
         key_pos = pos if Hkv == H else scheme.locate(at.pos, _with_heads(gates, Hkv))
         return _with_heads(gates, H, also_one=True), pos, key_pos

@@ -88,11 +88,11 @@ class LinearAttention(NonSoftmax):
         assert q is not None and k is not None
         q, k = features(q), features(k)
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
-        kernel = self._kernel_for(scheme, at)
-        turned_q, turned_k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
-        values = apply_hook(scheme, "v", v, pos_of_keys)
+        kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
+        turned_q, turned_k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
+        values = apply_hook(scheme, "v", v, pos_of_keys, past)
         o = kernel((q, turned_q), (k, turned_k), values, gates, scheme, at, cache)
-        return apply_hook(scheme, "o", o.to(v.dtype), pos)
+        return apply_hook(scheme, "o", o.to(v.dtype), pos, past)
 
     def _chunks(
         self,
@@ -189,9 +189,9 @@ class DecayAttention(NonSoftmax):
         cache: KVCache | None,
     ) -> Tensor:
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
-        kernel = self._kernel_for(scheme, at)
-        o = kernel(apply_hook(scheme, "v", v, pos_of_keys), gates, scheme, at, cache)
-        return apply_hook(scheme, "o", o.to(v.dtype), pos)
+        kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
+        o = kernel(apply_hook(scheme, "v", v, pos_of_keys, past), gates, scheme, at, cache)
+        return apply_hook(scheme, "o", o.to(v.dtype), pos, past)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
         """Return the attention output [B, H, T, D] in linear time, for a bias that is one decay per head.

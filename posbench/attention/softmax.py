@@ -79,8 +79,9 @@ class Softmax(Kind):
         assert q is not None and k is not None
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         is_one_tensor = self.shared_kv and scheme.moves_k_and_v_alike
-        q, k = apply_hook(scheme, "q", q, pos), apply_hook(scheme, "k", k, pos_of_keys)
-        values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys)
+        past = at.past(None if cache is None else cache.rows)
+        q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
+        values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys, past)
         dropped = 0  # keys that no query sees any more
         if cache is not None:
             window = None if scheme.reads_keys else scheme.window
@@ -101,7 +102,7 @@ class Softmax(Kind):
         o = self.attend(
             q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
         )
-        return apply_hook(scheme, "o", o, pos)
+        return apply_hook(scheme, "o", o, pos, past)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         window = min(length, scheme.window or length)

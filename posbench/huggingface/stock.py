@@ -96,7 +96,7 @@ def _only_rotates(scheme: Scheme) -> bool:
     if not isinstance(scheme, Rotary) or scheme.sites != {"q", "k"} or not scheme.is_streaming:
         return False
     overridden = [hook for hook in ("q", "k", "v", "o", "prepare", "angles") if _overrides(scheme, hook, Rotary)]
-    return not overridden and not any(_overrides(scheme, hook, Scheme) for hook in ("embed", "gate", "bias"))
+    return not overridden and not any(_overrides(scheme, hook, Scheme) for hook in ("embed", "hidden", "gate", "bias"))
 
 
 def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:

@@ -17,6 +17,7 @@ from posbench.catalogue.own_files import place_of
 from posbench.config import Config, ConfigError, ModelConfig, SchemeConfig
 from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.base import apply_hook
+from posbench.schemes.earlier import EarlierRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,9 @@ def call_hooks(
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
     prepared = round_prepared(weights, scheme.prepare(pos, T))
     at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
-    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared)
+    rows = None if cache is None else cache.rows
+    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared, EarlierRows())
+    x = apply_hook(scheme, "hidden", x, prepared, at.past(rows))
     parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
     k = parts.get("k")
     kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)

@@ -106,7 +106,8 @@ class Decoder(nn.Module):
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
-        x, placements = self._embed(tokens, offset, begin, length, positions)
+        rows = caches[0].rows if caches else None
+        x, placements = self._embed(tokens, offset, begin, length, positions, rows)
         layer_caches: Sequence[KVCache | None] = caches or [None] * len(placements)
         for block, scheme, at, cache in zip(self.blocks, self.scheme, placements, layer_caches, strict=True):
             x = block(x, at, scheme, cache)
@@ -133,12 +134,19 @@ class Decoder(nn.Module):
         return [cast(Block, block).attention.kind.new_cache(length) for block in self.blocks]
 
     def _embed(
-        self, tokens: Tensor, offset: int, begin: int, length: int, positions: Tensor | None
+        self,
+        tokens: Tensor,
+        offset: int,
+        begin: int,
+        length: int,
+        positions: Tensor | None,
+        rows: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[Placement]]:
         """Return the stream before the first layer, [B, T, C], and the `Placement` (prepared positions) per layer.
 
         Arguments: offset, the position of the window's first token; begin, number of the window's tokens before
-        `tokens`; length, tokens of the whole window; positions, [B, begin + T] or more, None if they are consecutive.
+        `tokens`; length, tokens of the whole window; positions, [B, begin + T] or more, None if they are consecutive;
+        rows, last rows of the embeddings so far, for a hook that looks back, and is updated; None for a whole window.
         """
         first, end = offset + begin, begin + tokens.shape[1]
         # Tasks have the same reach in every batch, so that a compiled step compiles once.
@@ -163,7 +171,8 @@ class Decoder(nn.Module):
             if row not in placements:
                 prepared = round_prepared(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
                 placements[row] = Placement(prepared, first, offset, length, positions, reach, documents)
-        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), placements[0].pos)
+        at = placements[0]
+        x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), at.pos, at.past(rows))
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
@@ -173,7 +182,10 @@ class Decoder(nn.Module):
         """
         length = tokens.shape[1]
         starts = range(0, length, piece)
-        pairs = (self._embed(tokens[:, start : start + piece], offset, start, length, positions) for start in starts)
+        rows: dict[str, Tensor] = {}
+        pairs = (
+            self._embed(tokens[:, start : start + piece], offset, start, length, positions, rows) for start in starts
+        )
         stream, placements = zip(*pairs, strict=True)
         pieces = list(stream)
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):

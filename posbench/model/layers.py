@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posbench.attention import Kind, KVCache
 from posbench.config import ModelConfig
 from posbench.schemes import Placement, Scheme
+from posbench.schemes.base import apply_hook
 from posbench.system.matmul import linear
 from posbench.system.torch_internals import as_dtype
 
@@ -82,6 +83,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:
         B, T, _ = x.shape
+        x = apply_hook(scheme, "hidden", x, at.pos, at.past(None if cache is None else cache.rows))
         packed, heads = self.qkv(x).view(B, T, -1, self.head_dim), self.kind.heads_by_part
         # Split before transposing: the gradients of the parts are then written where the projection reads them.
         split = packed.split(tuple(heads.values()), dim=2)

@@ -43,14 +43,14 @@ def logits(
         layers.append(define(replace(entry, options=scheme_options), config, scheme_weights))
         layers[n].window(len(tokens))
     positions = positions or range(offset, offset + len(tokens))
-    x = np.stack([layers[0].embed(W["embedding.weight"][token], p) for token, p in zip(tokens, positions, strict=True)])
+    x = layers[0].after_hook("embed", np.stack([W["embedding.weight"][token] for token in tokens]), positions)
 
     def norm(x: Array, weight: Array) -> Array:
         return np.stack([row / sqrt(float(row @ row) / len(row) + model.norm_eps) * weight for row in x])
 
     for n, scheme in enumerate(layers):
         w = _with_prefix(W, f"blocks.{n}.")
-        normed = norm(x, w["attention_norm.weight"])
+        normed = scheme.after_hook("hidden", norm(x, w["attention_norm.weight"]), positions)
         q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
         if model.qk_norm:
             q = [norm(head, w["attention.q_norm.weight"]) for head in q]

@@ -56,6 +56,10 @@ class Definition:
         """Return the token embedding x [C] at position p, with position added."""
         return x
 
+    def hidden(self, x: Array, p: int) -> Array:
+        """Return the hidden state x [C] after the layer's norm, at position p, changed before it is projected."""
+        return x
+
     def gate(self, x: Array, h: int) -> Any:
         """Return one token's value for head h, computed from its normed hidden state x [C]; None if unused.
 
@@ -85,6 +89,13 @@ class Definition:
     def o(self, x: Array, p: Any, h: int) -> Array:
         """Return the attention output x [D] of head h, changed by the query's position p."""
         return x
+
+    def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
+        """Return all tokens' rows x [T, .] after the hook `site`: embed, hidden, or q, k, v or o of head h.
+
+        A scheme that reads earlier tokens overrides this in place of the hook.
+        """
+        return np.stack([getattr(self, site)(row, p, *h) for row, p in zip(x, positions, strict=True)])
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         """Return the term added to the scaled score of query index t and key index s in head h.

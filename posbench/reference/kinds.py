@@ -113,8 +113,9 @@ def _outputs(
     """
     heads = []
     for h, head_positions in enumerate(hook_positions):
-        values = np.stack([scheme.v(v[h][t], p, h) for t, p in enumerate(head_positions)])
-        heads.append(np.stack([scheme.o(attend(h, t, values), p, h) for t, p in enumerate(head_positions)]))
+        values = scheme.after_hook("v", v[h], head_positions, h)
+        outputs = np.stack([attend(h, t, values) for t in range(len(values))])
+        heads.append(scheme.after_hook("o", outputs, head_positions, h))
     return heads
 
 
@@ -137,15 +138,10 @@ def _rows(
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)
     ]
 
-    def apply(hook: Callable[[Array, Any, int], Array], heads: list[Array]) -> list[Array]:
-        if not use_hooks:
-            return heads
-        return [
-            np.stack([hook(row, p, h) for row, p in zip(heads[h], hook_positions[h], strict=True)])
-            for h in range(num_heads)
-        ]
-
-    return Rows(positions, apply(scheme.q, q), apply(scheme.k, k), gates), hook_positions
+    if use_hooks:
+        q = [scheme.after_hook("q", q[h], hook_positions[h], h) for h in range(num_heads)]
+        k = [scheme.after_hook("k", k[h], hook_positions[h], h) for h in range(num_heads)]
+    return Rows(positions, q, k, gates), hook_positions
 
 
 KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay}

@@ -119,6 +119,17 @@ class PartialRotary(PartialRotation):
         return super().frequencies(int(D * self.fraction))
 
 
+class KeyOffset(PartialRotary):
+    """Key offset: GPT-NeoX's RoPE, and channels of a key that are not rotated are the previous token's (or 0)."""
+
+    def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
+        y, r = super().after_hook(site, x, positions, *h), int(x.shape[1] * self.fraction)
+        if site == "k":
+            for t in range(len(x)):
+                y[t, r:] = x[t - 1, r:] if t > 0 else 0.0
+        return y
+
+
 class PRope(PartialRotation):
     """p-RoPE: RoPE with frequency 0 for all but the fastest `floor(fraction * D / 2)` pairs."""
 

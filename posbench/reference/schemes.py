@@ -31,34 +31,16 @@ class Combined(Definition):
         for member in self.members:
             member.window(length)
 
-    def embed(self, x: Array, p: int) -> Array:
-        for member in self.members:
-            x = member.embed(x, p)
-        return x
-
     def gate(self, x: Array, h: int) -> list[Any]:
         return [member.gate(x, h) for member in self.members]
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
         return [member.locate(p, [gate[n] for gate in gates], h) for n, member in enumerate(self.members)]
 
-    def q(self, x: Array, p: Any, h: int) -> Array:
-        return self._chained("q", x, p, h)
-
-    def k(self, x: Array, p: Any, h: int) -> Array:
-        return self._chained("k", x, p, h)
-
-    def v(self, x: Array, p: Any, h: int) -> Array:
-        return self._chained("v", x, p, h)
-
-    def o(self, x: Array, p: Any, h: int) -> Array:
-        for member, position in reversed(list(zip(self.members, p, strict=True))):
-            x = member.o(x, position, h)
-        return x
-
-    def _chained(self, hook: str, x: Array, p: Any, h: int) -> Array:
-        for member, position in zip(self.members, p, strict=True):
-            x = getattr(member, hook)(x, position, h)
+    def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
+        members = list(enumerate(self.members))
+        for n, member in reversed(members) if site == "o" else members:
+            x = member.after_hook(site, x, [p[n] for p in positions] if h else positions, *h)
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:

@@ -28,6 +28,7 @@ from posbench.model.decoder import build_model
 from posbench.reporting.figures import INK, WIDTH, encode, new_figure, style
 from posbench.runs import Run
 from posbench.schemes import Gates, Layers, Placement, Scheme
+from posbench.schemes.earlier import EarlierRows
 
 # The decoder for schemes without a finished run, with heads of a usual size.
 MODEL = ("model.d_model=512", "model.num_heads=8", "model.num_kv_heads=8", "model.head_dim=64", "model.num_layers=4")
@@ -118,18 +119,20 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
     gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
     pos_q, pos_k = _rows(located, torch.tensor([longest])), _rows(located, keys)
-
-    q, k = scheme.q(content, pos_q), scheme.k(content.expand(-1, -1, len(keys), -1), pos_k)
+    # Each row is the first of a document: hooks that look back get zeros, because curves show no effect of content.
+    past = EarlierRows(torch.zeros(1, length, dtype=torch.int64))
+    q = scheme.call_hook("q", content, pos_q, past)
+    k = scheme.call_hook("k", content.expand(-1, -1, len(keys), -1), pos_k, past)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
     at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
-    window_keys = scheme.k(content.expand(-1, -1, length, -1), located) if scheme.reads_keys else k
+    window_keys = scheme.call_hook("k", content.expand(-1, -1, length, -1), located, past) if scheme.reads_keys else k
     bias = scheme.bias(q, window_keys, _gates_of_last(gates), at)
     if bias is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
         added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
         scores = scores + added.expand(SAMPLES, H, 1, -1).mean(0)[:, 0]
     sent = content.expand(-1, -1, len(keys), -1)
-    arrived = scheme.o(scheme.v(sent, pos_k), pos_q)
+    arrived = scheme.call_hook("o", scheme.call_hook("v", sent, pos_k, past), pos_q, past)
     value = ((arrived * sent).sum(-1) / (sent * sent).sum(-1)).mean(0)
     return Curves(distances.astype(float), _unless_flat(scores - scores[:, :1]), _unless_flat(value))
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from posbench.schemes.base import Bias, Gates, Placement, Scheme, Shape
 from posbench.schemes.building import SCHEMES, Layers, build_scheme, scheme_class, with_option
+from posbench.schemes.earlier import Earlier
 from posbench.schemes.rotary import Turn, rotate, turn
 
 __all__ = [
     "SCHEMES",
     "Bias",
+    "Earlier",
     "Gates",
     "Layers",
     "Placement",

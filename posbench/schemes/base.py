@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.config import ConfigError
+from posbench.schemes.earlier import EarlierRows
 
 # Indices (b, h, i, j) -> the term added to q . k / sqrt(D) of query row i and key row j, in head h of sequence b.
 Bias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -45,6 +46,10 @@ class Placement(NamedTuple):
     positions: Tensor | None = None  # positions of all cached keys, [B, keys] int64, if each sequence has its own
     position_limit: int = 0  # 1 + the largest entry of `positions`, or more; 0 if unset
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
+
+    def past(self, cached: dict[str, Tensor] | None) -> EarlierRows:
+        """Return the tokens before the queries for hooks that look back; `cached` holds their last rows by hook."""
+        return EarlierRows(None if self.documents is None else self.positions, self.first_key, cached)
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys."""
@@ -97,6 +102,9 @@ class Scheme(nn.Module):
     Hooks receive `pos`, the result of `prepare`, which runs once per forward pass for all layers that share the scheme.
     By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the input.
 
+    The hooks in `LOOKING_BACK` may take a third argument named `earlier`: `earlier(n)` is x, n tokens earlier (zeros
+    before the input and before the document). n may be up to `looks_back`, an attribute of the class or object.
+
     The constructor's arguments after `shape` are the options in the scheme's YAML file, by name. A parameter made by
     `normal` is drawn like the decoder's matrices, from (seed, its name); others keep the values of the constructor.
     """
@@ -107,8 +115,17 @@ class Scheme(nn.Module):
     is_streaming: bool = True  # the logits of a position do not depend on how many tokens follow (measured too)
     per_layer: bool | tuple[str, ...] = False  # parameters that are not shared by layers: none, all, or these names
     reads_keys: bool = False  # `bias` uses the keys; kinds of attention without keys refuse such a scheme
+    looks_back: int = 0  # tokens before the current one that hooks read by `earlier`
     window: int | None = None  # keys each query can see, including its own; None means all. An option of any scheme
     decayed: frozenset[str] = frozenset()  # parameters with weight decay, which pulls them to 0
+
+    _takes_earlier: frozenset[str] = frozenset()  # hooks with the argument `earlier`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._takes_earlier = frozenset(
+            hook for hook in LOOKING_BACK if "earlier" in inspect.signature(getattr(cls, hook)).parameters
+        )
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,12 +142,14 @@ class Scheme(nn.Module):
         """Return the heading that lists the scheme in `posbench schemes`, by default derived from `acts_on`."""
         if "bias" in self.acts_on:
             return "biases on the scores"
+        if self.looks_back:
+            return "earlier tokens"
         return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return where position enters: names from embed, q, k, v, o, bias; by default the overridden hooks."""
-        return frozenset(site for site in ("embed", "q", "k", "v", "o", "bias") if self.overrides(site))
+        """Return where position enters: names from embed, hidden, q, k, v, o, bias; by default the overridden hooks."""
+        return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
     def moves_k_and_v_alike(self) -> bool:
@@ -172,12 +191,20 @@ class Scheme(nn.Module):
         """Return the token embeddings `x` [B, T, C] with position added; called once, before the first layer."""
         return x
 
+    def hidden(self, x: Tensor, pos: Any) -> Tensor:
+        """Return the hidden states `x` [B, T, C] after the layer's norm, which the projections and `gate` then read.
+
+        `pos` is the result of `prepare`.
+        """
+        return x
+
     def gate(self, x: Tensor, pos: Any) -> Any:
         """Return N values per token computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
 
         `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow with the length: use at
         least the dtype of the parameters, and float64 for sums that become angles.
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the result of `prepare`.
+        Arguments: x, the hidden states after the layer's norm and the hook `hidden`, [B, T, C]; pos, the result of
+        `prepare`.
         """
         return None
 
@@ -229,8 +256,15 @@ class Scheme(nn.Module):
         """
         return None if self.overrides("bias") else 0.0
 
+    def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
+        """Return the result of a hook in `LOOKING_BACK`, with the argument `earlier` if it takes it."""
+        if hook in self._takes_earlier:
+            return getattr(self, hook)(x, pos, past.earlier(hook, x, self.looks_back))
+        return getattr(self, hook)(x, pos)
 
-HOOKS = ("prepare", "embed", "gate", "locate", "q", "k", "v", "o", "bias", "log_decay", "flops_per_token")
+
+HOOKS = ("prepare", "embed", "hidden", "gate", "locate", "q", "k", "v", "o", "bias", "log_decay", "flops_per_token")
+LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may take `earlier`
 
 
 def check_hooks(scheme: type[Scheme]) -> None:
@@ -248,19 +282,21 @@ def check_hooks(scheme: type[Scheme]) -> None:
     for hook in HOOKS:
         method = getattr(scheme, hook)
         actual, expected = (list(inspect.signature(m).parameters) for m in (method, getattr(Scheme, hook)))
-        if len(actual) != len(expected):
+        if hook in scheme._takes_earlier:
+            expected.append("earlier")
+        if len(actual) != len(expected) or ("earlier" in actual and actual != expected):
             raise ConfigError(
                 f"{_source_line(method)}{scheme.__name__}.{hook}({', '.join(actual)}) must be "
                 f"{hook}({', '.join(expected)}): see docs/adding-a-scheme.md"
             )
 
 
-def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any) -> Tensor:
-    """Return the result of the hook named `hook` (embed, q, k, v or o) on tensor `x`, after checking its shape.
+def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
+    """Return the result of the hook named `hook` (embed, hidden, q, k, v or o) on `x`, after checking its shape.
 
     Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
     """
-    result = getattr(scheme, hook)(x, pos)
+    result = scheme.call_hook(hook, x, pos, past)
     fixed = x.ndim - 1 if hook in ("q", "k") else x.ndim
     shape = getattr(result, "shape", ())
     if len(shape) != x.ndim or shape[:fixed] != x.shape[:fixed]:

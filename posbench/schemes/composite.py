@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Bias, Placement, Scheme, Shape, apply_hook, evaluate_bias
+from posbench.schemes.earlier import EarlierRows
 
 
 class JointProperties:
@@ -20,6 +21,11 @@ class JointProperties:
     def parts(self) -> list[Scheme]:
         """Return the schemes that are used together."""
         raise NotImplementedError
+
+    @property
+    def looks_back(self) -> int:
+        """Return the tokens before the current one that hooks read, at most."""
+        return max(scheme.looks_back for scheme in self.parts)
 
     @property
     def is_relative(self) -> bool:
@@ -38,7 +44,7 @@ class JointProperties:
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return the sites (embed, q, k, v, o, bias) at which any of the schemes adds position."""
+        """Return the sites (embed, hidden, q, k, v, o, bias) at which any of the schemes adds position."""
         return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
 
     @property
@@ -95,28 +101,16 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
     def prepare(self, pos: Tensor, length: int) -> tuple[Any, ...]:
         return tuple(member.prepare(pos, length) for member in self.parts)
 
-    def embed(self, x: Tensor, pos: Any) -> Tensor:
-        return self._chained("embed", x, pos)
-
-    def gate(self, x: Tensor, pos: Any) -> tuple[Any, ...]:
-        return tuple(member.gate(x, prepared) for member, prepared in zip(self.parts, pos, strict=True))
+    def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
+        pairs = list(enumerate(zip(self.parts, pos, strict=True)))
+        if hook == "gate":
+            return tuple(member.call_hook(hook, x, prepared, past.of_member(n)) for n, (member, prepared) in pairs)
+        for n, (member, prepared) in reversed(pairs) if hook == "o" else pairs:  # o undoes the last hook first
+            x = apply_hook(member, hook, x, prepared, past.of_member(n))
+        return x
 
     def locate(self, pos: Any, gates: Any) -> tuple[Any, ...]:
         return tuple(member.locate(*inputs) for member, *inputs in zip(self.parts, pos, gates, strict=True))
-
-    def q(self, x: Tensor, pos: Any) -> Tensor:
-        return self._chained("q", x, pos)
-
-    def k(self, x: Tensor, pos: Any) -> Tensor:
-        return self._chained("k", x, pos)
-
-    def v(self, x: Tensor, pos: Any) -> Tensor:
-        return self._chained("v", x, pos)
-
-    def o(self, x: Tensor, pos: Any) -> Tensor:
-        for member, prepared in reversed(list(zip(self.parts, pos, strict=True))):  # undo the last hook first
-            x = apply_hook(member, "o", x, prepared)
-        return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
         inputs = zip(self.parts, gates, at.pos, strict=True)
@@ -137,8 +131,3 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
                 return None
             total = total + decay
         return total
-
-    def _chained(self, hook: str, x: Tensor, pos: Any) -> Tensor:
-        for member, prepared in zip(self.parts, pos, strict=True):
-            x = apply_hook(member, hook, x, prepared)
-        return x

@@ -21,8 +21,7 @@ class Path(Scheme):
     with file paths. `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is
     the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each
     key head has its own w and b. A, B and u are initialised like the model's matrices and c to 0. The paper's short
-    convolution of w is omitted, because it needs earlier rows of x. With fewer key heads than query heads, the authors'
-    map to w has full rank.
+    convolution of w is omitted. With fewer key heads than query heads, the authors' map to w has full rank.
     Options: `rank` (32 in the authors' code). Raises: ConfigError unless it is a whole number above 0.
     """
 

@@ -18,7 +18,7 @@ class SelectiveRope(Scheme):
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
     matrices and b to 0, so the scheme starts near RoPE. This is the low-rank map of the paper's module with its
-    constant; the short convolution (it needs earlier rows of x) and the gate are omitted. The authors' code divides
+    constant; the short convolution and the gate are omitted. The authors' code divides
     each head's part of x by its own norm.
     Options: `base` and `rank` (500000 and 16, as in the authors' code).
     Raises: ConfigError unless the base is above 1 and the rank a whole number above 0.

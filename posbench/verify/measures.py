@@ -17,6 +17,7 @@ from posbench.reference.definition import Array
 from posbench.reference.kinds import softmax_weights
 from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
+from posbench.schemes.earlier import EarlierRows
 from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
 from posbench.verify.random_model import SHIFT, VOCAB, RandomModel, set_kernel
@@ -53,7 +54,7 @@ def norm(random_model: RandomModel) -> float:
     before.
     """
     return max(
-        float((getattr(scheme, site)(x, positions[site]).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
+        float((scheme.call_hook(site, x, positions[site], EarlierRows()).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
         for scheme in random_model.schemes
         for positions in [random_model.hook_positions(scheme)]
         for site, x in random_model.heads.items()
@@ -213,8 +214,8 @@ def path_errors(
             precise = random_model.hook_positions(exact, random_model.far)
             for site, heads in random_model.heads.items():
                 x = heads.to(device, dtype)
-                expected = getattr(exact, site)(x.double().cpu(), precise[site])
-                yield f"{device} hook {site}", error(getattr(scheme, site)(x, rounded[site]), expected)
+                expected = exact.call_hook(site, x.double().cpu(), precise[site], EarlierRows())
+                yield f"{device} hook {site}", error(scheme.call_hook(site, x, rounded[site], EarlierRows()), expected)
         if compiled or device == "cuda":
             for path, roundings in training_errors(random_model, narrow, dtype, rounding, compiled):
                 yield f"{device} {path}", roundings / stretch
@@ -227,12 +228,11 @@ def _stretch(random_model: RandomModel) -> float:
         if not scheme.keeps_norms:
             positions, D = random_model.hook_positions(scheme, random_model.far), scheme.shape.head_dim
             q, k = random_model.heads["q"], random_model.heads["k"]
-            # Count only the original channels: appended ones were measured to need no allowance.
-            products = (
-                _products(scheme.q(q, positions["q"])[..., :D], scheme.k(k, positions["k"])[..., :D]),
-                _products(q, k),
+            hooked_q, hooked_k = (
+                scheme.call_hook(site, x, positions[site], EarlierRows()) for site, x in (("q", q), ("k", k))
             )
-            stretch = max(stretch, products[0] / products[1])
+            # Count only the original channels: appended ones were measured to need no allowance.
+            stretch = max(stretch, _products(hooked_q[..., :D], hooked_k[..., :D]) / _products(q, k))
     return stretch
 
 

@@ -20,6 +20,7 @@ from posbench.config import Config, ConfigError
 from posbench.model.architecture import check_positions
 from posbench.model.decoder import Decoder, build_model
 from posbench.schemes import Placement, Scheme
+from posbench.schemes.earlier import EarlierRows
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # a position at which float32 angles are off by 0.06 radians and bfloat16 positions by thousands
@@ -233,7 +234,8 @@ class RandomModel:
         for scheme in self.schemes:
             at = self._at(scheme, 0, "cpu")
             gates, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(self.stream, scheme, at, None)
-            q, k = scheme.q(self.heads["q"], pos), scheme.k(self.heads["k"], key_pos)
+            q = scheme.call_hook("q", self.heads["q"], pos, EarlierRows())
+            k = scheme.call_hook("k", self.heads["k"], key_pos, EarlierRows())
             if scheme.bias(q, k, gates, at) is not None:
                 return True
         return False

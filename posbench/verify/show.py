@@ -20,7 +20,15 @@ from posbench.verify.certificates import APART, EXACT, ROUNDINGS, SLOPE, Certifi
 from posbench.verify.random_model import FAR, SHIFT, certificate_config
 
 NARROW = 5  # characters of a number in the table; longer column names are hyphenated
-_GROUPS = ("no position", "rotations", "biases on the scores", "added once", "layers", "kinds of attention")
+_GROUPS = (
+    "no position",
+    "rotations",
+    "biases on the scores",
+    "added once",
+    "earlier tokens",
+    "layers",
+    "kinds of attention",
+)
 # Certificate -> the table column that it shares with others; the column shows the worst one.
 SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 

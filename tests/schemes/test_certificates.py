@@ -318,7 +318,7 @@ def test_schemes_are_listed_with_their_promises(console, tmp_path):
     output = console.file.getvalue()
     assert all(f"\n{name}" in output for name in choices("scheme"))
     assert f"kinds: {', '.join(SCHEMES)}" in " ".join(output.split())
-    groups = ("no position", "nope", "rotations", "qk_rope", "biases", "alibi", "added")
+    groups = ("no position", "nope", "rotations", "qk_rope", "biases", "alibi", "added", "earlier", "canon_nope")
     assert [output.index(f"\n{row}") for row in groups] == sorted(output.index(f"\n{row}") for row in groups)
     assert re.search(r"\nturns +relative +By turns\.", output)
     assert verify(["turns", f"--config-dir={tmp_path}"], console)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 # Of each way to act inside a block; each takes about eight seconds. `posbench verify --compiled` takes any scheme.
 SCHEMES = (
     "alibi",
+    "canon_qk_rope",
     "cope",
     "dape",
     "fire",

@@ -20,8 +20,8 @@ from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_to
 from tests.schemes.trials import trial
 
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
-NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE = (
-    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire")
+NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE, CANON = (
+    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire", "canon")
 )
 SINK = {"name": "sink", "kind": "nope", "attention": {"kind": "softmax", "sink": True}}
 LINEAR = {"name": "linear", "kind": "nope", "attention": {"kind": "linear"}}
@@ -57,6 +57,12 @@ GATED = {
     "one gate for all heads": trial("Turned", heads=1),
     "a gate of each key head": trial("Turned", heads=HKV),
     "gates that turn queries alone": trial("OfQueries"),
+    "earlier rows in every hook": trial("Back"),
+    "earlier rows under linear attention": trial("Back", attention={"kind": "linear"}),
+    "earlier rows of two members": combined(
+        {**CANON, "sites": ["k", "o"]}, QK, {**CANON, "sites": ["hidden", "k"], "width": 2}
+    ),
+    "earlier rows in a window": SchemeConfig("w", trial("Back").kind, {"window": 7}),
     "gates under linear attention": trial("Turned", heads=HKV, attention={"kind": "linear"}),
 }
 

@@ -1,0 +1,65 @@
+"""Give hooks the rows before each token: zeros before the window and before the document, cached between pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posbench.config import ConfigError
+
+# n -> the tensor x of a hook, n tokens earlier: row t holds x's row t - n. n is at most the scheme's `looks_back`.
+Earlier = Callable[[int], Tensor]
+
+
+class EarlierRows(NamedTuple):
+    """The rows of the tokens before the current ones, as the hooks of one layer may read them.
+
+    Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
+    """
+
+    positions: Tensor | None = None  # [B, T] or more, ending with the current tokens, if documents are masked
+    first: int = 0  # position of the first token of each document
+    cached: dict[str, Tensor] | None = None  # last rows of each hook's tensor, by hook; None for a whole window
+    path: str = ""  # prefix of the keys of `cached`, of a member of a combined scheme
+
+    def of_member(self, n: int) -> EarlierRows:
+        """Return the past of member `n` of a combined scheme, which caches rows of its own."""
+        return self._replace(path=f"{self.path}{n}.")
+
+    def earlier(self, hook: str, x: Tensor, looks_back: int) -> Earlier:
+        """Return the function `earlier` of the hook that gets `x`, [B, T, C] or [B, heads, T, D].
+
+        If the hook calls it, x's last `looks_back` rows are cached for the next piece.
+        """
+        key = self.path + hook
+        last_rows = self.cached.get(key) if self.cached else None  # read now: the first call replaces it
+        return partial(_earlier, self, key, x, last_rows, looks_back)
+
+
+def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
+    """Return the rows n tokens before those of `x` [..., T, .]; `last_rows` holds the `looks_back` rows before x."""
+    if not 0 <= n <= looks_back:
+        raise ConfigError(
+            f"earlier({n}) must be between 0 and looks_back={looks_back}: set looks_back = {n} in the scheme's class"
+            if n > looks_back
+            else f"earlier({n}) would read later tokens: give a number of tokens back, 0 or more"
+        )
+    if n == 0:
+        return x
+    T = x.shape[-2]
+    if past.cached is None:
+        shifted = F.pad(x, (0, 0, n, 0))[..., :T, :]
+    else:
+        if last_rows is None:
+            last_rows = x.new_zeros(*x.shape[:-2], looks_back, x.shape[-1])
+        shifted = torch.cat((last_rows[..., looks_back - n :, :], x), dim=-2)[..., :T, :]
+        past.cached[key] = torch.cat((last_rows, x[..., -looks_back:, :]), dim=-2)[..., -looks_back:, :].clone()
+    if past.positions is None:
+        return shifted
+    tokens_before = past.positions[:, -T:] - past.first  # of each token's document
+    return shifted.masked_fill(tokens_before.reshape(-1, *(1 for _ in x.shape[1:-2]), T, 1) < n, 0)

@@ -1,0 +1,180 @@
+"""Hooks read the rows before each token: as a convolution does, never across a document's border, in pieces too."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from posbench.config import ConfigError, SchemeConfig
+from posbench.model.decoder import build_model
+from posbench.model.size import cache_size, forward_flops_per_token
+from posbench.schemes import Shape, build_scheme
+from posbench.schemes.earlier import EarlierRows
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from tests.schemes.trials import trial
+
+ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset")
+H, HKV, D, C, T = 6, 2, 16, 48, 40
+SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
+
+
+def built(name, bos_id=None):
+    """Return a float64 decoder with random weights under a row of conf/scheme, or under the trial `Back`."""
+    config = certificate_config("nope" if name == "Back" else name)
+    config = replace(config, scheme=trial(name)) if name == "Back" else config
+    model = build_model(
+        replace(config, data=replace(config.data, document_mask=bos_id is not None)), VOCAB, None, bos_id
+    )
+    randomise(model)
+    return model.double()
+
+
+def random(*sizes):
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_document():
+    x = torch.arange(1.0, 7).view(1, 6, 1)
+    positions = torch.tensor([[5, 6, 7, 5, 6, 5]])  # three documents, whose first tokens have position 5
+    for past, n, rows in (
+        (EarlierRows(), 0, [1, 2, 3, 4, 5, 6]),
+        (EarlierRows(), 2, [0, 0, 1, 2, 3, 4]),
+        (EarlierRows(positions, 5), 1, [0, 1, 2, 0, 4, 0]),
+        (EarlierRows(positions, 5), 2, [0, 0, 1, 0, 0, 0]),
+    ):
+        assert past.earlier("k", x, 2)(n).flatten().tolist() == rows
+    heads = x[:, None].expand(1, 3, 6, 1)
+    assert EarlierRows(positions, 5).earlier("k", heads, 2)(1)[0, 2].flatten().tolist() == [0, 1, 2, 0, 4, 0]
+    cached = {}
+    readers = (EarlierRows(cached=cached).earlier("k", piece, 4) for piece in x.split([1, 3, 2], 1))
+    shifted = torch.cat([torch.cat((earlier(3), earlier(1)), 2) for earlier in readers], 1)
+    assert shifted[0].T.tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert cached["k"].flatten().tolist() == [3, 4, 5, 6]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Back", *ROWS])
+@pytest.mark.parametrize("is_border_ignored", [False, True])
+def test_a_document_does_not_feel_the_end_of_the_one_before_it(name, is_border_ignored, monkeypatch):
+    """Part of a published gain leaked across packed documents. The test notices if hooks ignore borders."""
+    if is_border_ignored:
+        earlier = EarlierRows.earlier
+        monkeypatch.setattr(
+            EarlierRows, "earlier", lambda past, *inputs: earlier(past._replace(positions=None), *inputs)
+        )
+    model, tokens = built(name, bos_id=VOCAB - 1), random_tokens(T) % (VOCAB - 1)
+    tokens[0, 17] = VOCAB - 1  # the first token of the second document
+    changed = tokens.clone()
+    changed[0, 13:17] = (tokens[0, 13:17] + 1) % (VOCAB - 1)
+    for model.piece in (None, 9, 1):
+        difference = (model(tokens) - model(changed))[0].abs().amax(1)
+        assert difference[13] > 1e-3
+        assert (difference[17:].max() > 1e-3) if is_border_ignored else (difference[17:].max() < 1e-12)
+
+
+@torch.no_grad()
+def test_documents_are_read_as_if_each_were_alone_by_all_hooks_in_pieces_and_by_token():
+    model, bos = built("Back", bos_id=VOCAB - 1), VOCAB - 1
+    tokens = random_tokens(T) % bos
+    tokens[0, [1, 2, 20]] = bos  # documents of 1, 1, 18 and 20 tokens
+    model.bos_id = None
+    alone = torch.cat([model(document) for document in tokens.split([1, 1, 18, 20], 1)], 1)
+    model.bos_id = bos
+    for model.piece in (None, 9, 2, 1):
+        assert (model(tokens) - alone).abs().max() < 1e-12
+    caches = model.caches(T)
+    decoded = [model.hidden(piece, caches=caches) for piece in tokens.split([19, *21 * [1]], 1)]
+    assert (model.unembedding(torch.cat(decoded, 1)) - alone).abs().max() < 1e-12
+
+
+def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initial_weights():
+    scheme = build_scheme(SchemeConfig("mine", "canon", {"sites": ["hidden", "q", "k", "v", "o"]}), SHAPE)[0]
+    bound = torch.nn.Conv1d(C, C, 4, groups=C).weight.abs().max().item()
+    for weight in scheme.parameters():
+        assert 0.45 < weight.abs().max() < 0.5 and weight.std().item() == pytest.approx(12**-0.5, rel=0.15)
+        assert bound < 0.5
+    scheme = scheme.double()
+    for site, heads in (("hidden", None), ("q", H), ("k", HKV), ("v", HKV), ("o", H)):
+        weight = getattr(scheme, f"{site}_weight")
+        x = random(2, T, C) if heads is None else random(2, heads, T, D)
+        rows = x if heads is None else x.transpose(1, 2).flatten(2)  # [B, T, channels]
+        kernel = weight.reshape(rows.shape[-1], 1, 4).flip(-1)  # torch's last tap is the current token
+        theirs = rows + F.conv1d(F.pad(rows.mT, (3, 0)), kernel, groups=rows.shape[-1]).mT
+        theirs = theirs if heads is None else theirs.unflatten(2, (heads, D)).transpose(1, 2)
+        ours = scheme.call_hook(site, x, None, EarlierRows())
+        assert (ours - theirs).abs().max() < 1e-14
+        direction = random(*ours.shape)
+        gradients = [torch.autograd.grad((y * direction).sum(), weight, retain_graph=True)[0] for y in (ours, theirs)]
+        assert (gradients[0] - gradients[1]).abs().max() < 1e-12
+
+
+def test_smear_and_key_offset_by_hand():
+    smear = build_scheme(SchemeConfig("mine", "smear"), SHAPE).double()[0]
+    torch.nn.init.normal_(smear.w)
+    torch.nn.init.constant_(smear.s, 0.7)
+    e = random(1, T, C)
+    gate = torch.sigmoid(F.rms_norm(e, (C,))[:, 1:, :24] @ smear.w[0])[..., None]
+    expected = torch.cat((e[:, :1], e[:, 1:] + 0.7 * gate * e[:, :-1]), 1)
+    assert (smear.call_hook("embed", e, None, EarlierRows()) - expected).abs().max() < 1e-6  # of an epsilon
+    options = {"sites": ["q", "k"], "fraction": 0.5}
+    offset, plain = (
+        build_scheme(SchemeConfig("mine", kind, options), SHAPE)[0] for kind in ("key_offset", "partial_rotary")
+    )
+    k, pos = random(1, HKV, T, D), plain.prepare(torch.arange(T), T)
+    ours, expected = offset.call_hook("k", k, pos, EarlierRows()), plain.k(k, pos).clone()
+    expected[:, :, 1:, D // 2 :] = k[:, :, :-1, D // 2 :]
+    assert torch.equal(ours[:, :, 1:], expected[:, :, 1:]) and not ours[:, :, 0, D // 2 :].any()
+    assert torch.equal(offset.call_hook("q", k, pos, EarlierRows()), plain.q(k, pos))
+
+
+def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
+    guide = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
+    [example] = re.findall(r"```python\n([^`]*class ShortConvolution[^`]*)```", guide.read_text(encoding="utf-8"))
+    (tmp_path / "mine.py").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    scheme = SchemeConfig("mine", "mine.py:ShortConvolution")
+    certificate = certify(replace(certificate_config("nope", ["model.num_layers=1"]), scheme=scheme))
+    assert certificate.holds and certificate.measured == "relative" and not certificate.text_only
+
+
+def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
+    for name, channels in (("qk_rope", 0), ("canon_nope", C + (H + 2 * HKV) * D), ("key_offset", HKV * D)):
+        model = built(name)
+        caches = model.caches(T)
+        with torch.no_grad():
+            model.hidden(random_tokens(9), caches=caches)
+        rows = 3 if "canon" in name else 1
+        assert [sum(x.numel() for x in cache.rows.values()) for cache in caches] == 2 * [rows * channels]
+        layers, size = len(caches), cache_size(model.architecture)
+        assert size.state_bytes == 2 * layers * rows * channels
+        assert size.bytes_per_token == 2 * layers * 2 * HKV * D
+
+
+def test_the_products_of_a_convolution_are_counted():
+    nope, canon, smear = (built(name).architecture for name in ("nope", "canon_nope", "smear_nope"))
+    layers = canon.model.num_layers
+    flops = [forward_flops_per_token(architecture, VOCAB, 128) for architecture in (nope, canon, smear)]
+    assert flops[1] - flops[0] == layers * 2 * 4 * (C + (H + 2 * HKV) * D)
+    assert flops[2] - flops[0] == pytest.approx(2 * (24 + C))
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("BackTooFar", r"earlier\(2\) must be between 0 and looks_back=1: set looks_back = 2 in the scheme's class"),
+        ("BackUnsaid", r"earlier\(1\) must be between 0 and looks_back=0: set looks_back = 1 in the scheme's class"),
+        ("BackFirst", r"BackFirst\.k\(self, x, earlier, pos\) must be k\(self, x, pos, earlier\)"),
+    ],
+)
+def test_a_hook_that_reads_further_than_it_says_is_refused(name, says):
+    with pytest.raises(ConfigError, match=says):
+        build_model(replace(certificate_config("nope"), scheme=trial(name)), VOCAB)(random_tokens(9))
+
+
+@pytest.mark.parametrize("options", [{"sites": ["x"]}, {"sites": ["q", "q"]}, {"sites": 3}, {"width": 0}])
+def test_sites_and_widths_that_cannot_be_are_refused(options):
+    with pytest.raises(ConfigError, match=r"scheme\.(sites|width)="):
+        build_scheme(SchemeConfig("mine", "canon", options), SHAPE)
