@@ -1,7 +1,8 @@
 """Compute everything that a report says from the tidy table, after checking which runs may share a table.
 
-Runs in one table differ in nothing but scheme and seed, which their fingerprints show. If they differ in anything else,
-the error names it, and the user selects runs with --schemes, --seeds or --by.
+The tidy table has a row per scored window and metric. Runs in one table of a report differ in nothing but scheme and
+seed, which their fingerprints (digests of configuration, text, batches and so on) show. If they differ in anything
+else, the error names it, and the user selects runs with --schemes, --seeds or --by.
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
 def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
     """Return the start of an error message: `these runs cannot <purpose>, because they differ in` these settings.
 
-    Arguments: purpose, a verb phrase; differing, (setting, text that says which runs have which value).
+    Arguments: purpose, a verb phrase; differing, pairs of a setting and a text that says which runs have which value.
     """
     lines = "".join(f"\n  {name}: {values}" for name, values in differing[:6])
     return f"these runs cannot {purpose}, because they differ in{lines}"
@@ -466,7 +467,7 @@ def _interval(name: str, values: Any) -> dict[str, float]:
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
-    """Return for each pair of cells the mean of first minus second over their common seeds, with its intervals.
+    """Return the mean of first minus second cell over their common seeds, with its intervals, for each pair of cells.
 
     A cell has a scheme's sums per seed and document, at one place: protocol, text, metric, length and so on. All first
     cells are from one place, and all second cells are from one place. The interval over documents is NaN unless both

@@ -507,7 +507,10 @@ def log_numbers(axes: Axes) -> None:
 
 
 def encode(figure: Figure, kind: str) -> bytes:
-    """Return the figure as the bytes of an `svg` or `pdf` file; the same figure gives the same bytes."""
+    """Return the figure as the bytes of a file; the same figure gives the same bytes.
+
+    Arguments: kind, `svg` or `pdf`.
+    """
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
     canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)

@@ -71,8 +71,8 @@ def write(
 ) -> list[Path]:
     """Write the files of a report to the folder `target`, and return their paths, report.html first.
 
-    Arguments: page, report.md as text; content, the values that the page was filled with, here for its title, its
-    figures, and its tables for LaTeX; frames, tables to write as CSV, by file name; latex, whether to write tables for
+    Arguments: page, report.md as text; content, of which `title`, `figures` (by file name) and, for LaTeX, `latex`
+    (tables with captions) are used; frames, tables to write as CSV, by file name; latex, whether to write tables for
     LaTeX too, except those without a row, and figures as PDF.
     """
     drawings = {stem: pictures.encode(figure, "svg") for stem, figure in content["figures"].items()}

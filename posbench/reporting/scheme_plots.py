@@ -43,7 +43,10 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """A scheme's effect in one layer by distance, as arrays [heads, distances]; None if distance changes nothing."""
+    """A scheme's effect on scores and values in one layer by distance; a curve is None if distance does not change it.
+
+    Curves have the shape [heads, distances].
+    """
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores

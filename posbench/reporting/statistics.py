@@ -7,9 +7,9 @@ over seeds      would other seeds, on this text, say the same? Student's t on th
 over documents  would other documents, with these models, say the same? (`document_error`)
 
 A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
-keeps the chance of any false claim in a family of pairs at 5 %. Letters, verdicts and the paragraph of a report come
-from one family, the claimed pairs: the pairs that the experiment fixed before training, or all pairs if it fixed none.
-The claims of a published chain are a family of their own.
+keeps the chance of any false claim in a family of pairs (those tested together) at 5 %. Letters, verdicts and the
+paragraph of a report come from one family, the claimed pairs: the pairs that the experiment fixed before training, or
+all pairs if it fixed none. The claims of a published chain are a family of their own.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def holm(p: Floats, size: int = 0) -> Floats:
 def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
 
-    It is the largest one-sided paired p over the kept rates (an intersection-union test: all must be significant),
-    doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is 0. With one
-    kept rate this is the two-sided paired t-test, for the winner.
+    It is the largest one-sided paired p over the kept learning rates (an intersection-union test: all must be
+    significant), doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is
+    0. With one kept rate this is the two-sided paired t-test, for the winner.
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
@@ -109,9 +109,9 @@ def compare(
 
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
-    then the tests hold at these rates only; links, published claims about pairs; margin, nats per token below which
-    losses count as equal; primary, groups of schemes whose pairs were fixed before training; fewest, number of seeds
-    that a pair needs to be tested.
+    then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
+    nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
+    each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []

@@ -34,8 +34,8 @@ Text = Mapping[str, str]
 def loss_table(c: Comparison) -> pd.DataFrame:
     """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
 
-    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed, that is tested,
-    because the experiment fixed none before training. "2/3": of three claimed pairs with this scheme, it beats the
+    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed (tested), not
+    only some that the experiment fixed before training. "2/3": of three claimed pairs with this scheme, it beats the
     other in two.
     """
     validation = c.validation()
@@ -73,7 +73,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
 
 
 def name_with_remarks(c: Comparison, scheme: str) -> str:
-    """Return the scheme's name, with a remark in brackets if runs diverged or use only some of its layers."""
+    """Return the scheme's name, with a remark in brackets if runs diverged or if it has more layers than the model."""
     is_scheme = c.runs["scheme"] == scheme
     remarks = []
     layers = c.runs["scheme.layers"][is_scheme].iloc[0] if "scheme.layers" in c.runs else None
@@ -272,7 +272,10 @@ def flops_text(flops: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Format the value of a group of runs: `0.005`, `1.02M`, `demo`; the values in a tuple are joined by spaces."""
+    """Return the value that a group of runs shares as text: `0.005`, `1.02M`, `demo`.
+
+    The values in a tuple are joined by spaces.
+    """
     if isinstance(value, tuple):
         return " ".join(map(text_of, value))
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):

@@ -151,7 +151,7 @@ class TaskScores:
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
     """Return {name of a task: its TaskScores} for the tasks of these runs.
 
-    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt.
+    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt the task.
     Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; notes, a list that gets a
     line for everything left out, with the reason; group_by, the setting that the runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.

@@ -76,9 +76,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
-    gpus, the number of GPUs, each training one run at a time; time_here, True to time a few steps on this machine;
-    search, True to plan `posbench tune WORDS` instead: the search for learning rates.
+    Arguments: words, configuration overrides; device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of
+    its FLOP/s that training reaches; gpus, the number of GPUs, each training one run at a time; time_here, True to time
+    a few steps on this machine; search, True to plan `posbench tune WORDS` instead: the search for learning rates.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -227,7 +227,7 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
 def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
     """Return the FLOPs of all validations of one run: before the first step, during training, after the last step.
 
-    A branch, which continues another run's checkpoint, has only those after its start.
+    A branch, which starts from another run's checkpoint, has only those after that checkpoint.
     """
     train, context = config.train, config.train.context_length
     tokens = max(train.validation_tokens, context) // context * context

@@ -1,4 +1,4 @@
-"""Search the best learning rates of each scheme of an experiment (`posbench tune`). The runs are scored in reports.
+"""Search for the best learning rates of each scheme of an experiment (`posbench tune`); reports use the runs.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    an ordinary run of the experiment at one of the rates
 
@@ -48,7 +48,7 @@ class Tuning:
     rates: list[float]  # the rates to try
 
     def search(self) -> RateSearch:
-        """Return the search as far as it has been trained, read from folders and packs."""
+        """Return the search as far as it has been trained, from its runs in folders and packs (zip files)."""
         places = [place for place in with_searches([self.folder]) if place.is_dir() or find_runs(place)]
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
