@@ -93,10 +93,10 @@ def fit(points: pd.DataFrame) -> Fit | None:
 
 
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
-    """Return a scheme's mean loss above the fitted line at the same tokens since onset, and half the 95 % interval.
+    """Return how far a scheme's mean loss is above the line at its tokens since onset, and half the 95 % interval.
 
     The interval has both errors: over seeds, and of the fit. Arguments: runs of one scheme, all of which have an onset
-    (came to use the order of distant tokens); line, fitted to the losses of the reference scheme.
+    (came to use the order of distant tokens); line, fitted to the reference scheme's losses by tokens since onset.
     """
     since = (runs["tokens"] - runs["onset_tokens"]).to_numpy(float)
     gaps = runs["loss"].to_numpy(float) - line.at(since)
@@ -134,11 +134,11 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
 
 
 def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
-    """Return a row per other scheme: its gap to `reference` in final loss and at equal tokens after onset, and "time".
+    """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
-    lacks, because it is due to the difference in onset. Both need enough seeds, all with an onset. Arguments: line,
-    fitted to the losses of `reference`.
+    lacks, because it is due to the difference in onset. The second gap and the time need enough seeds, all with an
+    onset. Arguments: line, fitted to the losses of `reference`.
     """
     rows = []
     for scheme in (name for name in c.schemes if name != reference):

@@ -113,7 +113,7 @@ class RateSearch:
         return all(scheme in self.losses and self.kept(scheme) and not self.missing(scheme) for scheme in schemes)
 
     def second(self, schemes: Iterable[str]) -> pd.DataFrame:
-        """Return the losses at the second best kept rate of each scheme: a row per planned seed, a column each."""
+        """Return losses at the second best rate that each scheme keeps: a row per planned seed, a column per scheme."""
         return pd.DataFrame({s: self.losses[s][self.kept(s)[1]].reindex(range(self.planned)) for s in schemes})
 
 

@@ -380,9 +380,9 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
 
 
 def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
-    """Draw a figure of all tasks and figures of each task, and return them by file name without suffix.
+    """Draw a figure of each task, one of its evaluation options if scored, and a summary if there are several tasks.
 
-    Arguments: tasks, {name of a task: its scores}.
+    Arguments: tasks, {name of a task: its scores}. Returns: {file name without suffix: figure}.
     """
     with style():
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}

@@ -112,7 +112,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
 
 
 def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console, train: bool) -> RateSearch:
-    """Train the missing runs of the search, seed by seed, then print the search, also if it is interrupted.
+    """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted.
 
     First all rates get their first seeds, then the kept rates the other seeds. Arguments: job, trains a run; say,
     prints what will be trained; train, False to only print.
