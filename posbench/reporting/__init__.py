@@ -1,1 +1,1 @@
-"""Report an experiment: one tidy table (table.py) -> statistics -> tables and figures -> templates."""
+"""Report an experiment: one table of all scores (table.py) -> statistics -> tables and figures -> templates."""

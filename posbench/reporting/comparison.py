@@ -1,7 +1,8 @@
 """Compute everything that a report says from the tidy table, after checking which runs may share a table.
 
-Runs in one table differ in nothing but scheme and seed, which their fingerprints show. If they differ in anything else,
-the error names it, and the user selects runs with --schemes, --seeds or --by.
+The tidy table has a row per scored window and metric. Runs in one table of a report differ in nothing but scheme and
+seed, which their fingerprints (digests of configuration, text, batches and so on) show. If they differ in anything
+else, the error names it, and the user selects runs with --schemes, --seeds or --by.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class Comparison(ComparedRuns):
-    """The runs that one report compares, with everything that it says about them."""
+    """The runs that one report compares, with the tests, curves and notes that the report shows about them."""
 
     experiment: str
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
@@ -57,7 +58,10 @@ class Comparison(ComparedRuns):
 
     @property
     def ranked(self) -> list[str]:
-        """Return the schemes with enough seeds to be ranked; more are needed if a scheme's seeds split in two."""
+        """Return the schemes that have enough seeds to be ranked.
+
+        More seeds are needed if some scheme's seeds split in two: only some use the order of distant tokens.
+        """
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 
@@ -67,19 +71,22 @@ class Comparison(ComparedRuns):
 
     @property
     def unfinished(self) -> dict[str, int]:
-        """Return how many runs the search still needs, by scheme, for schemes that need some. It ranks nothing then."""
+        """Return {scheme: number of runs that its learning-rate search still needs}, only for schemes that need some.
+
+        While any scheme needs some, the report ranks nothing.
+        """
         searched = [scheme for scheme in self.schemes if self.search and scheme in self.search.losses]
         left = {scheme: self.search.left(scheme) for scheme in searched if self.search}
         return {scheme: runs for scheme, runs in left.items() if runs}
 
     @property
     def is_at_best_rates(self) -> bool:
-        """Return whether claims hold at best rates: every scheme has a finished search."""
+        """Return whether claims hold at best learning rates: every scheme has a finished search for its rates."""
         return self.search is not None and self.search.is_complete(self.schemes)
 
     @property
     def scope(self) -> str:
-        """Return at which learning rates the claims hold, as text that stands beside each of them."""
+        """Return the learning rates at which the claims hold, as text to print with a claim: `at best rates`."""
         if self.is_at_best_rates:
             return "at best rates"
         return "at this rate" if self.runs["train.lr"].nunique() == 1 else "at these rates"
@@ -100,7 +107,7 @@ class Comparison(ComparedRuns):
         return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
 
     def validation(self) -> pd.DataFrame:
-        """Return the `cells` of the validation loss, indexed by scheme; no rows if no run stored its windows."""
+        """Return the figures of the validation loss, a row per scheme; no rows if no run stored its windows."""
         return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
 
 
@@ -112,11 +119,12 @@ def build(
     margin: float = MARGIN,
     group_by: str = "",
 ) -> Comparison:
-    """Return the Comparison of the finished runs of the summary: everything that a report says about them.
+    """Return the Comparison of the summary's finished runs: losses, tests, figures and notes for one report.
 
-    Of experiments with a search (`posbench.reporting.search`) the runs at each scheme's best rate are compared.
-    Arguments: summary, a row per run; rows, the tidy table; margin, nats per token below which losses count as equal;
-    group_by, settings that the runs are already grouped by (--by), for the error message.
+    If an experiment has a search for learning rates, its runs at each scheme's best rate are compared.
+    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; baseline, the scheme
+    that gaps are measured against; margin, nats per token below which losses count as equal; group_by, settings that
+    the runs are already grouped by (--by), for the error message.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     compared, search = choose_rates(summary)
@@ -171,15 +179,19 @@ def build(
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
-    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training."""
+    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training.
+
+    Arguments: runs, a row per run.
+    """
     scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
 def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
-    """Return the compared runs and the search that chose their rates, or all runs and None if there was no search.
+    """Return the runs to compare, and the search that chose their learning rates or None if there was no search.
 
-    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs.
+    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs. Arguments:
+    summary, a row per run.
     """
     is_searched = summary.get("searched", pd.Series(False, summary.index))
     if not is_searched.any():
@@ -193,6 +205,7 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
     """Return the summary's runs of these schemes and seeds; an empty argument means all.
 
+    Arguments: summary, a row per run.
     Raises: ConfigError for a scheme without runs, or if no run has one of the seeds.
     """
     known = sorted(set(summary["scheme"]))
@@ -210,7 +223,7 @@ def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection
 def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the finished runs that have a loss, and a line per other run that says why it is left out.
 
-    Raises: ConfigError if none has one.
+    Arguments: summary, a row per run. Raises: ConfigError if no finished run has a loss.
     """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
@@ -229,7 +242,7 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
     """Raise ConfigError if the runs differ in more than scheme and seed; it names the settings and a remedy.
 
-    Arguments: group_by, the columns that these runs are already grouped by.
+    Arguments: runs, a row per run; group_by, the columns that these runs are already grouped by.
     """
     differing = list(disagreements(runs))
     if differing:
@@ -239,13 +252,20 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
 
 
 def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
-    """Return the start of an error message: these runs cannot `purpose`, because they differ in these settings."""
+    """Return the start of an error message: `these runs cannot <purpose>, because they differ in` these settings.
+
+    Arguments: purpose, a verb phrase; differing, pairs of a setting and a text that says which runs have which value.
+    """
     lines = "".join(f"\n  {name}: {values}" for name, values in differing[:6])
     return f"these runs cannot {purpose}, because they differ in{lines}"
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) per setting that differs but may not in one table; text: which runs have which value."""
+    """Yield (setting, text) for each setting that keeps these runs out of one table; text: which runs have which value.
+
+    If a scheme and seed occurs in several runs, these are reported, with the settings in which they differ; else all
+    that differs besides scheme and seed. Arguments: runs, a row per run.
+    """
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
@@ -258,7 +278,10 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value."""
+    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value.
+
+    Arguments: runs, a row per run.
+    """
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, _counts(runs, f"fingerprint.{name}")
@@ -290,7 +313,10 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _counts(runs: pd.DataFrame, column: str) -> str:
-    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`."""
+    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`.
+
+    Arguments: runs, a row per run.
+    """
     texts = []
     for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
         first = of_value.iloc[0]
@@ -301,7 +327,7 @@ def _counts(runs: pd.DataFrame, column: str) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """The sums of one scheme at one place (protocol, text, metric, length, ...), per seed and document."""
+    """A metric's sums for one scheme, per seed and document, of one protocol, text, length and so on."""
 
     seeds: list[int]
     values: Any  # [seeds, documents], float64: the metric summed over the targets
@@ -317,14 +343,16 @@ def measure(
     notes: list[str],
     holes: dict[tuple[str, str], list[str]],
 ) -> pd.DataFrame:
-    """Return a row for each scheme at each place: protocol, text, metric, length, under, first and last position.
+    """Return every figure of a report, a row per scheme and place: protocol, text, metric, length, under, first, last.
 
-    Columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents); change,
-    value minus the same runs' value at the training length. Each has the ends of its interval over seeds (`_low`,
-    `_high`) and half its interval over documents (`_documents`).
+    `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
+    Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
+    change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
+    (`_low`, `_high`) and half its interval over documents (`_documents`).
 
-    Arguments: rows, the tidy table; notes and holes get a line for everything left out, such as a place at which the
-    runs scored different windows; holes are keyed by protocol and text.
+    Arguments: rows, the tidy table, a row per scored window and metric; runs, a row per run; notes and holes get a line
+    for everything left out, such as a place at which the runs scored different windows; holes are keyed by protocol and
+    text.
     Raises: ConfigError if the runs were validated on different windows.
     """
     rows = rows[rows["run"].isin(runs.index)]
@@ -377,7 +405,10 @@ _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in (""
 
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
-    """Yield (scheme, cell) for each scheme, from the tidy rows of one place (protocol, text, metric, length, ...)."""
+    """Yield (scheme, cell) for each scheme: its metric summed over targets, per seed and document.
+
+    Arguments: rows, of the tidy table (a row per scored window), all of one protocol, text, metric, length and so on.
+    """
     documents, document = np.unique(rows["document"], return_inverse=True)
     numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
@@ -399,9 +430,10 @@ def _figures(
     baseline: str,
     training_length: int,
 ) -> Iterable[dict[str, Any]]:
-    """Return the rows of `measure` for one place, a row per scheme.
+    """Return the mean, gap and change of one metric with their intervals, as a dict per scheme.
 
-    Arguments: place, values of _PLACE; cells, of this place by scheme; places, all cells by place.
+    Arguments: place, the protocol, text, metric, length and so on, in the order of _PLACE; cells, {scheme: its sums at
+    this place}; places, {place: its cells} for all places.
     """
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
@@ -435,10 +467,11 @@ def _interval(name: str, values: Any) -> dict[str, float]:
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
-    """Return for each pair of cells the mean of first minus second over their common seeds, with its intervals.
+    """Return the mean of first minus second cell over their common seeds, with its intervals, for each pair of cells.
 
-    All first cells are from one place, and all second cells are from one place. The interval over documents is NaN
-    unless both places scored the same targets.
+    A cell has a scheme's sums per seed and document, at one place: protocol, text, metric, length and so on. All first
+    cells are from one place, and all second cells are from one place. The interval over documents is NaN unless both
+    places scored the same targets. Arguments: name, the key of the mean in the returned dicts.
     """
     if not pairs:
         return []
@@ -456,7 +489,11 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline."""
+    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline.
+
+    Arguments: rows, the tidy table, a row per scored window and metric; losses, of the runs, a row per seed and a
+    column per scheme.
+    """
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM.name]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):

@@ -92,7 +92,8 @@ def style() -> Iterator[None]:
 def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
     """Draw the plots of all sections and return {plot's name: figure}.
 
-    Arguments: c, the comparison, or None for a report of tasks.
+    Arguments: c, the runs that the report compares, or None for a report of tasks; sections, the report's sections as
+    data.
     """
     look = looks(c.runs) if c else {}
     plots = [plot for section in sections for plot in section.plots]
@@ -101,7 +102,11 @@ def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Fig
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
-    """Return {scheme: (colour, line style, marker)}, the same in every report; dashed if not marked as relative."""
+    """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative.
+
+    A scheme looks the same in every report, unless another scheme in it already has this look. Arguments: runs, a row
+    per run.
+    """
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
@@ -121,7 +126,10 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
 
 
 def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a new figure of this height and width in inches, and the list of its panels from top to bottom."""
+    """Return a new figure of this height and width in inches, and the list of its panels from top to bottom.
+
+    Arguments: rows, the number of rows of panels; options, passed on to matplotlib's `Figure.subplots`.
+    """
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
@@ -130,6 +138,8 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
 
     The mark of the mean is filled if the tests of the report decide the pair with the baseline, and open if not.
+    Arguments: c, the compared runs; plot, whose `points` are the losses, a row per seed and a column per scheme; look,
+    {scheme: (colour, line style, marker)}.
     """
     decided = significant_pairs(c.pairs)
     gaps = plot.points.sub(plot.points[c.baseline], axis=0)
@@ -156,7 +166,10 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones."""
+    """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones.
+
+    Arguments: c, the compared runs; plot, whose `points` are the tests, a row per pair of schemes; look is not used.
+    """
     names, count = c.schemes, len(c.schemes)
     differences = np.full((count, count), math.nan)
     for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
@@ -183,7 +196,11 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of the loss minus the baseline's during training, mean over seeds, after the first tenth."""
+    """Return a figure of the loss minus the baseline's during training, mean over seeds, after the first tenth.
+
+    Arguments: c, the compared runs; plot, whose `points` have columns scheme, seed, tokens and loss; look, {scheme:
+    (colour, line style, marker)}.
+    """
     table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
     table = table[table.index >= 0.1 * table.index.max()]
     gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
@@ -199,7 +216,11 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of perplexity against length, both on log scales, with the training length marked."""
+    """Return a figure of perplexity against length, both on log scales, with the training length marked.
+
+    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length) and y (perplexity); look,
+    {scheme: (colour, line style, marker)}.
+    """
     lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
@@ -211,7 +232,11 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure with a panel per scheme: a line per seed, the dots `plot.marks`, and a line at their level."""
+    """Return a figure with a panel per scheme and a line per seed, with a dot at which each line reaches a level.
+
+    A horizontal line marks the level. Arguments: c, the compared runs; plot, the data: `points` (scheme, seed, x, y),
+    `marks` (scheme, x, y: the dots) and axis labels; look, {scheme: (colour, line style, marker)}.
+    """
     assert plot.marks is not None
     figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
     for axes, scheme in zip(panels, c.schemes, strict=True):
@@ -231,7 +256,9 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Return a figure with a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
 
-    Open dots are runs that never used distant order. Diverged runs are left out.
+    Open dots are runs that never used the order of distant tokens. Diverged runs are left out. Arguments: plot, whose
+    `points` are the runs, with columns scheme, train.lr, loss and onset_tokens; look, {scheme: (colour, line style,
+    marker)}; c is not used.
     """
     runs = plot.points[np.isfinite(plot.points["loss"])]
     losses = runs.pivot_table(index="train.lr", columns="scheme", values="loss")
@@ -257,7 +284,11 @@ def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero."""
+    """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero.
+
+    Arguments: c, the compared runs; plot, the data: `points` (scheme, x, y) and axis labels; look, {scheme: (colour,
+    line style, marker)}.
+    """
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
@@ -271,13 +302,20 @@ def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 
 
 def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
-    """Return {scheme: (x, y)}, the values of each scheme's line, the best scheme first."""
+    """Return {scheme: (x, y)}, the values of each scheme's line, the best scheme first.
+
+    Arguments: c, the compared runs, for the order of schemes; plot, whose `points` have columns scheme, x and y.
+    """
     lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
     return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
 
 
 def by_head(plot: Plot) -> Figure:
-    """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale."""
+    """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
+
+    Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
+    and last (distance or channel pair), value and value_windows (half its interval).
+    """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
     figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
@@ -321,10 +359,11 @@ _KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
 
 
 def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
-    """Draw a line per scheme: the loss (if `is_loss`) or the gap to the baseline, against the value of each group.
+    """Return {"trend": figure}, a line per scheme against the value that each group of runs shares; {} without lines.
 
-    Values that are not positive numbers are drawn at equal distances, in the order of `groups`. Arguments: column, the
-    label of the x axis. Returns: the figure, keyed by "trend"; nothing if no scheme is in two groups.
+    The y axis is the loss (if `is_loss`) or the gap to the baseline. A scheme is drawn if it is in two groups or more.
+    Values that are not positive numbers are drawn at equal distances, in the order of `groups`.
+    Arguments: groups, {value: Comparison of its runs}; column, the label of the x axis.
     """
     look = looks(pd.concat([c.runs for c in groups.values()]))
     is_number = all(isinstance(value, int | float | np.number) for value in groups)
@@ -366,7 +405,12 @@ def _lines(
     height: float,
     sharey: bool = True,
 ) -> Figure:
-    """Return a figure with a line per scheme, at most MOST_LINES per panel; `finish` sets up the axes of each panel."""
+    """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
+
+    Arguments: lines, {scheme: (x, y)}; look, {scheme: (colour, line style, marker)}; finish, a function that sets up
+    the axes of each panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
+    share a y scale.
+    """
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
@@ -419,6 +463,7 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     """Return the positions nearest to `heights` (least squares, same order) that are at least `room` apart.
 
     They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
+    Arguments: heights, the wanted positions, such as those of labels along an axis from `low` to `high`.
     """
     order = np.argsort(heights, kind="stable")
     steps = room * np.arange(len(order))
@@ -437,7 +482,10 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
-    """Set up the x axis for lengths in tokens, on a log scale, and mark the training length."""
+    """Set up the x axis for lengths in tokens, on a log scale, and mark the training length.
+
+    Arguments: lengths, for the ticks; if possible only multiples and divisors of the training length are labelled.
+    """
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
     axes.set_xticks(shown, [short_length(n) for n in shown])
@@ -448,7 +496,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> Non
 
 
 def log_numbers(axes: Axes) -> None:
-    """Set up a logarithmic y axis with plain numbers: 1, 2, 5 for a wide range, else round steps."""
+    """Set up a logarithmic y axis with plain numbers: steps of 1, 2, 5 for a wide range of values, else round steps."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     wider = max(1.0, 1.02 / (high / low)) ** 0.5  # at least a factor of 1.02, so that tiny differences look tiny
@@ -459,7 +507,10 @@ def log_numbers(axes: Axes) -> None:
 
 
 def encode(figure: Figure, kind: str) -> bytes:
-    """Return the figure as the bytes of an `svg` or `pdf` file; the same figure gives the same bytes."""
+    """Return the figure as the bytes of a file; the same figure gives the same bytes.
+
+    Arguments: kind, `svg` or `pdf`.
+    """
     buffer = io.BytesIO()
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
     canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)
@@ -471,7 +522,10 @@ def encode(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(drawing: str, prefix: str) -> str:
-    """Return matplotlib's SVG as an element of an HTML page, with unique ids and the page's colours and size."""
+    """Return matplotlib's SVG text as an element of an HTML page, with the page's colours and size.
+
+    Arguments: prefix, put before every id of the drawing, so that ids are unique in the page.
+    """
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)

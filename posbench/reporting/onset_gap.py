@@ -28,9 +28,11 @@ FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 
 
 def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
+    """Return the final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
 
-    The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
+    A branch is a shorter run with a decay of its own; onset is the number of tokens after which the run began to use
+    distant order. The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
+    Arguments: runs, a row per run.
     """
     points = []
     for run in runs.to_dict("records"):
@@ -47,7 +49,10 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Fit:
-    """A least-squares line loss = a + b ln(million tokens since onset), with the covariance of a and b."""
+    """A least-squares line loss = a + b ln(million tokens since onset), with the covariance of a and b.
+
+    Onset is when a run began to use the order of distant tokens.
+    """
 
     coefficients: Floats  # [2]: a, b
     covariance: Floats  # [2, 2]
@@ -55,11 +60,14 @@ class Fit:
     sd: float  # of the residuals, nats per token
 
     def at(self, since: Floats) -> Floats:
-        """Return the fitted loss after `since` tokens since onset."""
+        """Return the fitted loss for each number of tokens in `since`, counted from the first use of distant order."""
         return _design(since) @ self.coefficients
 
     def error(self, since: Floats) -> float:
-        """Return the standard error of the mean of the fitted losses at `since` tokens since onset."""
+        """Return the standard error of the mean of the fitted losses at all of these numbers of tokens since onset.
+
+        Onset is when a run began to use the order of distant tokens.
+        """
         mean = _design(since).mean(axis=0)
         return math.sqrt(float(mean @ self.covariance @ mean))
 
@@ -69,7 +77,11 @@ def _design(since: Floats) -> Floats:
 
 
 def fit(points: pd.DataFrame) -> Fit | None:
-    """Return the fit over the points after their onset, or None if fewer than FEWEST_POINTS are."""
+    """Return the line fitted to losses against tokens since onset, or None for fewer than FEWEST_POINTS points.
+
+    Onset is when a run began to use the order of distant tokens; only points after it count. Arguments: points, with
+    columns tokens, onset and loss.
+    """
     after = points[points["tokens"] > points["onset"]]
     if len(after) < FEWEST_POINTS:
         return None
@@ -81,9 +93,10 @@ def fit(points: pd.DataFrame) -> Fit | None:
 
 
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
-    """Return a scheme's mean loss above the fit at its own tokens since onset, and half the 95 % interval.
+    """Return how far a scheme's mean loss is above the line at its tokens since onset, and half the 95 % interval.
 
-    The interval has both errors: over seeds, and of the fit. Arguments: runs of one scheme, all of which have an onset.
+    The interval has both errors: over seeds, and of the fit. Arguments: runs of one scheme, all of which have an onset
+    (came to use the order of distant tokens); line, fitted to the reference scheme's losses by tokens since onset.
     """
     since = (runs["tokens"] - runs["onset_tokens"]).to_numpy(float)
     gaps = runs["loss"].to_numpy(float) - line.at(since)
@@ -95,8 +108,9 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
     """Return which share of the baseline's tokens a scheme needs for the same loss, with its 95 % interval over seeds.
 
     Above 1, the baseline needs the inverse share of the scheme's tokens. The loss is linear in ln(tokens) between the
-    points of a seed; the target is the final loss of the worse scheme. Returns: None for fewer than FEWEST_SEEDS seeds,
-    or if a seed has no longer run whose loss is above the target, so that its share is unknown.
+    points of a seed; the target is the final loss of the worse scheme. Arguments: points, losses of runs that end after
+    several lengths, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or if
+    a seed of the better scheme has no run whose loss is above the target, so that its share is unknown.
     """
     logs = []
     curves = {
@@ -120,9 +134,11 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
 
 
 def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
-    """Return a row per other scheme: its gap to `reference` as published, at equal tokens after onset, share of time.
+    """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
-    The last two only if all its seeds use distant order.
+    Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
+    lacks, because it is due to the difference in onset. The second gap and the time need enough seeds, all with an
+    onset. Arguments: line, fitted to the losses of `reference`.
     """
     rows = []
     for scheme in (name for name in c.schemes if name != reference):
@@ -143,7 +159,11 @@ def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
 
 
 def worth_table(c: Comparison, points: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown."""
+    """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown.
+
+    The baseline has no row. Arguments: points, losses of runs that end after several lengths, with columns scheme,
+    seed, tokens and loss.
+    """
     rows = []
     for scheme in (name for name in c.schemes if name != c.baseline):
         shares, text = worth(points, scheme, c.baseline), DASH
@@ -163,7 +183,11 @@ def _shares(shares: Sequence[float]) -> str:
 
 
 def onset_gaps(c: Comparison) -> list[Section]:
-    """Return the sections on time, quality and worth in tokens of a report; [] without onsets or without branches."""
+    """Return a report's sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
+
+    The first needs runs that logged when they began to use distant order, the second branches (shorter runs with a
+    decay of their own). Both need two schemes and FEWEST_SEEDS seeds.
+    """
     if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
         return []
     points, sections = decayed_points(c.runs), []

@@ -31,7 +31,10 @@ def words(names: Sequence[str], most: int = 12) -> str:
 
 
 def _verdicts(claims: Sequence[str]) -> str:
-    """Return how often each verdict (holds, fails, open) occurs, as text: `2 hold, 1 fails and 5 are open`."""
+    """Return how often each verdict occurs, as text: `2 hold, 1 fails and 5 are open`.
+
+    Arguments: claims, a verdict each: holds, fails or open.
+    """
     forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "open": ("is open", "are open")}
     counts = {word: claims.count(word) for word in forms}
     return words([f"{n} {forms[word][n > 1]}" for word, n in counts.items() if n])
@@ -68,8 +71,8 @@ def write(
 ) -> list[Path]:
     """Write the files of a report to the folder `target`, and return their paths, report.html first.
 
-    Arguments: page, report.md as text; content, the values that the page was filled with, here for its title, its
-    figures, and its tables for LaTeX; frames, tables to write as CSV, by file name; latex, whether to write tables for
+    Arguments: page, report.md as text; content, of which `title`, `figures` (by file name) and, for LaTeX, `latex`
+    (tables with captions) are used; frames, tables to write as CSV, by file name; latex, whether to write tables for
     LaTeX too, except those without a row, and figures as PDF.
     """
     drawings = {stem: pictures.encode(figure, "svg") for stem, figure in content["figures"].items()}
@@ -91,7 +94,7 @@ def write(
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
     """Return the Markdown page as self-contained HTML, with inline pictures and wide tables that scroll.
 
-    Arguments: drawings, the SVG files of the pictures, by name without suffix.
+    Arguments: drawings, the SVG files of the pictures, by name without suffix; title, of the HTML page.
     """
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
@@ -121,7 +124,10 @@ def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """Return the meaning and unit of a CSV column of a report: a known one, an interval (`loss_low`), or a setting."""
+    """Return the meaning and unit of a column in a report's CSV files, such as `loss`, `loss_low` or `train.lr`.
+
+    A column ending in `_low`, `_high` or `_documents` is an interval of the column before the ending.
+    """
     if column in COLUMNS:
         return COLUMNS[column]
     for ending, side in (("_low", "lower"), ("_high", "upper")):
@@ -138,7 +144,7 @@ def meaning(column: str) -> tuple[str, str]:
 def show(console: Console, name: str, table: pd.DataFrame, conclusions: str) -> None:
     """Print a report's table in the terminal: the title `name`, at most MOST_ROWS rows, and the conclusions.
 
-    The table is shortened if it is too wide.
+    The table is shortened if it is too wide. Arguments: conclusions, a paragraph of text.
     """
     cells = table.head(MOST_ROWS).map(lambda cell: cell.replace("**", "").replace("\\*", "*"))
     titles = list(map(str, cells.columns))

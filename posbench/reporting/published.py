@@ -86,7 +86,7 @@ class Published:
 
         A claim is (better, sign, worse), such as ("qk", ">", "k"). If a published scheme is missing from `schemes`, its
         neighbours form a pair, with ">" if any sign between them is ">". If no order was claimed, schemes are ordered
-        by the first column, with "," as the sign.
+        by the first column of the published table, with "," as the sign.
         """
         ours = set(schemes)
         if self.chain:

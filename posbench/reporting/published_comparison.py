@@ -29,9 +29,11 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Return, for each published column that we can match, its order of schemes next to ours.
+    """Return, for each published column that our runs can be compared with, its order of schemes next to ours.
 
-    It is matched with the same protocol at the nearest length, in multiples of the training length.
+    A column is compared with our results of the same protocol at the nearest length, in multiples of the training
+    length.
+    Arguments: published, the publication; comparison, of our runs.
     """
     from scipy.stats import kendalltau  # this import takes half a second
 
@@ -57,11 +59,11 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Return our losses to compare with a published column, indexed by scheme.
+    """Return our losses to compare with a published column, a row per scheme.
 
-    They have a matching protocol and the nearest length, in multiples of the training length.
+    They have a matching protocol and the nearest length, in multiples of the training length. There are no rows if no
+    length is within a factor of NEAR.
     Arguments: theirs, the published column; comparison, of our runs.
-    Returns: no rows if no length is within NEAR.
     """
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
@@ -82,9 +84,9 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
 def link_verdict(comparison: Comparison, link: Link) -> str:
     """Return what our runs say about a published claim: `holds`, `fails` or `open`; "" if its pair was not tested.
 
-    A claim (`link`) is (better, sign, worse). With ">" or "," it holds if `better` is significantly better, and fails
-    if `worse` is, or if the two are equal within the margin. With "~" or "/" it holds if the two are equal, and fails
-    if one is significantly better.
+    A claim (`link`) is (better, sign, worse), two schemes and the published sign between them. With ">" or "," it holds
+    if `better` is significantly better, and fails if `worse` is, or if the two are equal within the margin. With "~" or
+    "/" it holds if the two are equal, and fails if one is significantly better.
     """
     better, sign, worse = link
     ours = verdict(comparison.pairs, better, worse, "published")

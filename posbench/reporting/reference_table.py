@@ -74,6 +74,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
     """Train the reference's baseline for a few steps, check that the mean loss is as recorded, and print both means.
 
     The recorded mean is the first one logged in training, by default over ten steps (`train.log_every`).
+    Arguments: reference, the folder of the reference experiment.
     Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
     run = baseline_of(reference)
@@ -108,7 +109,10 @@ def check_same_losses(reference: Path, console: Console) -> None:
 
 
 def baseline_of(reference: Path) -> Run:
-    """Return the baseline's run with the lowest seed; any scheme's if it has none. Raises: ConfigError if no runs."""
+    """Return the baseline scheme's run with the lowest seed, or any scheme's if the baseline has none.
+
+    Arguments: reference, the folder of the reference experiment. Raises: ConfigError if it has no runs.
+    """
     runs = find_runs(reference)
     if not runs:
         raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
@@ -120,7 +124,8 @@ def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
     """Return a text with the commands that train and score schemes comparably to the reference, with the same seeds.
 
     If the reference has not recorded its command, the text says where its settings are.
-    Arguments: schemes, names or class paths; by default `my_scheme.py:MyScheme`, which the user has yet to write.
+    Arguments: reference, the folder of the reference experiment; schemes, names or class paths; by default
+    `my_scheme.py:MyScheme`, which the user has yet to write.
     """
     run = baseline_of(reference)
     if run.manifest.command is None:

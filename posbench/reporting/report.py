@@ -39,10 +39,10 @@ def report(
 ) -> list[Path]:
     """Print the report of the runs at these places, write its files, and return the paths of the files.
 
-    Arguments: places, folders or packs of runs; and the options of `posbench report` (`posbench.reporting.options`),
-    such as against, published results to compare with (default: those that the experiment names); output, the folder
-    for files (default: `report` in the first place, or `report-by-<column>`); beside, a reference experiment whose runs
-    are put into the same tables (`posbench.reporting.reference_table`); schemes and seeds, to select runs.
+    Arguments: places, folders or packs (zip files) of runs; options, as of `posbench report`, such as against,
+    published results to compare with (default: those that the experiment names); output, the folder for files (default:
+    `report` in the first place, or `report-by-<column>`); beside, a reference experiment whose runs are put into the
+    same tables; schemes and seeds, to select runs; console, to print to.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
@@ -114,14 +114,18 @@ def report(
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
-    """Return the published results that the runs' experiment names, or None."""
+    """Return the published results that the experiment of the summary's first finished run names, or None."""
     runs, _ = finished_runs(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None
 
 
 def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the report's templates, and the tables to write as CSV, by file name."""
+    """Return the values that fill the report's templates, and the tables to write as CSV, by file name.
+
+    Arguments: margin, nats per token below which losses count as equal; every_length, whether to show lengths that are
+    neither a multiple nor a divisor of the training length.
+    """
     sections = sections_of(c, margin, every_length)
     ranking = conclusions(c.ranked, c.pairs) if c.can_rank else {}
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
@@ -160,7 +164,8 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
 def _longest(c: Comparison) -> dict[str, Any] | None:
     """Return how losses change from the training length to the longest evaluated length, or None if none is longer.
 
-    Keys: length, best and worst (schemes that change least and most), best_change, worst_change.
+    Keys: length, in tokens; best and worst, the schemes whose losses grow least and most; best_change and worst_change,
+    as text.
     """
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
@@ -173,7 +178,11 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
 
 
 def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (scheme, text) for schemes that continued another model: `10M of 40M tokens as <the other>`."""
+    """Yield (scheme, text) for each scheme whose runs continued the training of another model.
+
+    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`. Arguments: runs, a row
+    per run.
+    """
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
@@ -182,7 +191,10 @@ def _continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return (name, text) pairs that describe the set-up: experiment, data, model, training, runs and versions."""
+    """Return (name, text) pairs that describe the set-up: experiment, data, model, training, runs and versions.
+
+    Arguments: runs, a row per run.
+    """
     config = config_of(str(runs["path"].iloc[0]))
     experiment = ", ".join(dict.fromkeys(runs["experiment"]))
     seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
@@ -221,7 +233,10 @@ def _setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _context_bytes(runs: pd.DataFrame) -> str:
-    """Return a phrase that tells how many bytes of text a token and the training context hold; "" if unknown."""
+    """Return a phrase that tells how many bytes of text a token and the training context hold; "" if unknown.
+
+    Arguments: runs, a row per run.
+    """
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:
         return ""
@@ -231,7 +246,10 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones."""
+    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones.
+
+    Arguments: config, a run's configuration as nested dicts; groups, its top-level keys, such as model.
+    """
     fields = [field for name in groups for field in (config.get(name) or {}).items()]
     shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
@@ -259,8 +277,9 @@ def _groups(
 ) -> dict[Any, Comparison]:
     """Return {value of the column `group_by`: Comparison of the finished runs with it}.
 
-    Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas, whose values
-    are then tuples. Raises: ConfigError for an unknown column.
+    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; group_by, one column or
+    several with commas, whose values are then tuples; margin, nats per token below which losses count as equal.
+    Raises: ConfigError for an unknown column.
     """
     if "data.name" in group_by.split(",") and "data.name" not in summary:  # the text's name is no setting of a run
         texts = (
@@ -288,7 +307,11 @@ def _groups(
 def _grouped_content(
     groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the templates of a grouped report, and the tables to write as CSV, by file name."""
+    """Return the values that fill the templates of a grouped report, and the tables to write as CSV, by file name.
+
+    Arguments: groups, {value that a group of runs shares: their Comparison}; group_by, the column with these values;
+    margin, nats per token below which losses count as equal.
+    """
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
@@ -333,7 +356,9 @@ def _grouped_content(
 def _across(groups: Mapping[Any, Comparison]) -> dict[str, Any]:
     """Return in how many groups each scheme has the lowest loss, and in how many it is better than the baseline.
 
-    Keys: groups and tested (numbers), baseline, lowest and better (schemes with counts).
+    Arguments: groups, {value that a group of runs shares: their Comparison}.
+    Keys: groups and tested (numbers of groups), lowest and better (lists of (scheme, number of groups)), baseline,
+    scopes (at which learning rates claims hold), unfinished (values of groups whose search is unfinished).
     """
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
     better = Counter(s for c in tested for s in c.schemes if verdict(c.pairs, s, c.baseline) == "better")

@@ -43,7 +43,10 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a scheme in one layer by distance, [heads, distances] each; None for one that does not change."""
+    """A scheme's effect on scores and values in one layer by distance; a curve is None if distance does not change it.
+
+    Curves have the shape [heads, distances].
+    """
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
@@ -53,8 +56,8 @@ class Curves:
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
     """Draw every scheme with softmax attention, write scores.svg and values.svg to `folder`, and return their paths.
 
-    Arguments: runs, finished runs, which are drawn with their trained weights; config_dir, folder of the user's own
-    schemes.
+    A file is not written if it would have no curve. Arguments: runs, finished runs, whose schemes are drawn with their
+    trained weights; config_dir, folder of the user's own schemes.
     Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
@@ -89,9 +92,11 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return {title: curves}, what a scheme does by distance: one entry, or if trained, one per layer that differs.
+    """Return {title: curves}: how attention scores and values change with distance in a scheme's layers.
 
-    Arguments: name, of the scheme; is_trained, whether it has trained parameters; layers with their own then differ.
+    There is one entry for an untrained scheme, and one per layer with its own parameters for a trained one.
+    Arguments: name, the scheme's name, for the titles; scheme, its modules for all layers; is_trained, whether their
+    parameters come from a finished run.
     """
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
@@ -102,9 +107,11 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """Return what a scheme does to scores and values up to distance `longest`, for a query at position `longest`.
+    """Return the score and the share of a value that arrives, by the distance from the query, in one layer.
 
-    Arguments: scheme, the module of one layer, in any dtype; it is converted to float64.
+    Distances are up to `longest`, which is also the query's position. The curves are means over random contents; the
+    score is given minus the score at distance 0. A curve that distance does not change is None.
+    Arguments: scheme, the scheme's module of this layer, which is converted to float64.
     """
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
@@ -138,7 +145,10 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return the entries of `pos`, a tensor or tuple of tensors with an entry per token, for the tokens `rows`."""
+    """Return the positions (or per-token data derived from them) of the tokens with the indices `rows`.
+
+    Arguments: pos, a tensor with an entry per token, or a tuple of such tensors. Returns: the same type.
+    """
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
@@ -146,9 +156,9 @@ def _rows(pos: Any, rows: Tensor) -> Any:
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return a scheme's gates (values per token) for the last query of a window, repeated for each random content.
+    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content.
 
-    None stays None.
+    Arguments: gates, a `Gates` object, a tuple of them, or None, which stays None.
     """
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
@@ -164,7 +174,8 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
     """Return a figure with a panel per title and a line per head, from dark to pale; one line if all heads agree.
 
-    Arguments: lines, {title: (distances, curves [heads, distances])}; label, of the y axis.
+    Arguments: lines, {title, such as a scheme's name: (distances, curves [heads, distances])}; label, the text of the y
+    axis.
     """
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)

@@ -3,7 +3,7 @@
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
 
 The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
-mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`). Its runs are scored.
+mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`). Reports use its runs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ FACTOR = 2.0  # ratio of neighbouring rates
 
 
 def rates_around(lr: float) -> list[float]:
-    """Return the NUM_RATES learning rates of a search around the middle one, upwards."""
+    """Return the NUM_RATES learning rates that a search tries, in ascending order, with `lr` in the middle."""
     return [float(f"{lr * FACTOR ** (n - NUM_RATES // 2):.6g}") for n in range(NUM_RATES)]
 
 
 def runs_per_scheme(planned: int) -> int:
-    """Return how many runs a search trains for each scheme, with `planned` seeds at the kept rates."""
+    """Return how many runs a search trains for each scheme, with `planned` seeds at the rates that it keeps."""
     return NUM_RATES * FIRST_SEEDS + KEPT * (planned - FIRST_SEEDS)
 
 
 @dataclass(frozen=True)
 class RateSearch:
-    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme."""
+    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme.
+
+    The best KEPT of a scheme's rates, by its first seeds, are kept and get all planned seeds.
+    """
 
     runs: pd.DataFrame  # scheme, train.lr, seed, loss (nats per token, infinite if the run diverged), onset_tokens
     planned: int  # seeds at each kept rate
@@ -51,7 +54,10 @@ class RateSearch:
         }
 
     def kept(self, scheme: str) -> list[float]:
-        """Return the scheme's kept rates, the best first; [] if not all rates have their first seeds yet."""
+        """Return the rates that the search keeps for more seeds, the best first.
+
+        The list is empty until all rates have their first seeds.
+        """
         losses = self.losses[scheme]
         first = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
         if first.shape[1] < NUM_RATES:
@@ -60,9 +66,9 @@ class RateSearch:
         return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
 
     def best(self, scheme: str) -> float:
-        """Return the rate with the lowest mean loss over the seeds that all compared rates share.
+        """Return the scheme's learning rate with the lowest mean loss over the seeds that all compared rates share.
 
-        Compared are the kept rates or, in an unfinished search, all rates so far.
+        Compared are the rates that the search kept or, if it is unfinished, all rates so far.
         """
         losses = self.losses[scheme]
         losses = losses[self.kept(scheme) or losses.columns]
@@ -71,10 +77,10 @@ class RateSearch:
         return float(means.index.to_numpy()[means.argmin()])
 
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
-        """Return the (rate, seed) of runs that the search still needs and that can be named now, in their order.
+        """Return (rate, seed) of each run of the scheme that can be trained next, in order.
 
-        The kept rates are known when all rates have their first seeds. Arguments: rates, which a search that has just
-        begun should try.
+        These are first seeds until all rates have them, then the other seeds of the rates that the search keeps.
+        Arguments: rates, the learning rates to try, for a search that has just begun.
         """
         losses = self.losses.get(scheme, pd.DataFrame())
         kept = self.kept(scheme) if scheme in self.losses else []
@@ -84,7 +90,10 @@ class RateSearch:
         return [(rate, seed) for seed in seeds for n, rate in enumerate(candidates) if is_missing[seed, n]]
 
     def left(self, scheme: str) -> int:
-        """Return how many runs the search still needs, at most, including those whose rate is not known yet."""
+        """Return how many runs the search still needs for this scheme, at most.
+
+        Runs whose rate is not known yet are counted.
+        """
         if scheme not in self.losses:
             return runs_per_scheme(self.planned)
         if self.kept(scheme):
@@ -94,22 +103,26 @@ class RateSearch:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return `runs` with a column `is_kept`: whether the search kept the rate."""
+        """Return the table of runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
         kept = {scheme: self.kept(scheme) for scheme in self.losses}
         places = zip(self.runs["scheme"], self.runs["train.lr"], strict=True)
         return self.runs.assign(is_kept=[rate in kept[scheme] for scheme, rate in places])
 
     def is_complete(self, schemes: Iterable[str]) -> bool:
-        """Return whether all these schemes have their kept rates with all planned seeds."""
+        """Return whether the search has kept rates for all these schemes and has all planned seeds at them."""
         return all(scheme in self.losses and self.kept(scheme) and not self.missing(scheme) for scheme in schemes)
 
     def second(self, schemes: Iterable[str]) -> pd.DataFrame:
-        """Return the losses at each scheme's second kept rate: a row per planned seed, a column per scheme."""
+        """Return losses at the second best rate that each scheme keeps: a row per planned seed, a column per scheme."""
         return pd.DataFrame({s: self.losses[s][self.kept(s)[1]].reindex(range(self.planned)) for s in schemes})
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return these paths, each followed by the folder of its learning-rate search if that has more than old pilots."""
+    """Return these paths, each followed by the folder of its learning-rate search if that has runs.
+
+    Runs of old pilots (unscored searches on other text) do not count. A path that has nothing itself is left out if its
+    search has runs. Arguments: places, folders or packs (zip files) of runs.
+    """
     with_folders: list[Path] = []
     for place in map(Path, places):
         folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
@@ -121,8 +134,9 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
 def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with runs of a learning-rate search under their experiment's name.
 
-    The column `searched` says whether the run's experiment has a search. Left out are old pilots and branches (shorter
-    runs) of a search, and runs that the experiment's own folder repeats.
+    The column `searched` says whether the run's experiment has a search. Left out are old pilots (unscored searches on
+    other text) and branches (shorter runs) of a search, and runs that the experiment's own folder repeats.
+    Arguments: summary, a row per run.
     """
     if summary.empty:
         return summary.assign(searched=False)
@@ -139,7 +153,10 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
-    """Return the search that these runs make. Arguments: runs, rows of the summary of one experiment."""
+    """Return the learning-rate search that consists of these runs, without those that neither finished nor died.
+
+    Arguments: runs, rows of the summary (a row per run) of one experiment; planned, seeds at each rate that is kept.
+    """
     is_over = runs["status"].isin(["finished", "died"])
     tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
     tried = tried.assign(loss=tried["loss"].astype(float).where(tried["diverged"].isna(), np.inf))
@@ -147,7 +164,11 @@ def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
 
 
 def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateSearch]:
-    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search."""
+    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search.
+
+    Arguments: runs, a row per run of an experiment with a learning-rate search; planned, seeds at each rate that is
+    kept.
+    """
     search = search_of(runs, planned)
     best = runs["scheme"].map({scheme: search.best(scheme) for scheme in search.losses})
     return runs[(runs["train.lr"] == best) & (runs["seed"] < planned)], search

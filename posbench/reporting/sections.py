@@ -28,10 +28,10 @@ MOST_PAIRS = 30  # pairs in the table of a report by groups
 
 
 def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
-    """Return all sections of a comparison's report, in order.
+    """Return all sections of a comparison's report as data, in order.
 
-    Arguments: margin, nats per token below which losses count as equal; every_length, whether to show lengths that are
-    neither a multiple nor a divisor of the training length.
+    Arguments: c, the compared runs; margin, nats per token below which losses count as equal; every_length, whether to
+    show lengths that are neither a multiple nor a divisor of the training length.
     """
     brought = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
     return [
@@ -47,7 +47,10 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
+    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line.
+
+    Arguments: c, the compared runs; margin, nats per token below which losses count as equal.
+    """
     table, interval = tables.loss_table(c), "; bars are 95 % intervals over seeds" if c.can_rank else ""
     caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot{interval}."
     if c.can_rank:
@@ -58,7 +61,10 @@ def losses(c: Comparison, margin: float) -> Section:
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs."""
+    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
+
+    Arguments: c, the compared runs; margin, nats per token below which losses count as equal.
+    """
     summary = conclusions(c.ranked, c.pairs)
     fixed = Section("Pairs fixed before training", table=tables.claims_table(c), note=_note("claims", c))
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
@@ -98,7 +104,10 @@ def costs(c: Comparison) -> Section:
 
 
 def published(c: Comparison) -> list[Section]:
-    """Return a section for each column of the published table that our runs can be compared with."""
+    """Return a section for each column of the published table that our runs can be compared with.
+
+    The list is empty if the report is compared with no publication.
+    """
     if c.published is None or not (columns := agreements(c.published, c)):
         return []
     claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
@@ -119,7 +128,11 @@ def published(c: Comparison) -> list[Section]:
 def by_sections(
     groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
 ) -> list[Section]:
-    """Return the sections of a report about groups of runs: losses, gaps, results of protocols, published claims."""
+    """Return the sections of a report about groups of runs: losses, gaps, results of protocols, published claims.
+
+    Arguments: groups, {value that a group of runs shares: their Comparison}; group_by, the column with these values;
+    margin, nats per token below which losses count as equal.
+    """
     names, is_rate = {value: tables.text_of(value) for value in groups}, group_by == "train.lr"
     loss, gap = tables.by_tables(groups, is_rate)
     by_name = {names[value]: c for value, c in groups.items()}
@@ -148,7 +161,7 @@ def by_sections(
 
 
 def _note(name: str, *content: Any) -> str:
-    """Return the text of the Jinja macro `name` in `notes.j2`, called with `content`."""
+    """Return the text of the Jinja macro `name` in the template `notes.j2`, called with the arguments `content`."""
     return str(getattr(environment().get_template("notes.j2").module, name)(*content)).strip("\n")
 
 

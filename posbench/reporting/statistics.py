@@ -7,9 +7,9 @@ over seeds      would other seeds, on this text, say the same? Student's t on th
 over documents  would other documents, with these models, say the same? (`document_error`)
 
 A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
-keeps the chance of any false claim in a family of pairs at 5 %. Letters, verdicts and the paragraph of a report come
-from one family, the claimed pairs: the pairs that the experiment fixed before training, or all pairs if it fixed none.
-The claims of a published chain are a family of their own.
+keeps the chance of any false claim in a family of pairs (those tested together) at 5 %. Letters, verdicts and the
+paragraph of a report come from one family, the claimed pairs: the pairs that the experiment fixed before training, or
+all pairs if it fixed none. The claims of a published chain are a family of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ Link = tuple[str, str, str]  # a claim of a published chain: better scheme, sign
 
 
 def interval(values: Any) -> tuple[float, float, float]:
-    """Return the mean of independent values and ends of its 95 % t-interval (NaN for fewer than FEWEST_SEEDS)."""
+    """Return the mean of independent values, and the lower and upper end of its 95 % t-interval.
+
+    The ends are NaN for fewer than FEWEST_SEEDS values.
+    """
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
     mean = float(values.sum()) / count if count else math.nan
@@ -68,9 +71,9 @@ def holm(p: Floats, size: int = 0) -> Floats:
 def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
 
-    It is the largest one-sided paired p over the kept rates (an intersection-union test: all must be significant),
-    doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is 0. With one
-    kept rate this is the two-sided paired t-test, for the winner.
+    It is the largest one-sided paired p over the kept learning rates (an intersection-union test: all must be
+    significant), doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is
+    0. With one kept rate this is the two-sided paired t-test, for the winner.
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
@@ -80,7 +83,8 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
 def equals(differences: Sequence[Floats], margin: float) -> float:
     """Return the p-value of the claim that the mean of each of `differences` is closer to 0 than `margin`.
 
-    It is the largest p of the two one-sided tests of each. Arguments: differences [seeds], one for each pair of rates.
+    It is the largest p of the two one-sided tests of each mean. Arguments: differences, an array [seeds] of two
+    schemes' paired losses subtracted, for each pair of learning rates.
     """
     return float(max(np.max([_above(margin - d), _above(margin + d)]) for d in differences))
 
@@ -105,9 +109,9 @@ def compare(
 
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
-    then the tests hold at these rates only; links, published claims about pairs; margin, nats per token below which
-    losses count as equal; primary, groups of schemes whose pairs were fixed before training; fewest, number of seeds
-    that a pair needs to be tested.
+    then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
+    nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
+    each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -145,7 +149,12 @@ def compare(
 def _at_both(
     losses: pd.DataFrame, second: pd.DataFrame, left: str, right: str, margin: float, fewest: int
 ) -> tuple[float, float]:
-    """Return p and p_equal of a pair at the rates that both searches kept; NaN with fewer seeds than `fewest`."""
+    """Return p and p_equal of a pair, tested at the two learning rates that both schemes' searches kept.
+
+    p is for the claim that `left` is better, p_equal for a difference below `margin`. Both are NaN with fewer common
+    seeds than `fewest`. Arguments: losses and second, at each scheme's best and second kept rate, a row per seed and a
+    column per scheme; left and right, names of schemes.
+    """
     runs = pd.DataFrame(
         {"left": losses[left], "right": losses[right], "left_2": second[left], "right_2": second[right]}
     )
@@ -165,7 +174,11 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Return the mean difference over seeds at these rates, its interval, and the p-values of its tests."""
+    """Return the mean difference of two schemes over seeds, its interval, and the p-values of its tests.
+
+    The tests hold at the rates at which the losses were measured. Arguments: difference [seeds], one scheme's losses
+    minus the other's; margin, nats per token below which losses count as equal.
+    """
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     if len(difference) < FEWEST_SEEDS:
@@ -175,10 +188,12 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 
 
 def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
-    """Return the true difference, in the unit of `sd`, that `beats` at `level` finds with probability POWER.
+    """Return the true difference between two schemes, in the unit of `sd`, that `beats` finds with probability POWER.
 
     If the difference is as large at both of two kept rates, this is an upper bound: it holds even if their noise is
     independent.
+    Arguments: sd, the standard deviation of differences over seeds; level, of significance; rates, the number of
+    learning rates at which the test must succeed.
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan
@@ -187,14 +202,18 @@ def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
 
 @cache
 def _shift(seeds: int, level: float, rates: int) -> float:
-    """Return the noncentrality of Student's t at which each of `rates` independent tests is significant in POWER."""
+    """Return the noncentrality of Student's t at which all of `rates` independent tests succeed with probability POWER.
+
+    Arguments: level, the two-sided level of significance of each test.
+    """
     return float(nctdtrinc(seeds - 1, 1 - POWER ** (1 / rates), stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
     """Return letters for each scheme, such as `ab`: two share one exactly if their pair is not `significant`.
 
-    The compact letter display of Piepho (2004) by insertion and absorption. Letters begin at the best scheme, order[0].
+    The compact letter display of Piepho (2004) by insertion and absorption. Arguments: order, the schemes from best to
+    worst, where letters begin at the best; significant, the pairs of schemes that differ significantly.
     """
     groups = [frozenset(order)]
     for pair in significant:
@@ -213,7 +232,7 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
 def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[frozenset[str], str]:
     """Return the better scheme of each pair that differs significantly, keyed by the pair.
 
-    Arguments: pairs, from `compare`; test, the column of corrected p-values that decides.
+    Arguments: pairs, a row of tests per pair of schemes; test, the column of corrected p-values that decides.
     """
     significant = pairs[pairs[test] <= LEVEL]
     return {
@@ -222,13 +241,21 @@ def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[froz
 
 
 def equivalent_pairs(pairs: pd.DataFrame, family: str = "claimed") -> set[frozenset[str]]:
-    """Return the pairs shown to differ by less than the margin. Arguments: family, claimed or published."""
+    """Return the pairs of schemes shown to differ by less than the margin.
+
+    Arguments: pairs, a row of tests per pair; family, which p-values decide: corrected for the `claimed` pairs or for
+    the `published` claims.
+    """
     pairs_equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
     return {frozenset(pair) for pair in zip(pairs_equal["left"], pairs_equal["right"], strict=True)}
 
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str = "claimed") -> str:
-    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
+    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested.
+
+    Arguments: pairs, a row of tests per pair; family, which p-values decide: corrected for the `claimed` pairs or for
+    the `published` claims.
+    """
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
@@ -239,7 +266,10 @@ def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str = "cla
 
 
 def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p_claimed") -> list[str]:
-    """Return the schemes that `scheme` beats, in the given order. Arguments: as in `significant_pairs`."""
+    """Return the schemes that `scheme` beats significantly, in the given order.
+
+    Arguments: pairs, a row of tests per pair of schemes; test, the column of corrected p-values that decides.
+    """
     better = significant_pairs(pairs, test)
     return [name for name in order if better.get(frozenset((scheme, name))) == scheme]
 
@@ -247,9 +277,10 @@ def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Return which claimed pairs are decided, equal and open, by the tests that also give letters and verdicts.
 
-    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats), equal and
-    open (lists of pairs, the scheme with the lower loss first), has_letters (whether all pairs are claimed).
-    Arguments: order, the schemes from best to worst; pairs, from `compare`.
+    Claimed pairs are those that the experiment fixed before training, or all pairs. Keys: pairs (number of tested
+    claims), decided (their number), beats (scheme -> schemes that it beats), equal and open (lists of pairs, the scheme
+    with the lower loss first), has_letters (whether all pairs are claimed).
+    Arguments: order, the schemes from best to worst; pairs, a row of tests per pair of schemes.
     """
     tested = pairs.dropna(subset="p_claimed")
     better, equal = significant_pairs(tested), equivalent_pairs(tested)
@@ -269,7 +300,10 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
 
 
 def effective(targets: Floats) -> float:
-    """Return how many equally long documents would carry the same information: (sum n)^2 / sum n^2 (Kish 1965)."""
+    """Return how many equally long documents would carry the same information: (sum n)^2 / sum n^2 (Kish 1965).
+
+    Arguments: targets, n, the number of scored tokens of each document.
+    """
     targets = np.asarray(targets, dtype=np.float64)
     squares = float((targets**2).sum())
     return float(targets.sum()) ** 2 / squares if squares else 0.0
@@ -303,7 +337,11 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
 
 def document_variance(nll: Floats, targets: Floats) -> Floats:
-    """Return V of `document_error` for each mean, (nats/token)^2, shape nll.shape[:-1]; NaN if a loss is not finite."""
+    """Return the variance of token-weighted mean losses over documents, (nats/token)^2, shape nll.shape[:-1].
+
+    It is NaN for a mean if a loss is not finite. Arguments: nll [..., documents], each document's summed nll in nats;
+    targets [documents], its scored tokens.
+    """
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):
         apart = nll / targets.sum() - weights * nll.sum(axis=-1, keepdims=True) / targets.sum()  # w e
@@ -312,7 +350,7 @@ def document_variance(nll: Floats, targets: Floats) -> Floats:
 
 
 def quantile(weights: Floats) -> float:
-    """Return the quantile q that `document_error` multiplies a standard error by, for documents of these weights.
+    """Return the factor that turns the standard error of a mean over documents into half its 95 % interval.
 
     Arguments: weights, of the documents, with sum 1.
     """
@@ -324,7 +362,10 @@ def quantile(weights: Floats) -> float:
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Return q of `document_error`, estimated from DRAWS seeded draws of normal documents of equal variance."""
+    """Return the factor that turns a standard error into half an interval, for a mean with these document weights.
+
+    It is estimated from DRAWS seeded draws of normal documents of equal variance. Arguments: weights, with sum 1.
+    """
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())

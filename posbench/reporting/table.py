@@ -125,10 +125,11 @@ for _protocol in PROTOCOLS.values():
 
 
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
-    """Return a table with a row per run in these folders or packs, also if it died or cannot be read (see `status`).
+    """Return a table with a row per run in these folders or packs (zip files), also if it died or cannot be read.
 
-    Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
-    `posbench.reporting.table.COLUMNS` explains every column.
+    The column `status` says whether it did; `posbench.reporting.table.COLUMNS` explains every column.
+    Arguments: places, folders or packs; tidy, True for a row per scored window and metric of finished runs, with the
+    run's settings.
     Raises: ConfigError if a folder or pack does not exist.
     """
     summary, rows = read(places)
@@ -141,7 +142,8 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
 
-    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models.
+    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Arguments: places,
+    folders or packs (zip files) of runs.
     Raises: ConfigError if a folder or pack does not exist.
     """
     runs: list[Run] = []
@@ -159,12 +161,15 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:
-    """Return the names of the columns that hold settings of the runs, such as `train.lr`."""
+    """Return the names of the summary's columns that hold settings of the runs, such as `train.lr`.
+
+    Arguments: summary, a row per run.
+    """
     return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
 
 
 class _Rows:
-    """Rows of the tidy table, one per scored window and metric, while they are collected, stored column by column."""
+    """A collector for the rows of the tidy table, one per scored window and metric, stored column by column."""
 
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
@@ -177,7 +182,7 @@ class _Rows:
             self.columns[name].append(values)
 
     def frame(self) -> pd.DataFrame:
-        """Return all rows as a table; columns of repeated text are categorical."""
+        """Return all collected rows as a table; columns of repeated text are categorical."""
         names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
@@ -250,14 +255,20 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Return the run's settings by name, lists as JSON; `train.lr` is the scheme's own learning rate if it has one."""
+    """Return {name: value} of the settings of the run with this manifest; lists are JSON text.
+
+    `train.lr` is the scheme's own learning rate if it has one.
+    """
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
     scheme_rate = settings.pop("scheme.lr", None)
     return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path."""
+    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path.
+
+    Arguments: reason, why it cannot be read.
+    """
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
     names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
@@ -265,9 +276,9 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add a run's stored results to `rows`, the tidy table, one row per scored window and metric.
+    """Add a run's stored results to `rows`, the tidy table being collected, one row per scored window and metric.
 
-    Arguments: number, the run's index in the summary.
+    Arguments: number, the run's index in the summary; stored, the results.
     """
     for result in stored:
         if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
@@ -292,9 +303,9 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add to `rows`, the tidy table, the losses of n-gram models of this run's batches.
+    """Add the losses of n-gram models of this run's batches to `rows`, the tidy table being collected.
 
-    They are stored once for all schemes of a seed.
+    They are added once for all schemes of a seed. Arguments: stored, the run's stored results.
     """
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
@@ -315,7 +326,11 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """Return how a run diverged (numbers not finite, or a final loss above the initial one), or None if it did not."""
+    """Return how a run diverged, as text, or None if it did not.
+
+    A run diverged if its numbers are not finite (status `died`), or its final loss is above the initial one. Arguments:
+    loss and initial, its final and initial loss.
+    """
     if status == "died":
         return f"died: {manifest.reason}"
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None

@@ -34,8 +34,9 @@ Text = Mapping[str, str]
 def loss_table(c: Comparison) -> pd.DataFrame:
     """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
 
-    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed. "2/3": of three
-    claimed pairs with this scheme, it beats the other in two.
+    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed (tested), not
+    only some that the experiment fixed before training. "2/3": of three claimed pairs with this scheme, it beats the
+    other in two.
     """
     validation = c.validation()
     is_lettered = c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]
@@ -72,7 +73,7 @@ def loss_table(c: Comparison) -> pd.DataFrame:
 
 
 def name_with_remarks(c: Comparison, scheme: str) -> str:
-    """Return the scheme's name, with a remark in brackets if runs diverged or use only some of its layers."""
+    """Return the scheme's name, with a remark in brackets if runs diverged or if it has more layers than the model."""
     is_scheme = c.runs["scheme"] == scheme
     remarks = []
     layers = c.runs["scheme.layers"][is_scheme].iloc[0] if "scheme.layers" in c.runs else None
@@ -86,9 +87,10 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
 
 
 def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
-    """Return a table of parameters and FLOPs by scheme, and a dict of those figures that all schemes share instead.
+    """Return a table of parameters and FLOPs by scheme, and {name: value} of the figures that all schemes share.
 
-    Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy machine.
+    Shared figures are not in the table. Measured speeds are left out: runs of one experiment are trained one after
+    another, on a more or less busy machine.
     """
     runs = c.runs.reindex(columns=["scheme", "parameters", "training_flops"]).groupby("scheme")
     rows = []
@@ -106,7 +108,11 @@ def costs_table(c: Comparison) -> tuple[pd.DataFrame, Text]:
 
 
 def claims_table(c: Comparison) -> pd.DataFrame:
-    """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict."""
+    """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict.
+
+    Claimed pairs are those that the experiment fixed before training, or all pairs. "These rates" are the learning
+    rates of the compared runs, "best rates" those that a finished search chose; without one, there is only one p.
+    """
     rows = []
     for pair in c.pairs.dropna(subset="p_claimed").to_dict("records"):
         half_width = (pair["difference_high"] - pair["difference_low"]) / 2
@@ -121,7 +127,10 @@ def claims_table(c: Comparison) -> pd.DataFrame:
 
 
 def rate_table(search: RateSearch) -> pd.DataFrame:
-    """Return a row per scheme and a column per learning rate: mean loss, number of seeds; kept rates are bold."""
+    """Return a row per scheme and a column per learning rate: mean loss and, in brackets, the number of seeds.
+
+    Rates that the search kept for more seeds are bold. The last column is the number of runs left to train.
+    """
     rates = sorted(set(search.runs["train.lr"]))
     rows = []
     for scheme, losses in search.losses.items():
@@ -136,7 +145,10 @@ def rate_table(search: RateSearch) -> pd.DataFrame:
 
 
 def published_table(agreement: Agreement) -> pd.DataFrame:
-    """Return a row per scheme: published value and gap next to our gap, in the published order."""
+    """Return a row per scheme: published value and gap next to our gap, in the published order.
+
+    Arguments: agreement, a column of a published table next to our results.
+    """
     rows = []
     for scheme, figures in agreement.table.iterrows():
         row = {"scheme": str(scheme), "published": f"{figures['published']:g}"}
@@ -153,8 +165,8 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
     """Return two tables of schemes by groups: mean loss, and mean gap to the baseline over the seeds that both have.
 
     Each scheme's lowest loss is bold; `*` marks a gap that is significant in its group.
-    Arguments: is_rate, whether groups are learning rates; if so, the first table also has the gap to the baseline at
-    each scheme's best rate.
+    Arguments: groups, {value that a group of runs shares: their Comparison}; is_rate, whether groups are learning
+    rates; if so, the first table also has the gap to the baseline at each scheme's best rate.
     """
     validations = {value: c.validation() for value, c in groups.items()}
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
@@ -188,9 +200,11 @@ def by_tables(groups: Mapping[Any, Comparison], is_rate: bool) -> tuple[pd.DataF
 
 
 def pairs_by_group(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
-    """Return a row per claimed pair of several groups: its difference in each group, and whether the signs agree.
+    """Return a row per claimed pair of schemes: its difference in each group of runs, and whether the signs agree.
 
-    The verdict stands beside each difference: differ, equal or open, or nothing if the group ranks nothing.
+    Claimed pairs are those that the experiment fixed before training, or all pairs; shown are those that all groups
+    have. Each difference has its verdict: differ, equal, open or, if the group ranks nothing, not tested.
+    Arguments: groups, {value that a group of runs shares: their Comparison}.
     """
     rows: dict[frozenset[str], dict[str, str]] = {}
     signs: dict[frozenset[str], set[str]] = {}
@@ -228,7 +242,10 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def latex(table: pd.DataFrame, caption: str, label: str) -> str:
-    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated."""
+    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated.
+
+    Arguments: table, of text in Markdown; label, for references to the table.
+    """
     signs = {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$", "\\*": "*"}
 
     def text(value: str) -> str:
@@ -255,7 +272,10 @@ def flops_text(flops: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Format the value of a group of runs: `0.005`, `1.02M`, `demo`; the values in a tuple are joined by spaces."""
+    """Return the value that a group of runs shares as text: `0.005`, `1.02M`, `demo`.
+
+    The values in a tuple are joined by spaces.
+    """
     if isinstance(value, tuple):
         return " ".join(map(text_of, value))
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):

@@ -39,7 +39,7 @@ PLACE = ["scheme", "seed", "under", "length"]
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of one task's runs, with everything that a report says about them.
+    """The scores of one task's runs, from which a report derives its tables and pictures of the task.
 
     A scheme stays accurate at a length (keeps the task) if its accuracy, the median of seeds that learnt, is at least
     KEPT of the way from chance to 1.
@@ -66,15 +66,18 @@ class TaskScores:
 
     @property
     def option_scores(self) -> pd.DataFrame:
-        """Return the scores measured with changed options of the scheme, for the seeds that learnt the task."""
+        """Return the scores measured with changed options of the scheme, for the seeds that learnt the task.
+
+        It is a table with a row per scheme, seed, evaluation option and length.
+        """
         return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
         """Return {scheme: length in items from which it is no longer accurate}; infinity if always, as far as tested.
 
-        Accurate is at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from the
-        trained length on. Schemes of which no seed learnt the task are left out.
+        Accurate means at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from
+        the trained length on. Schemes of which no seed learnt the task are left out.
         """
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
@@ -119,7 +122,7 @@ class TaskScores:
         return sorted(set(self.scores["length"]))
 
     def share(self, accuracy: Any) -> Any:
-        """Return the accuracy as a share of the way from chance (0) to perfect (1)."""
+        """Return the accuracy, a number or array, as a share of the way from chance (0) to perfect (1)."""
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
@@ -148,7 +151,7 @@ class TaskScores:
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
     """Return {name of a task: its TaskScores} for the tasks of these runs.
 
-    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt.
+    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt the task.
     Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; notes, a list that gets a
     line for everything left out, with the reason; group_by, the setting that the runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
@@ -180,12 +183,16 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: 
 
 
 def _longest(lengths: str) -> int:
-    """Return the longest trained length, from the summary's text of a range: 16 for `[2, 16]`."""
+    """Return the longest trained length from the text of a range: 16 for `[2, 16]`."""
     return int(json.loads(lengths)[1])
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    """Return the scores of the task `name`, from its runs and their rows of the tidy table."""
+    """Return the scores of the task `name`.
+
+    Arguments: runs, a row per run of the task; rows, these runs' part of the tidy table, a row per scored window and
+    metric.
+    """
     run = runs.iloc[0]
     sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
     scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
@@ -218,7 +225,10 @@ def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> 
 
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
-    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do."""
+    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do.
+
+    Arguments: summary, a row per run.
+    """
     readable = summary[summary["status"] != UNREADABLE]
     on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
@@ -297,7 +307,8 @@ def content_of_tasks(
 def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
     """Return a row per scheme and a column per task: the length up to which the scheme stays accurate.
 
-    If not all seeds learnt the task, their number is in brackets: `≥64 (2/3)`.
+    If not all seeds learnt the task, their number is in brackets: `≥64 (2/3)`. Arguments: tasks, {name of a task: its
+    scores}.
     """
     rows = []
     for scheme in sorted({s for t in tasks.values() for s in t.schemes}, key=lambda s: sort_key(tasks, s)):
@@ -314,7 +325,8 @@ def summary_table(tasks: Mapping[str, TaskScores]) -> pd.DataFrame:
 def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
     """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks, longest first.
 
-    Lengths are multiples of each task's trained length, 0 for a task that was not learnt.
+    Lengths are multiples of each task's trained length, 0 for a task that was not learnt. Arguments: tasks, {name of a
+    task: its scores}.
     """
     multiples = [t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0 for t in tasks.values()]
     return -float(np.mean(multiples)), scheme
@@ -323,7 +335,7 @@ def sort_key(tasks: Mapping[str, TaskScores], scheme: str) -> tuple[float, str]:
 def task_table(t: TaskScores) -> pd.DataFrame:
     """Return a row per scheme: seeds that learnt the task, longest accurate length, steps, and accuracy by length.
 
-    Steps are the median until seeds had learnt, and accuracy is the median of these seeds.
+    Steps are the median number after which seeds had learnt, and accuracy is the median of these seeds.
     Arguments: t, the task's scores.
     """
     rows = []
@@ -349,7 +361,7 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
 
     A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
     longer length that was tested.
-    Arguments: groups, {value that a group shares: {task: its scores}}.
+    Arguments: groups, {value that a group of runs shares: {task: its scores}}.
     """
     names = dict.fromkeys((t.name, scheme) for tasks in groups.values() for t in tasks.values() for scheme in t.schemes)
     rows = []
@@ -368,7 +380,10 @@ def by_table(groups: Mapping[Any, Mapping[str, TaskScores]]) -> pd.DataFrame:
 
 
 def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
-    """Draw the summary and each task, and return the figures by file name without suffix."""
+    """Draw a figure of each task, one of its evaluation options if scored, and a summary if there are several tasks.
+
+    Arguments: tasks, {name of a task: its scores}. Returns: {file name without suffix: figure}.
+    """
     with style():
         figures = {"summary": summary_map(tasks)} if len(tasks) > 1 else {}
         for t in tasks.values():
@@ -381,7 +396,8 @@ def draw_all(tasks: Mapping[str, TaskScores]) -> dict[str, Figure]:
 def task_map(t: TaskScores) -> Figure:
     """Return a figure of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt the task.
 
-    A dot per seed in each cell is further right for a higher accuracy, from chance (left) to 1.
+    A dot per seed in each cell is further right for a higher accuracy, from chance (left) to 1. Arguments: t, the
+    task's scores.
     """
     schemes, lengths = t.schemes, t.lengths
     figure, (axes,) = new_figure(0.8 + 0.42 * len(schemes), width=min(WIDTH, 2.6 + 0.85 * len(lengths)))
@@ -403,7 +419,7 @@ def task_map(t: TaskScores) -> Figure:
 def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
     """Return a figure of coloured cells, schemes by tasks: the length up to which each scheme stays accurate.
 
-    The colour is this length as a multiple of the trained length.
+    The colour is this length as a multiple of the trained length. Arguments: tasks, {name of a task: its scores}.
     """
     texts = summary_table(tasks).set_index("scheme")
     scored = list(tasks.values())
@@ -422,7 +438,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
 def option_maps(t: TaskScores) -> Figure:
     """Return a figure with a panel per scheme: coloured cells of median accuracy, evaluation options by lengths.
 
-    Only seeds that learnt the task count.
+    Only seeds that learnt the task count. Arguments: t, the task's scores.
     """
     scores = t.option_scores
     schemes, lengths = [s for s in t.schemes if s in set(scores["scheme"])], sorted(set(scores["length"]))
@@ -443,15 +459,19 @@ def option_maps(t: TaskScores) -> Figure:
 
 
 def _cells(axes: Axes, t: TaskScores, accuracy: pd.DataFrame) -> None:
-    """Draw cells of accuracy with their numbers, shaded from chance (white) to 1."""
+    """Draw cells of accuracy with their numbers, shaded from chance (white) to 1.
+
+    Arguments: t, the task's scores, for the level of chance; accuracy, a table whose index and columns name the cells.
+    """
     values = accuracy.to_numpy(dtype=float)
     _shade(axes, t.share(values), [[number(v, 2) for v in row] for row in values], accuracy)
 
 
 def _shade(axes: Axes, shades: Any, texts: Sequence[Sequence[str]], labels: pd.DataFrame) -> None:
-    """Draw a grid of cells, coloured by `shades` from 0 (white) to 1 (NaN without colour), with a text in each.
+    """Draw a grid of cells with a text in each, coloured from 0 (white) to 1.
 
-    Arguments: labels, a table whose index and columns name the rows and columns of cells.
+    Arguments: shades [rows, columns], a number per cell, NaN for no colour; texts, of the cells, by row; labels, a
+    table whose index and columns name the rows and columns of cells.
     """
     axes.pcolormesh(
         shades, cmap="Blues", vmin=0, vmax=1.8, edgecolor="white", linewidth=1.5

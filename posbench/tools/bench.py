@@ -49,7 +49,10 @@ class TimedScheme:
         return steps * self.tokens_per_step / self._seconds(steps)
 
     def measure(self, steps: int, first: TimedScheme) -> None:
-        """Time `steps` steps of the scheme `first`, then of this one, and record this rate and the rates' ratio."""
+        """Time `steps` steps of the scheme `first`, then of this one, and record this scheme's tokens per second.
+
+        Also record how many times as fast it is as `first`.
+        """
         first_rate = first.rate(steps)
         self.rates.append(self.rate(steps))
         self.ratios.append(self.rates[-1] / first_rate)
@@ -64,7 +67,7 @@ class TimedScheme:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return {name: value} of the model's sizes and of the measurements' medians over rounds.
+        """Return {name: value}: the model's sizes and, over rounds, the medians of what was measured.
 
         Arguments: matmul_rate, FLOP/s of a matrix product, by which the model's FLOP/s are divided (MFU).
         """
@@ -81,7 +84,7 @@ class TimedScheme:
 
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
-    """Return a batch on the device: random tokens [B, T + 1], or problems if the data is a task."""
+    """Return a training batch on the device: random tokens [B, T + 1], or problems if the configured data is a task."""
     if config.is_task:
         return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
     size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
@@ -89,9 +92,10 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
 
 
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Time the training step of each scheme. The overrides `words` choose the model and the batch.
+    """Time the training step of each scheme and return what was measured.
 
-    Arguments: rounds, how often each scheme is timed, in turn; steps, training steps per turn.
+    Arguments: words, configuration overrides that choose the model and the batch; rounds, how often each scheme is
+    timed, in turn; steps, training steps per turn.
     Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (parameters, FLOPs per token, cache
     bytes), the medians of tokens per second and of the ratio to the first scheme, the ratio's quartiles (None with one
     round), MFU, seconds of the first step (including compilation), and peak memory in bytes.
@@ -132,7 +136,10 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes."""
+    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes.
+
+    Arguments: dtype, of the cached values.
+    """
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {

@@ -51,7 +51,10 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
 
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:
-    """Print a table for each experiment, and why runs failed. `rows` must be sorted by experiment."""
+    """Print a table for each experiment, and why runs failed.
+
+    Arguments: rows, the states of the runs, sorted by experiment.
+    """
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
         states = [_STATE_WORDS.get(row.state, row.state) for row in members]
@@ -64,7 +67,7 @@ def show(rows: Sequence[RunSummary], console: Console) -> None:
 
 
 def summarise(run: Run) -> RunSummary:
-    """Return a run's state from its manifest, metrics and file names, without checking weights or results."""
+    """Return a run's state, found from its manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
         rows = [] if manifest.loss is not None else run.logged
@@ -107,7 +110,10 @@ def _table(rows: Sequence[RunSummary]) -> Table:
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
-    """Return each protocol's shortest and longest length and count: `fixed 64-2k (9), validation 128 on pg19`."""
+    """Return each evaluation protocol's shortest and longest length and their number, as text.
+
+    For example `fixed 64-2k (9), validation 128 on pg19`. Arguments: evaluated, the keys of a run's stored results.
+    """
     lengths: dict[str, list[int]] = {}
     for key in evaluated:
         lengths.setdefault(f"{key.protocol} {{}}" + (f" on {key.data}" if key.data else ""), []).append(key.length)

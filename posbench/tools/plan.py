@@ -76,9 +76,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
-    gpus, the number of GPUs, each training one run at a time; time_here, True to time a few steps on this machine;
-    search, True to plan `posbench tune WORDS` instead: the search for learning rates.
+    Arguments: words, configuration overrides; device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of
+    its FLOP/s that training reaches; gpus, the number of GPUs, each training one run at a time; time_here, True to time
+    a few steps on this machine; search, True to plan `posbench tune WORDS` instead: the search for learning rates.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -119,7 +119,8 @@ def plan(
 def _detectable(config: Config, schemes: int) -> str:
     """Return the gaps that the search's test finds in 80 % of cases with 3, 5 and 8 seeds, as text.
 
-    In nats, from the spread of gaps over seeds in the experiment's finished runs; without any, in standard deviations.
+    They are in nats, from the spread of gaps over seeds in the experiment's finished runs, or without any, in standard
+    deviations. Arguments: schemes, the number of schemes.
     """
     pairs = len(fixed_pairs(config.experiment.primary)) or math.comb(schemes, 2)
     spread = math.nan
@@ -138,7 +139,7 @@ def _detectable(config: Config, schemes: int) -> str:
 def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
     """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
-    If a few steps would take too long, the rate is `mfu` times the rate of a matrix product.
+    If a few steps would take too long, they are not timed, and the rate is `mfu` times the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
@@ -152,7 +153,8 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
     """Return the run configurations of a sweep for one seed, and the number of seeds.
 
-    Branches, shorter runs that start from a checkpoint of another run of the sweep, come last.
+    Branches, shorter runs that start from a checkpoint of another run of the sweep, come last. Arguments: words,
+    overrides as after `posbench train -m`.
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
@@ -199,7 +201,7 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
 
 
 def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return purpose -> estimated bytes that training with float32 weights needs on its device.
+    """Return {purpose: estimated bytes} that training with float32 weights needs on its device.
 
     state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
     reads, 2 bytes per parameter.
@@ -223,7 +225,10 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
 
 
 def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs of all validations of one run: before the first step, during training, after the last step."""
+    """Return the FLOPs of all validations of one run: before the first step, during training, after the last step.
+
+    A branch, which starts from another run's checkpoint, has only those after that checkpoint.
+    """
     train, context = config.train, config.train.context_length
     tokens = max(train.validation_tokens, context) // context * context
     interval = train.steps_between_validations
@@ -233,9 +238,10 @@ def _validation_flops(config: Config, architecture: Architecture, vocab_size: in
 
 
 def _order_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs of scoring the worth of distant order during one run, 0 if `train.order_every` is not set.
+    """Return the FLOPs that one run spends on scoring how much the order of distant tokens helps the model.
 
-    Each window is read twice (whole and shuffled), with logits for its second half only.
+    It is 0 if `train.order_every` is not set. Each window is read twice (whole and shuffled), with logits for its
+    second half only.
     """
     train, length = config.train, config.train.context_length
     if not train.order_every:
@@ -248,7 +254,7 @@ def _order_flops(config: Config, architecture: Architecture, vocab_size: int) ->
 
 
 def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
-    """Return the window sizes in tokens, one for each length that the protocol scores."""
+    """Return the window sizes in tokens, one for each length that the evaluation protocol scores."""
     configured = config.evaluation.lengths
     if not config.is_task:
         return protocol.lengths((), config.train.context_length, configured=configured)
@@ -257,7 +263,7 @@ def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Print the plan as a table of two columns."""
+    """Print the estimated costs as a table of two columns."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

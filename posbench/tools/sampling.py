@@ -31,8 +31,8 @@ class SamplingConfig:
 def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
     """Return the text that the model writes after BOS and the prompt, at most `tokens` tokens, up to the next BOS.
 
-    Arguments: sampling, how tokens are drawn; scheme_changed, True to accept that the user's scheme file has changed
-    since training.
+    BOS is the token that begins a document, if the tokenizer has one. Arguments: sampling, how tokens are drawn;
+    scheme_changed, True to accept that the user's scheme file has changed since training.
     Raises: ConfigError if the run has no weights, if a task's run gets no prompt, or if the prompt is longer than the
     scheme allows.
     """

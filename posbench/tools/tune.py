@@ -1,4 +1,4 @@
-"""Search the best learning rates of each scheme of an experiment (`posbench tune`). The runs are scored in reports.
+"""Search for the best learning rates of each scheme of an experiment (`posbench tune`); reports use the runs.
 
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    an ordinary run of the experiment at one of the rates
 
@@ -48,7 +48,7 @@ class Tuning:
     rates: list[float]  # the rates to try
 
     def search(self) -> RateSearch:
-        """Return the search as far as it has been trained, read from folders and packs."""
+        """Return the search as far as it has been trained, from its runs in folders and packs (zip files)."""
         places = [place for place in with_searches([self.folder]) if place.is_dir() or find_runs(place)]
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
@@ -56,7 +56,7 @@ class Tuning:
         return search_of(runs[runs["train.lr"].isin(tried)] if len(runs) else runs, self.planned)
 
     def missing(self) -> dict[tuple[float, int], list[str]]:
-        """Return (rate, seed) -> schemes for the runs that can be trained now, in the order of seeds."""
+        """Return {(rate, seed): schemes} for the missing runs that can be trained now, in the order of seeds."""
         search = self.search()
         missing: dict[tuple[int, float], list[str]] = {}
         for scheme in self.schemes:
@@ -72,10 +72,11 @@ def tune(
     console: Console,
     train: bool = True,
 ) -> dict[Path, RateSearch]:
-    """Train the missing runs of a search, print its table and what is left; return experiment folder -> search.
+    """Train the missing runs of learning-rate searches, print the results and what is left, and return the searches.
 
-    Arguments: words, overrides as after `posbench train -m`; job, trains a run; say, prints what will be trained;
-    train, False to train nothing and only print how far the search is.
+    Arguments: words, configuration overrides as after `posbench train -m`; job, trains a run; say, prints what will be
+    trained; train, False to train nothing and only print how far the search is.
+    Returns: {folder of an experiment: its search}.
     Raises: ConfigError for words that are refused, and if a run neither finished nor diverged.
     """
     swept = sweep_of(words)
@@ -94,7 +95,11 @@ def tune(
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
-    """Return the search that the overrides `words` describe, with the choice `data` ("" if they do not sweep data)."""
+    """Return the search that the overrides `words` describe, for one choice of data.
+
+    Arguments: words, as after `posbench train -m`; swept, the overrides with several values, by name; data, one of the
+    swept choices of data, or "" if data is not swept.
+    """
     words = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
@@ -107,7 +112,11 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
 
 
 def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console, train: bool) -> RateSearch:
-    """Train the missing runs of both stages, seed by seed, and print the search; also if it is interrupted."""
+    """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted.
+
+    First all rates get their first seeds, then the kept rates the other seeds. Arguments: job, trains a run; say,
+    prints what will be trained; train, False to only print.
+    """
     try:
         while (missing := tuning.missing()) if train else None:
             for (rate, seed), schemes in missing.items():
@@ -128,7 +137,10 @@ def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: 
 
 
 def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
-    """Print the table of losses by rate, how many runs are left to train, and the command that goes on."""
+    """Print the table of losses by rate, how many runs are left to train, and that the same command goes on.
+
+    If the search is finished, print each scheme's best rates and the next command.
+    """
     if search.losses:
         frame = rate_table(search)
         table = plain_table(*frame.columns)
