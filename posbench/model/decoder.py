@@ -203,6 +203,7 @@ class Decoder(nn.Module):
         """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token. Logits are computed in chunks.
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
+        Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
@@ -219,7 +220,11 @@ class Decoder(nn.Module):
         last: int | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last]."""
+        """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last].
+
+        Arguments: tokens and targets, [B, T]; offset, the position of the first token; positions, [B, T], None if they
+        are consecutive.
+        """
         x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
@@ -230,7 +235,11 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
+        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both.
+
+        Arguments: tokens and targets, [B, T], with a negative target for tokens that are not scored; positions, [B, T],
+        None if they are consecutive.
+        """
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)

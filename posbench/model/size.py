@@ -24,9 +24,9 @@ class CacheSize:
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return the number of parameters except the scheme's, as `embedding` (both tables if untied) and `body`.
+    """Return {`embedding`: number, `body`: number}: the parameters of a decoder without its position scheme's.
 
-    `body` is the number of all others.
+    `embedding` counts both embedding tables if they are untied; `body` counts all others.
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
