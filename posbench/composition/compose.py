@@ -80,7 +80,11 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the settings of a scheme or task in a file. Raises: ConfigError if the file does not exist."""
+        """Return the settings of a scheme or task whose class is in a file, for Hydra.
+
+        Arguments: config_path, the file and class, such as `scheme/my_scheme.py:Faded`. Raises: ConfigError if the file
+        does not exist.
+        """
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
@@ -282,9 +286,10 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set the settings in `mapping` that follow from a task's lengths: `train.context_length` and `data.window`.
+    """Set `train.context_length` and `data.window` in the configuration `mapping` of a run on a task.
 
-    They are the tokens that a model reads of the longest problem in training, and in tests.
+    They are how many tokens a model reads of the longest problem in training (`data.lengths`) and of the longest
+    allowed in tests (`data.longest`).
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
@@ -304,9 +309,9 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Set the settings in `mapping` that follow from the model that `train.from_run` names, if it is set.
+    """Set what follows from the model that `train.from_run` names, if it is set, in `mapping`, a run's configuration.
 
-    They are model sizes, scheme, tokenizer and the scheme's name.
+    It is model sizes, scheme, tokenizer and the scheme's name.
     Raises: ConfigError if `train.from_run` names no model, if the user gave sizes, or if posbench cannot use its
     positions or tokenizer and the user gave no others.
     """
@@ -317,7 +322,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     keys = {word.lstrip("+").partition("=")[0] for word in words}
 
     def options_of(group: str) -> dict[str, Any]:
-        """Return the options of a group that the user gave as `group.option=value`."""
+        """Return {option: value} for what the user gave as `group.option=value` on the command line."""
         options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
         return {option: mapping[group][option] for option in options}
 
@@ -346,7 +351,10 @@ def _continue(mapping: dict[str, Any]) -> None:
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench."""
+    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench.
+
+    Arguments: scheme, its configuration.
+    """
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:

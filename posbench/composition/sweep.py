@@ -121,7 +121,7 @@ def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
 
 
 class JobFailed(Exception):
-    """An error of a job in a sweep that was not a ConfigError, as text, since the error itself may not be picklable."""
+    """An error of one run (job) of a sweep, other than a ConfigError, as text: the error may not be picklable."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ class SweepJob:
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome, which includes errors: Hydra would print them in its own words.
 
-        Raises: Stopped and KeyboardInterrupt, which end a sweep.
+        Arguments: composed, what Hydra composed as the job's configuration. Raises: Stopped and KeyboardInterrupt,
+        which end a sweep.
         """
         name, was_finished = "", False
         try:
@@ -200,7 +201,7 @@ class PosbenchSweeper(Sweeper):
         """Ignore `params`, which Hydra passes; `swept_values` reads them from the whole configuration."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Store the job and create the launcher. Hydra calls this before `sweep`."""
+        """Store the function that runs a job, and create the launcher. Hydra calls this before `sweep`."""
         assert isinstance(task_function, SweepJob)
         self.task, self.master = task_function, config
         self.loader: ConfigLoader = hydra_context.config_loader

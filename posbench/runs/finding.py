@@ -142,7 +142,10 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
 
 
 def no_runs(folder: Path, runs_dir: Path) -> str:
-    """Return the message for a `folder` without runs: the cause, and the command that trains a run in `runs_dir`."""
+    """Return the error message for a `folder` without runs: the cause, and the command that trains a run.
+
+    Arguments: runs_dir, the folder to train in.
+    """
     remedy = f"posbench train scheme=vo_rope{_runs_dir_word(runs_dir)}"
     if folder == runs_dir and _runs_dir_word(runs_dir) and not folder.exists():
         return f"there is no folder {folder}: correct --runs-dir, or train a run there ({remedy})"
@@ -150,7 +153,7 @@ def no_runs(folder: Path, runs_dir: Path) -> str:
 
 
 def _runs_dir_word(runs_dir: Path) -> str:
-    """Return ` runs_dir=FOLDER` to append to a train command, or "" for the default folder."""
+    """Return ` runs_dir=FOLDER`, to append to a train command for this folder, or "" for the default folder."""
     return "" if runs_dir == Path("runs") else f" {shlex.quote(f'runs_dir={runs_dir}')}"
 
 
@@ -186,7 +189,7 @@ def _no_experiments(runs_dir: Path) -> str:
 
 
 def _listed(names: Iterable[str], runs_dir: Path) -> str:
-    """Return the first `MAX_NAMES` names, separated by commas, and how to list the others."""
+    """Return the first `MAX_NAMES` of `names` as text, separated by commas, and if there are more, how to list them."""
     names = list(names)
     option = f" --runs-dir {shlex.quote(str(runs_dir))}" if _runs_dir_word(runs_dir) else ""
     more = f" and {len(names) - MAX_NAMES} more, which posbench ls{option} lists" if names[MAX_NAMES:] else ""

@@ -46,7 +46,8 @@ class Positions:
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
         """Return the scheme's settings, as in a YAML file, if a run may use them on windows of `length` tokens.
 
-        Arguments: from_run, the model's name in the message. Raises: ConfigError if a run may not.
+        Arguments: from_run, the model's name in the error message. Raises: ConfigError if the settings are not for this
+        length, or posbench has no such scheme.
         """
         reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
         if self.row is not None and self.length not in (None, length):

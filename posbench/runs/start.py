@@ -98,7 +98,10 @@ class Start:
         }
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
-        """Raise ConfigError unless the source was trained with the tokenizer that has this `fingerprint`."""
+        """Raise ConfigError unless the source of the weights has the tokenizer with this `fingerprint`.
+
+        If the source's tokenizer is unknown, nothing is checked. Arguments: config, of the run that starts.
+        """
         if self.tokenizer not in (None, fingerprint):
             raise ConfigError(
                 f"the tokenizer differs from the tokenizer of train.from_run={config.train.from_run}: give the same "
@@ -106,7 +109,7 @@ class Start:
             )
 
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
-        """Set the parameters of `model` to these weights.
+        """Set the parameters of `model` to the weights of this start.
 
         Parameters of the scheme that the source lacks or has in another shape are left. If `checkpoint` is set, all
         names and shapes must match.

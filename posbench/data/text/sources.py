@@ -142,7 +142,8 @@ class Source(ABC):
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
 
-        Raises: ConfigError for any error in `texts`, with `origin` (the file or data set) and `remedy` in its message.
+        Arguments: texts, as read; origin and remedy, the file or data set and the advice in error messages.
+        Raises: ConfigError for any error in `texts`.
         """
         count = 0
         try:
@@ -167,16 +168,19 @@ class Source(ABC):
             raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     def cut_few_files(self) -> str:
-        """Cut text files into documents if they are fewer than the splits; return a notice, or "" if not."""
+        """Cut text files into documents if they are fewer than the splits; return a line of text to print, or ""."""
         return ""
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return what identifies the text in the cache, as a JSON value, without reading text or using a network."""
+        """Return a JSON value that identifies the text in the cache, such as its files with their sizes and times.
+
+        It is made without reading text or using a network.
+        """
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return {split: its documents as an iterator}. Raises: ConfigError if the text cannot be read."""
+        """Return {split: iterator over the texts of its documents}. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):

@@ -99,9 +99,9 @@ class Order(EvalProtocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return what a run's log says about the order of tokens more than 32 back.
+        """Return what the order of tokens more than 32 back was worth during training, and when that reached ONSET.
 
-        Arguments: logged, the rows of its metrics.jsonl.
+        Arguments: logged, the lines of the run's metrics.jsonl, a mapping each.
         Returns: what this order is worth at the end (key FAR, in nats per token), and `onset_tokens`, the tokens
         trained on until it was worth ONSET, infinite if it is worth less at the end; {} if `logged` has no such scores.
         """
@@ -229,11 +229,11 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return for each scheme, as text, how far back order matters.
+    """Return for each scheme, as text, how far back the order of tokens matters.
 
     This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
     Arguments: cells, the figures of the score `lost_order` at one length, a row per scheme and distance.
-    Returns: a series of text by scheme: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
+    Returns: {scheme: text}: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
@@ -263,11 +263,12 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return the tokens of three sequences per window: `whole`, `shuffled` and `other`.
+    """Return three token sequences per window: `whole`, `shuffled` and `other`, which end with the same tokens.
 
-    The window itself, the window with its first half in random order, and with a first half from another document. The
-    window's start is the random seed for the permutation, the other document and the position in it.
-    Arguments: starts, token indices of windows; count, how many of the three to return, in this order.
+    They are the window itself, the window with its first half in random order, and with a first half from another
+    document. The window's start is the random seed for the permutation, the other document and the position in it.
+    Arguments: starts, token indices of windows; length, a window's tokens less one; count, how many of the three to
+    return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1

@@ -40,9 +40,9 @@ class Validation(Windowed):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score windows of text or, for a task, answers of problems of trained lengths, always at the training length.
 
-        Arguments: corpus, the text or task; split, its part to score; settings, the run's `evaluation` settings;
-        advance, called with the number of tokens after each forward pass; anchor is not used.
-        Returns: the rows to store, and numbers for their header.
+        Arguments: corpus, the text or task; split, its part to score; length, the training length; settings, the run's
+        `evaluation` settings; advance, called with the number of tokens after each forward pass; anchor is not used.
+        Returns: the table to store, with a row per problem or per window and document, and numbers for its header.
         """
         if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
@@ -89,5 +89,5 @@ class Validation(Windowed):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """Return only the training length, whatever lengths are requested."""
+        """Return only the training length, `context_length`, whatever lengths are requested or configured."""
         return [context_length]

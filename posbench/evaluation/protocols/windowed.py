@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Windowed(EvalProtocol):
-    """Base class of protocols that score windows and store one row per window and document in it."""
+    """Base class of protocols that score windows of text, and store a table row for each document in each window."""
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -33,9 +33,10 @@ class Windowed(EvalProtocol):
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the rows to store, one per window and document.
+        """Return the table to store, a row per window and document, with the sum of losses and the number of targets.
 
-        Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
+        Arguments: losses, [windows, scored] in nats; windows and split, the text that was scored; bos_id, the id of the
+        BOS token, which is not scored.
         """
         return tabulate_windows(losses, windows, split, bos_id)
 
