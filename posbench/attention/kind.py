@@ -175,10 +175,11 @@ class Kind(nn.Module, ABC):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """Return {name: function} of the functions that can compute this kind of attention; None is the default choice.
+        """Return {name: function} of the functions that can compute this kind of attention.
 
-        `posbench verify` sets `kernel` to each of them in turn.
-        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores.
+        The value None is the default choice. `posbench verify` sets `kernel` to each of them in turn.
+        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores;
+        device, to run on.
         """
         return {"mix": None}
 

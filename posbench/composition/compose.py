@@ -256,9 +256,10 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def checked_config(composed: DictConfig) -> Config:
-    """Return a checked `Config` made from what Hydra composed. Call this inside Hydra's session or job for it.
+    """Return a checked `Config` made from what Hydra composed. Call this while Hydra's session or job is open.
 
-    Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
+    Arguments: composed, the settings of a run. Raises: ConfigError for an unknown key, a wrong type, a missing value or
+    a value out of its range.
     """
     content = copy.deepcopy(composed)
     with plain_errors():
@@ -365,7 +366,10 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the settings of the scheme `name`, as Hydra finds them in its search path. Call this inside a session."""
+    """Return the settings of the scheme called `name`, from its YAML file, as Hydra finds it in its search path.
+
+    Call this while Hydra's session is open.
+    """
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -387,7 +391,10 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a sentence that names the field, the value and the remedy, or else the error's own text in one line."""
+    """Return a sentence on an error of Hydra or YAML that names the field, the value and the remedy.
+
+    If the error is not a known one, return its own text in one line.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])

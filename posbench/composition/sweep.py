@@ -126,7 +126,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result or the error of one run of a sweep, a job, after it has ended."""
+    """The outcome of one run (job) that has ended: its name, its result or its error."""
 
     name: str  # as from `run_name`; "" if the configuration was refused
     error: Exception | None = None  # None: the job succeeded
@@ -188,7 +188,7 @@ def run_name(config: Config) -> str:
 
 
 class Job(NamedTuple):
-    """The overrides of a job in a sweep, and the configuration that they make."""
+    """One run (job) of a sweep: its overrides, and the configuration that they make."""
 
     words: Sequence[str]
     config: Config
@@ -270,7 +270,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
 
-    Arguments: outcomes, of the runs of a sweep; their results are the runs' manifests.
+    Arguments: outcomes, of the runs of a sweep, whose results are the runs' manifests; console, prints the table.
     """
     if len(outcomes) < 2:
         return

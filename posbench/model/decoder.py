@@ -176,9 +176,10 @@ class Decoder(nn.Module):
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """Return `hidden` of consecutive pieces of `piece` tokens, [B, T, C], computed layer by layer.
+        """Return the residual stream after the last norm, [B, T, C], computed in pieces of `piece` tokens.
 
-        Memory then holds only the whole stream and the cache of one layer.
+        All pieces pass one layer before the next, so memory holds only the whole stream and the cache of one layer.
+        Arguments: offset, the position of the first token; positions, [B, T], None if they are consecutive.
         """
         length = tokens.shape[1]
         starts = range(0, length, piece)

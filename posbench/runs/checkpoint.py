@@ -233,9 +233,10 @@ def shard_of(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """Gather the processes' shards, split as the DTensor `like` is, and return the full tensor on rank 0's CPU.
+    """Gather the shards of all processes, and return the full tensor on the CPU of the process of rank 0.
 
-    Other ranks get an empty tensor, because a sharded model may not fit on one device. If `like` is not sharded,
+    Other ranks get an empty tensor, because a sharded model may not fit on one device.
+    Arguments: shard, this process's part; like, the DTensor that says how it is split. If `like` is not sharded,
     `shard` is returned.
     """
     if not is_sharded(like):
@@ -249,7 +250,7 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's shard of the full tensor `value`, split as the DTensor `like` is.
+    """Return this process's part (shard) of the full tensor `value`, split like the DTensor `like`.
 
     If `like` is not sharded, return `value` itself.
     """

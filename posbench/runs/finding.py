@@ -197,7 +197,7 @@ def _listed(names: Iterable[str], runs_dir: Path) -> str:
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """Return the folder that `name` means.
+    """Return the folder, of a run or of several, that `name` on the command line means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
     folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,

@@ -34,7 +34,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Costs:
-    """The speed, time and memory of training. A field is None if it was not measured."""
+    """The speed, time and memory of a run's training. A field is None if it was not measured."""
 
     tokens_per_second: float | None
     train_seconds: float | None

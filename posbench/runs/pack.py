@@ -173,7 +173,7 @@ def packs_of(experiment: Path) -> list[Pack]:
 
 
 def experiment_in(output: Path) -> Path:
-    """Return the folder of the experiment to which the zip `output` belongs.
+    """Return the folder of the experiment to which the zip file of runs `output` belongs.
 
     `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     """

@@ -260,7 +260,7 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return a line for each difference that forbids a shorter run to start from a longer run's checkpoint.
+    """Return a line of text for each difference that forbids a shorter run to start from a longer run's checkpoint.
 
     The list is empty if there is none.
     Arguments: trunk and trunk_manifest, configuration and manifest of the longer run; config and manifest, of the

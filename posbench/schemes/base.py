@@ -167,7 +167,7 @@ class Scheme(nn.Module):
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        """Return True if the hooks k and v do the same to a tensor; a shared K = V then needs only one cache."""
+        """Return True if the scheme changes k and v in the same way; a shared K = V then needs only one cache."""
         return not (self.overrides("k") or self.overrides("v"))
 
     @property
@@ -218,8 +218,8 @@ class Scheme(nn.Module):
     def gate(self, x: Tensor, pos: Any) -> Any:
         """Return N values per token computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
 
-        `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow with the length: use at
-        least the dtype of the parameters, and float64 for sums that become angles.
+        The scheme chooses N. `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow
+        with the length: use at least the dtype of the parameters, and float64 for sums that become angles.
         Arguments: x, the hidden states after the layer's norm and the hook `hidden`, [B, T, C]; pos, the result of
         `prepare`.
         """

@@ -132,7 +132,7 @@ def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
 
 
 class _Builder:
-    """A builder of the schemes of one decoder that shares parameters between layers."""
+    """Builder of the scheme objects of one decoder's layers; layers with equal configurations share parameters."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
@@ -225,7 +225,10 @@ def _is_interleaved(entry: SchemeConfig) -> bool:
 
 
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the configurations of the schemes that the scheme `entry` is made of; [] if it is not made of others."""
+    """Return the configurations of the schemes that `entry`, a scheme's configuration, is made of.
+
+    The list is empty if it is not made of others.
+    """
     members = [member for option in entry.options.values() for member in entries_in(option)]
     return [SchemeConfig.from_mapping(dict(member)) for member in members]
 

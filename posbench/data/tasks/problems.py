@@ -175,7 +175,7 @@ class ProblemSplit:
 
 
 class ProblemBatches:
-    """The training batches of a task, with problems of the trained lengths, all equally likely.
+    """The training batches of a task. Lengths of problems are drawn evenly from the trained lengths.
 
     Neighbouring batches are drawn together, which is many times faster than one by one.
     """

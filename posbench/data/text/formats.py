@@ -118,7 +118,7 @@ def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[Any]:
-    """Yield the value of `column` in each row of a parquet or Arrow file, streamed."""
+    """Yield the field `column` of each row of a parquet or Arrow file, a part of the file in memory at a time."""
     import pyarrow
     from pyarrow import ipc, parquet
 

@@ -86,7 +86,8 @@ class Splitter:
         """Change the assignment so that no split is empty: each empty split gets the documents with the nearest hashes.
 
         Call this after all documents were split, and if it changed anything, split all of them again.
-        Returns: the names of the splits that are filled; none if no split is empty or documents are fewer than splits.
+        Returns: the names of the splits that are filled; an empty set if no split was empty or there are fewer
+        documents than splits.
         """
         empty, draws = self._empty, sorted(self._draws)
         if not empty or len(draws) <= len(self.fractions):

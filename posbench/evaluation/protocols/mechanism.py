@@ -47,7 +47,10 @@ Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # me
 
 
 class Mechanism(EvalProtocol):
-    """Attention, biases and norms of each head in windows of one length, by default the training length."""
+    """Evaluation protocol that measures heads: attention, biases and norms in windows of one length.
+
+    The length is by default the training length.
+    """
 
     name = "mechanism"
     rank = 6
@@ -315,9 +318,10 @@ def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
-    """Return a measure with one number per head, as a `Measured` tuple of sums over queries.
+    """Return a measure of one layer with a number per head, summed over queries, as a `Measured` tuple.
 
-    Arguments: measure, its name; shares, of attention, [B, H, queries].
+    Arguments: measure, its name; layer, its number; shares, the share of attention that counts for each query, [B, H,
+    queries].
     """
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()

@@ -52,7 +52,11 @@ LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences,
 
 
 class Order(EvalProtocol):
-    """What the order of distant tokens is worth: the loss after a window's first half is shuffled or replaced."""
+    """Evaluation protocol for the order of distant tokens: how much the loss rises if it is destroyed.
+
+    The first half of each window is shuffled, or replaced by another document's tokens, and targets in the second half
+    are scored.
+    """
 
     name = "order"
     rank = 3

@@ -22,7 +22,10 @@ BUCKETS_AN_OCTAVE = 2  # buckets per doubling of the position
 
 
 class Position(Windowed):
-    """Loss by position in windows back to back, summed by document and log-spaced bucket of positions."""
+    """Evaluation protocol for the loss by position in windows back to back, by log-spaced bucket of positions.
+
+    The losses are summed by document and bucket.
+    """
 
     name = "position"
     rank = 5

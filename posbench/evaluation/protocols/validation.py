@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Validation(Windowed):
-    """Loss on windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
+    """Evaluation protocol for the loss on windows of the training length, spread over the validation split.
+
+    They have `train.validation_tokens` tokens in all.
+    """
 
     name = "validation"
     rank = 2
