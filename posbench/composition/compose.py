@@ -130,11 +130,11 @@ def quoted(text: str, quote: Quote = Quote.single) -> str:
 
 
 def hydra_word(word: str) -> str:
-    """Return an override with the quotes that Hydra's grammar needs to read it as the user meant it.
+    """Return the override `word` with the quotes that Hydra's grammar needs to read it as the user meant it.
 
-    `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers
-    (`experiment_name=1e3`). Overrides with quotes, functions, mappings or references stay as they are, except
-    `train.lr_of={...}`, which is merged with an experiment's learning rates.
+    `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers (`experiment_name=1e3`).
+    Overrides with quotes, functions, mappings or references stay as they are, except `train.lr_of={...}`, which is
+    merged with an experiment's learning rates.
     Raises: ConfigError for a list of schemes, because Hydra would silently use the last one.
     """
     key, equals, value = word.partition("=")

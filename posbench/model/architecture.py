@@ -145,7 +145,10 @@ def call_hooks(
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
-    """Return the result of `Scheme.prepare` (a tensor, a tuple or other) with floating-point tensors in `dtype`."""
+    """Return `prepared`, a tensor, a tuple of tensors or anything else, with floating-point tensors in `dtype`.
+
+    It is the result of `Scheme.prepare`. Integer tensors and other objects stay as they are.
+    """
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):

@@ -292,7 +292,10 @@ def _rows_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return normal numbers drawn from (seed, name), in float64 because float32 draws differ by CPU."""
+    """Return a tensor of `shape`, drawn from a normal distribution with deviation `std` by (seed, name).
+
+    It is float64, because float32 draws differ by CPU.
+    """
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 

@@ -182,7 +182,7 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
-    """Set the parameters of `model` from {name: tensor}, except those named in `fresh`.
+    """Set the parameters of `model` from `weights`, {name: tensor}, except those named in `fresh`.
 
     Raises: ConfigError if names or shapes differ.
     """

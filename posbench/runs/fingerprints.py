@@ -78,7 +78,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a mapping of mappings to {`group.field`: value}."""
+    """Flatten a mapping of mappings to {`group.field`: value}; `prefix` comes before each of the names."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
         fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -222,7 +222,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Return {posbench's parameter name: weights in float32}.
+    """Read safetensors files in Hugging Face's format, and return {posbench's parameter name: weights in float32}.
 
     Unknown names are kept, so loading them into a model will fail.
     Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.

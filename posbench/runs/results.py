@@ -141,7 +141,10 @@ class InvalidResult:
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """Return `table` encoded as a Parquet file, with a checksum for each page."""
+    """Return `table` encoded as the bytes of a Parquet file, with a checksum for each page.
+
+    Arguments: compression and level, the codec and its level.
+    """
     import pyarrow
     import pyarrow.parquet
 

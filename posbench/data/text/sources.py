@@ -39,7 +39,7 @@ def draw_of(document: bytes) -> float:
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """Return the name of a document's split.
+    """Return the name of the split that a document belongs to: train, or one of the names in `fractions`.
 
     Each split gets about its fraction of all documents, and train gets the rest. A hash of the UTF-8 text decides, so
     the split is the same on every machine and in any order of reading, and copies of a document fall into one split.

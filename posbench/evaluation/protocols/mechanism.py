@@ -328,9 +328,9 @@ def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Yield `Measured` tuples of attention and, if any, the bias, summed over queries by bucket of distance.
+    """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
 
-    Arguments: weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
+    Arguments: layer, its number; weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
     """
     import torch
 

@@ -300,7 +300,7 @@ def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: i
     """Return what the order of tokens more than d back is worth, {`order_beyond_<d>`: nats per token}, for d in NEAR.
 
     Each is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a window of
-    `length` tokens is shorter than 2 d.
+    `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
     """
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
@@ -320,9 +320,9 @@ def losses(
     """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
 
     The distance is the number of tokens between the target and the first half.
-    Arguments: starts, token indices of windows; advance, called after each forward pass with its number of tokens;
-    scored, how many versions of a window to score, of whole, first half shuffled, and first half of another document,
-    in this order.
+    Arguments: starts, token indices of windows; length, a window's tokens less one; batch_tokens, the most tokens of a
+    forward pass; advance, called after each forward pass with its number of tokens; scored, how many versions of a
+    window to score, of whole, first half shuffled, and first half of another document, in this order.
     """
     read = sequences(split, starts, length, scored)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)

@@ -128,10 +128,10 @@ def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
 
 
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
-    """Return a table with one row per scheme and one column per distance.
+    """Return a table of text with one row per scheme and one column per distance.
 
-    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; title, a column's
-    title with {} for the distance.
+    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; schemes, the order
+    of the table's rows; title, a column's title with {} for the distance.
     """
     rows = []
     for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:

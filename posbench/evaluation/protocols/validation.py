@@ -56,7 +56,10 @@ class Validation(Windowed):
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section for each text that runs were not trained on, with losses at the training length."""
+        """Return a section for each text that runs were not trained on, with losses at the training length.
+
+        Arguments: compared, the runs to compare and the numbers measured in them; every_length is not used.
+        """
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
