@@ -147,7 +147,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """Return the manifest in a checkpoint that was checked. Raises: ConfigError if it has another format."""
+    """Return the manifest (the run's record) in a checkpoint that was checked.
+
+    Raises: ConfigError if it has another format.
+    """
     return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 

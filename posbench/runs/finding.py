@@ -73,7 +73,7 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run at `path`, after reading its manifest. Raises: ConfigError if no run is stored at `path`."""
+    """Return the run at `path`, after reading its record, `run.json`. Raises: ConfigError if no run is stored there."""
     run = run_at(path)
     _ = run.manifest
     return run

@@ -65,15 +65,16 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return facts about the source of the weights, for the field `continued` in the manifest of the new run."""
+        """Return facts about the source of the weights, {name: value}, for `continued` in the new run's `run.json`."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
-        """Return a run's `identity` changed so that it is comparable with runs of the same total token count.
+        """Return a run's settings, changed so that it is comparable with runs of the same total token count.
 
-        The run continues from these weights, and `identity` has its settings, {`group.field`: value}. Its `train`
-        settings become the source run's, its token counts the sums of both, and settings that differ are recorded in
+        The run continues from these weights; `identity` is its settings, {`group.field`: value}. Its `train` settings
+        become the source run's, its token counts the sums of both, and settings that differ are recorded in
         `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
+        Arguments: config, of the run.
         """
         train = {key: value for key, value in identity.items() if key.startswith("train.")}
         source = self.identity or {}

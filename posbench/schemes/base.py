@@ -48,7 +48,7 @@ class Placement(NamedTuple):
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
     def past(self, cached: dict[str, Tensor] | None) -> EarlierRows:
-        """Return the object through which hooks that look back read the tokens before the queries.
+        """Return access to the tokens before the queries, for methods of a scheme (hooks) that read earlier tokens.
 
         Arguments: cached, {hook: the last rows of its tensor x, one per token} if the input is processed piece by
         piece; None if it is processed whole.
@@ -162,7 +162,10 @@ class Scheme(nn.Module):
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return where position enters: names from embed, hidden, q, k, v, o, bias; by default the overridden hooks."""
+        """Return where the scheme adds position: names from embed, hidden, q, k, v, o, bias.
+
+        By default they are the methods of these names (hooks) that the class overrides.
+        """
         return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
@@ -180,11 +183,11 @@ class Scheme(nn.Module):
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
-        """Return True if the class overrides any of the hooks named in `hooks`."""
+        """Return True if the class overrides any of the methods named in `hooks`, such as `bias`."""
         return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the FLOPs per token that the hooks add to one layer in a forward pass over `length` tokens.
+        """Return the FLOPs per token that the scheme adds to one layer in a forward pass over `length` tokens.
 
         Elementwise operations such as rotations are not counted, as in most publications. A class outside posbench
         returns None (unknown) unless it overrides this; reports then do not claim equal compute.
@@ -192,7 +195,7 @@ class Scheme(nn.Module):
         return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return what the hooks receive as `pos`, such as the cosines and sines of a rotation; by default positions.
+        """Return what the scheme's other methods (hooks) receive as `pos`, such as cosines and sines; by default `pos`.
 
         It must not use `per_layer` parameters, because layers share its result.
         Arguments: pos, the positions, [T] int64 from 0 to millions ([B, 1, T] if each sequence has its own); length,
@@ -226,11 +229,11 @@ class Scheme(nn.Module):
         return None
 
     def locate(self, pos: Any, gates: Any) -> Any:
-        """Return the `pos` that the hooks q, k, v and o of this layer receive; by default the argument, unchanged.
+        """Return the `pos` that the methods q, k, v and o receive in this layer; by default the argument, unchanged.
 
         Arguments: pos, the result of `prepare`; gates, `Gates` of the current tokens, with 1 head or one per head of
-        the hooks' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv).
-        With G = H > Hkv it can only serve q and o.
+        the methods' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv). With G
+        = H > Hkv it can only serve q and o.
         """
         return pos
 
@@ -298,7 +301,7 @@ LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may
 
 
 def check_hooks(scheme: type[Scheme]) -> None:
-    """Check that the hooks of a user's class have the names and the number of parameters that posbench calls.
+    """Check that the methods that posbench calls (hooks) have the right names and parameters in a user's class.
 
     Raises: ConfigError with the hook, its file and line, its signature and the expected one.
     """
@@ -322,7 +325,7 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
 
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
-    """Return the result of the hook named `hook` (embed, hidden, q, k, v or o) on `x`, after checking its shape.
+    """Call the method of `scheme` named `hook` (embed, hidden, q, k, v or o) on `x`, check and return its result.
 
     Arguments: pos, the positions that the hook receives; past, the tokens before x, for hooks that look back.
     Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).

@@ -112,7 +112,7 @@ def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that the scheme `entry` consists of, its members, and their own members.
+    """Check the schemes that the scheme `entry` is made of (its members), and the members of these.
 
     Arguments: config, the whole scheme; entry, `config` or a part of it.
     Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.

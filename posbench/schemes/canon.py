@@ -67,8 +67,8 @@ class Canon(Scheme):
     def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
         """Return `x` plus its convolution over tokens, in at least float32, or only `x` if `site` is not in `sites`.
 
-        Arguments: site, one of hidden, q, k, v, o; x, its tensor, [B, T, C] or [B, heads, T, D]; earlier, the function
-        for which `earlier(n)` is x, n tokens earlier.
+        Arguments: site, the place in the layer: hidden, q, k, v or o; x, its tensor, [B, T, C] or [B, heads, T, D];
+        earlier, the function for which `earlier(n)` is x, n tokens earlier.
         """
         if site not in self.sites:
             return x

@@ -17,7 +17,7 @@ Earlier = Callable[[int], Tensor]
 
 
 class EarlierRows(NamedTuple):
-    """Access to the tokens before the current ones, for the hooks of one layer; a row of a tensor is a token.
+    """Access to the tokens before the current ones, for the methods (hooks) of one layer's scheme; a row is a token.
 
     Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
     """

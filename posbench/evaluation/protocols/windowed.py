@@ -66,12 +66,12 @@ class Windowed(EvalProtocol):
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
-    """Return windows of `length` tokens back to back in stretches of `size`. They cross documents; all targets count.
+    """Return windows of `length` tokens, back to back in stretches of `size` tokens of the text; all targets count.
 
-    The whole token stream is cut into stretches of `size` tokens. Stretches of `settings.max_tokens` tokens in all are
-    read, spread evenly over all documents (a stretch belongs to the document of its first target). They do not depend
-    on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail of a
-    stretch.
+    The whole token stream is cut into stretches, and windows cross documents. Stretches of `settings.max_tokens` tokens
+    in all are read, spread evenly over all documents (a stretch belongs to the document of its first target). They do
+    not depend on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail
+    of a stretch.
     """
     scorable = split.num_tokens - 1
     if scorable < size:
