@@ -67,7 +67,11 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """Return gates repeated to `heads` heads; None stays None. A single head is repeated only if `also_one`."""
+    """Return gates, per-token values [B, G, T, N], with each head repeated so that there are `heads` heads.
+
+    Arguments: gates, a `Gates`, a nested tuple of them (repeated one by one), or None, which stays None; also_one,
+    whether to repeat a single head, which otherwise stays one.
+    """
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]
@@ -77,10 +81,12 @@ def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
 
 
 class Kind(nn.Module, ABC):
-    """A kind of attention: which parts it projects (`parts`), and how it mixes values under a scheme's hooks (`mix`).
+    """A kind of attention, such as softmax attention: it mixes values for each query and applies a scheme.
 
-    The constructor's arguments after `shape` are the options of `scheme.attention`, by name. `shared_kv` makes the
-    value equal to the key BEFORE the hooks; there is then no projection for values.
+    `parts` are the tensors that it projects. `mix` is the computation, which calls the methods (hooks) of a position
+    scheme on queries, keys, values, scores and output. The constructor's arguments after `shape` are the options of
+    `scheme.attention`, by name. `shared_kv` makes the value equal to the key BEFORE the hooks; there is then no
+    projection for values.
     """
 
     has_keys: bool = True  # whether a bias may read keys
@@ -100,12 +106,12 @@ class Kind(nn.Module, ABC):
     def gates_and_positions(
         self, x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> tuple[Any, Any, Any]:
-        """Return what a scheme's hooks take in this layer.
+        """Return the gates and the positions that the methods of a scheme receive in this layer.
 
-        Returns: the gates for the hook `bias` (values per token, or None if the scheme has none), the argument `pos` of
-        q and o, and the argument `pos` of k and v.
-
-        Arguments: x, the normalised stream, [B, T, C]. Raises: ConfigError if the gates have another shape.
+        Returns: the gates for `scheme.bias` (values per token, or None if the scheme has none), the argument `pos` of
+        `scheme.q` and `scheme.o`, and the argument `pos` of `scheme.k` and `scheme.v`.
+        Arguments: x, the normalised stream, [B, T, C]; at, the positions of its tokens; cache, which holds the gates of
+        earlier tokens and is updated, or None for a whole window. Raises: ConfigError if the gates have another shape.
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
@@ -116,9 +122,10 @@ class Kind(nn.Module, ABC):
         return _with_heads(gates, H, also_one=True), pos, key_pos
 
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
-        """Return a scheme's gate as `Gates`, with running sums over all tokens so far, and update the cache.
+        """Return a scheme's per-token values and their running sums so far as `Gates`, and update the cache.
 
-        None stays None. A nested tuple of gates gives a nested tuple of `Gates`.
+        Arguments: gate, the result of `scheme.gate`, [B, G, T, N]; None stays None, and a nested tuple, of combined
+        schemes, gives a nested tuple; cache, None for a whole window; path, the place of `gate` in the nested tuple.
         """
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
@@ -168,10 +175,11 @@ class Kind(nn.Module, ABC):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """Return the functions that can compute this kind of attention, by name. None means the default choice.
+        """Return {name: function} of the functions that can compute this kind of attention.
 
-        `posbench verify` sets `kernel` to each of them in turn.
-        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores.
+        The value None is the default choice. `posbench verify` sets `kernel` to each of them in turn.
+        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores;
+        device, to run on.
         """
         return {"mix": None}
 
@@ -186,12 +194,12 @@ class Kind(nn.Module, ABC):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Apply the scheme's hooks and mix the values for each query, causally.
+        """Return the attention output [B, H, T, D]: each query's causal mix of values, changed by the scheme.
 
-        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
-        normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the positions of the queries; cache,
-        which holds earlier tokens and is appended to, None for a whole window.
-        Returns: the output after its hook, [B, H, T, D].
+        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the scheme's methods (hooks) changed them, None for a
+        part that the kind lacks; x, the normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the
+        positions of the queries; cache, which holds earlier tokens and is appended to, None for a whole window. The
+        output has been through `scheme.o`.
         """
 
     @abstractmethod

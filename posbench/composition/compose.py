@@ -80,7 +80,11 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the settings of a scheme or task in a file. Raises: ConfigError if the file does not exist."""
+        """Return the settings of a scheme or task whose class is in a file, for Hydra.
+
+        Arguments: config_path, the file and class, such as `scheme/my_scheme.py:Faded`. Raises: ConfigError if the file
+        does not exist.
+        """
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
@@ -126,11 +130,11 @@ def quoted(text: str, quote: Quote = Quote.single) -> str:
 
 
 def hydra_word(word: str) -> str:
-    """Return an override with the quotes that Hydra's grammar needs to read it as the user meant it.
+    """Return the override `word` with the quotes that Hydra's grammar needs to read it as the user meant it.
 
-    `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers
-    (`experiment_name=1e3`). Overrides with quotes, functions, mappings or references stay as they are, except
-    `train.lr_of={...}`, which is merged with an experiment's learning rates.
+    `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers (`experiment_name=1e3`).
+    Overrides with quotes, functions, mappings or references stay as they are, except `train.lr_of={...}`, which is
+    merged with an experiment's learning rates.
     Raises: ConfigError for a list of schemes, because Hydra would silently use the last one.
     """
     key, equals, value = word.partition("=")
@@ -252,9 +256,10 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def checked_config(composed: DictConfig) -> Config:
-    """Return a checked `Config` made from what Hydra composed. Call this inside Hydra's session or job for it.
+    """Return a checked `Config` made from what Hydra composed. Call this while Hydra's session or job is open.
 
-    Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
+    Arguments: composed, the settings of a run. Raises: ConfigError for an unknown key, a wrong type, a missing value or
+    a value out of its range.
     """
     content = copy.deepcopy(composed)
     with plain_errors():
@@ -282,9 +287,10 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set the settings in `mapping` that follow from a task's lengths: `train.context_length` and `data.window`.
+    """Set `train.context_length` and `data.window` in the configuration `mapping` of a run on a task.
 
-    They are the tokens that a model reads of the longest problem in training, and in tests.
+    They are how many tokens a model reads of the longest problem in training (`data.lengths`) and of the longest
+    allowed in tests (`data.longest`).
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
@@ -304,9 +310,9 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Set the settings in `mapping` that follow from the model that `train.from_run` names, if it is set.
+    """Set what follows from the model that `train.from_run` names, if it is set, in `mapping`, a run's configuration.
 
-    They are model sizes, scheme, tokenizer and the scheme's name.
+    It is model sizes, scheme, tokenizer and the scheme's name.
     Raises: ConfigError if `train.from_run` names no model, if the user gave sizes, or if posbench cannot use its
     positions or tokenizer and the user gave no others.
     """
@@ -317,7 +323,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     keys = {word.lstrip("+").partition("=")[0] for word in words}
 
     def options_of(group: str) -> dict[str, Any]:
-        """Return the options of a group that the user gave as `group.option=value`."""
+        """Return {option: value} for what the user gave as `group.option=value` on the command line."""
         options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
         return {option: mapping[group][option] for option in options}
 
@@ -346,7 +352,10 @@ def _continue(mapping: dict[str, Any]) -> None:
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench."""
+    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench.
+
+    Arguments: scheme, its configuration.
+    """
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -357,7 +366,10 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the settings of the scheme `name`, as Hydra finds them in its search path. Call this inside a session."""
+    """Return the settings of the scheme called `name`, from its YAML file, as Hydra finds it in its search path.
+
+    Call this while Hydra's session is open.
+    """
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -379,7 +391,10 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a sentence that names the field, the value and the remedy, or else the error's own text in one line."""
+    """Return a sentence on an error of Hydra or YAML that names the field, the value and the remedy.
+
+    If the error is not a known one, return its own text in one line.
+    """
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])

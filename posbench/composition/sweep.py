@@ -121,12 +121,12 @@ def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
 
 
 class JobFailed(Exception):
-    """An error of a job in a sweep that was not a ConfigError, as text, since the error itself may not be picklable."""
+    """An error of one run (job) of a sweep, other than a ConfigError, as text: the error may not be picklable."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result or the error of one run of a sweep, a job, after it has ended."""
+    """The outcome of one run (job) that has ended: its name, its result or its error."""
 
     name: str  # as from `run_name`; "" if the configuration was refused
     error: Exception | None = None  # None: the job succeeded
@@ -153,7 +153,8 @@ class SweepJob:
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome, which includes errors: Hydra would print them in its own words.
 
-        Raises: Stopped and KeyboardInterrupt, which end a sweep.
+        Arguments: composed, what Hydra composed as the job's configuration. Raises: Stopped and KeyboardInterrupt,
+        which end a sweep.
         """
         name, was_finished = "", False
         try:
@@ -187,7 +188,7 @@ def run_name(config: Config) -> str:
 
 
 class Job(NamedTuple):
-    """The overrides of a job in a sweep, and the configuration that they make."""
+    """One run (job) of a sweep: its overrides, and the configuration that they make."""
 
     words: Sequence[str]
     config: Config
@@ -200,7 +201,7 @@ class PosbenchSweeper(Sweeper):
         """Ignore `params`, which Hydra passes; `swept_values` reads them from the whole configuration."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Store the job and create the launcher. Hydra calls this before `sweep`."""
+        """Store the function that runs a job, and create the launcher. Hydra calls this before `sweep`."""
         assert isinstance(task_function, SweepJob)
         self.task, self.master = task_function, config
         self.loader: ConfigLoader = hydra_context.config_loader
@@ -269,7 +270,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
 
-    Arguments: outcomes, of the runs of a sweep; their results are the runs' manifests.
+    Arguments: outcomes, of the runs of a sweep, whose results are the runs' manifests; console, prints the table.
     """
     if len(outcomes) < 2:
         return

@@ -35,7 +35,10 @@ class Batch(NamedTuple):
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
-        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None."""
+        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None.
+
+        Arguments: function, from an array (or tensor) to the array that replaces it.
+        """
         return Batch(*(None if part is None else function(part) for part in self))
 
     def chunks(self, number: int) -> list[Batch]:
@@ -72,7 +75,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def batches(self, train: TrainConfig, seed: int) -> Batches:
-        """Return the training batches of a run. Raises: ConfigError if there is too little data for one batch."""
+        """Return the training batches of a run, which are found by their number.
+
+        Arguments: train, the run's training settings; seed, of the run. Raises: ConfigError if there is too little data
+        for one batch.
+        """
 
     def window(self, length: int) -> int:
         """Return T, the number of tokens that the model reads when `length` (tokens, or items of a task) is scored.
@@ -82,9 +89,10 @@ class Dataset(ABC):
         return length
 
     def with_options(self, config: Any) -> Dataset:
-        """Return the dataset with changed options for evaluation, which keeps its fingerprint; text returns itself.
+        """Return the dataset with options changed for evaluation. It keeps its fingerprint; text returns itself.
 
-        Arguments: config, the changed configuration of the data. Raises: ConfigError if the options change the tokens.
+        Arguments: config, the run's data settings with the changes. Raises: ConfigError if the options change the
+        tokens.
         """
         return self
 

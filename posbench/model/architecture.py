@@ -127,10 +127,10 @@ def check_positions(architecture: Architecture) -> None:
 def call_hooks(
     scheme: Scheme, kind: Kind, pos: Tensor, dtype: torch.dtype | None = None, cache: KVCache | None = None
 ) -> None:
-    """Run a scheme's methods and a kind of attention once, on zeros at positions `pos`, [T] or [B, 1, T].
+    """Run a scheme's methods and a kind of attention once, on tensors of zeros. Errors are raised to the caller.
 
-    Arguments: dtype, of the zeros, by default the dtype of the scheme's parameters; cache, to which keys and values are
-    appended, or None.
+    Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the zeros, by default the dtype of the
+    scheme's parameters; cache, to which keys and values are appended, or None.
     """
     B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
@@ -145,7 +145,10 @@ def call_hooks(
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
-    """Return the result of `Scheme.prepare` (a tensor, a tuple or other) with floating-point tensors in `dtype`."""
+    """Return `prepared`, a tensor, a tuple of tensors or anything else, with floating-point tensors in `dtype`.
+
+    It is the result of `Scheme.prepare`. Integer tensors and other objects stay as they are.
+    """
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):

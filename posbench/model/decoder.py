@@ -176,9 +176,10 @@ class Decoder(nn.Module):
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """Return `hidden` of consecutive pieces of `piece` tokens, [B, T, C], computed layer by layer.
+        """Return the residual stream after the last norm, [B, T, C], computed in pieces of `piece` tokens.
 
-        Memory then holds only the whole stream and the cache of one layer.
+        All pieces pass one layer before the next, so memory holds only the whole stream and the cache of one layer.
+        Arguments: offset, the position of the first token; positions, [B, T], None if they are consecutive.
         """
         length = tokens.shape[1]
         starts = range(0, length, piece)
@@ -203,6 +204,7 @@ class Decoder(nn.Module):
         """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token. Logits are computed in chunks.
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
+        Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
@@ -219,7 +221,11 @@ class Decoder(nn.Module):
         last: int | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last]."""
+        """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last].
+
+        Arguments: tokens and targets, [B, T]; offset, the position of the first token; positions, [B, T], None if they
+        are consecutive.
+        """
         x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
@@ -230,7 +236,11 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
+        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both.
+
+        Arguments: tokens and targets, [B, T], with a negative target for tokens that are not scored; positions, [B, T],
+        None if they are consecutive.
+        """
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
@@ -282,7 +292,10 @@ def _rows_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return normal numbers drawn from (seed, name), in float64 because float32 draws differ by CPU."""
+    """Return a tensor of `shape`, drawn from a normal distribution with deviation `std` by (seed, name).
+
+    It is float64, because float32 draws differ by CPU.
+    """
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 

@@ -41,7 +41,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 class _MeanLoss(torch.autograd.Function):
-    """The function in `mean_cross_entropy`. Its forward pass computes the gradient; backward only scales it."""
+    """The mean cross-entropy of a linear layer's logits. Forward computes the gradient; backward only scales it."""
 
     @staticmethod
     def forward(

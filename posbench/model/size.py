@@ -24,9 +24,9 @@ class CacheSize:
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return the number of parameters except the scheme's, as `embedding` (both tables if untied) and `body`.
+    """Return {`embedding`: number, `body`: number}: the parameters of a decoder without its position scheme's.
 
-    `body` is the number of all others.
+    `embedding` counts both embedding tables if they are untied; `body` counts all others.
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
@@ -39,7 +39,8 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
     """Return the model FLOPs per token of the forward pass over windows of `length` tokens.
 
-    The scheme's own FLOPs are included if the scheme states them.
+    The scheme's own FLOPs are included if the scheme states them. Arguments: vocab_size, the rows of the embedding
+    table.
     """
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
@@ -49,7 +50,10 @@ def forward_flops_per_token(architecture: Architecture, vocab_size: int, length:
 
 
 def training_flops_per_token(architecture: Architecture, vocab_size: int) -> float:
-    """Return the model FLOPs per token of the forward and backward passes over windows of the training length."""
+    """Return the model FLOPs per token of the forward and backward passes over windows of the training length.
+
+    Arguments: vocab_size, the rows of the embedding table.
+    """
     return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 

@@ -147,7 +147,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """Return the manifest in a checkpoint that was checked. Raises: ConfigError if it has another format."""
+    """Return the manifest (the run's record) in a checkpoint that was checked.
+
+    Raises: ConfigError if it has another format.
+    """
     return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 
@@ -182,7 +185,7 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
-    """Set the parameters of `model` from {name: tensor}, except those named in `fresh`.
+    """Set the parameters of `model` from `weights`, {name: tensor}, except those named in `fresh`.
 
     Raises: ConfigError if names or shapes differ.
     """
@@ -233,9 +236,10 @@ def shard_of(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """Gather the processes' shards, split as the DTensor `like` is, and return the full tensor on rank 0's CPU.
+    """Gather the shards of all processes, and return the full tensor on the CPU of the process of rank 0.
 
-    Other ranks get an empty tensor, because a sharded model may not fit on one device. If `like` is not sharded,
+    Other ranks get an empty tensor, because a sharded model may not fit on one device.
+    Arguments: shard, this process's part; like, the DTensor that says how it is split. If `like` is not sharded,
     `shard` is returned.
     """
     if not is_sharded(like):
@@ -249,7 +253,7 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's shard of the full tensor `value`, split as the DTensor `like` is.
+    """Return this process's part (shard) of the full tensor `value`, split like the DTensor `like`.
 
     If `like` is not sharded, return `value` itself.
     """

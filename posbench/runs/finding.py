@@ -73,7 +73,7 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run at `path`, after reading its manifest. Raises: ConfigError if no run is stored at `path`."""
+    """Return the run at `path`, after reading its record, `run.json`. Raises: ConfigError if no run is stored there."""
     run = run_at(path)
     _ = run.manifest
     return run
@@ -142,7 +142,10 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
 
 
 def no_runs(folder: Path, runs_dir: Path) -> str:
-    """Return the message for a `folder` without runs: the cause, and the command that trains a run in `runs_dir`."""
+    """Return the error message for a `folder` without runs: the cause, and the command that trains a run.
+
+    Arguments: runs_dir, the folder to train in.
+    """
     remedy = f"posbench train scheme=vo_rope{_runs_dir_word(runs_dir)}"
     if folder == runs_dir and _runs_dir_word(runs_dir) and not folder.exists():
         return f"there is no folder {folder}: correct --runs-dir, or train a run there ({remedy})"
@@ -150,7 +153,7 @@ def no_runs(folder: Path, runs_dir: Path) -> str:
 
 
 def _runs_dir_word(runs_dir: Path) -> str:
-    """Return ` runs_dir=FOLDER` to append to a train command, or "" for the default folder."""
+    """Return ` runs_dir=FOLDER`, to append to a train command for this folder, or "" for the default folder."""
     return "" if runs_dir == Path("runs") else f" {shlex.quote(f'runs_dir={runs_dir}')}"
 
 
@@ -186,7 +189,7 @@ def _no_experiments(runs_dir: Path) -> str:
 
 
 def _listed(names: Iterable[str], runs_dir: Path) -> str:
-    """Return the first `MAX_NAMES` names, separated by commas, and how to list the others."""
+    """Return the first `MAX_NAMES` of `names` as text, separated by commas, and if there are more, how to list them."""
     names = list(names)
     option = f" --runs-dir {shlex.quote(str(runs_dir))}" if _runs_dir_word(runs_dir) else ""
     more = f" and {len(names) - MAX_NAMES} more, which posbench ls{option} lists" if names[MAX_NAMES:] else ""
@@ -194,7 +197,7 @@ def _listed(names: Iterable[str], runs_dir: Path) -> str:
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
-    """Return the folder that `name` means.
+    """Return the folder, of a run or of several, that `name` on the command line means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
     folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,

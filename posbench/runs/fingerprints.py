@@ -57,9 +57,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
 
     Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
     task, its lengths and the device's number format are included.
-
-    Arguments: device, from `Device.describe`. For a run that starts from other weights, `Start.comparable` changes the
-    result.
+    Arguments: config, of the run; device, from `Device.describe`. For a run that starts from other weights,
+    `Start.comparable` changes the result.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
@@ -79,7 +78,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a mapping of mappings to {`group.field`: value}."""
+    """Flatten a mapping of mappings to {`group.field`: value}; `prefix` comes before each of the names."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
         fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -111,7 +110,10 @@ def comparable_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def versions_used(previous: str | None, current: str) -> str:
-    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it."""
+    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it.
+
+    Arguments: previous, the recorded versions, or None for a new run; current, the version of this process.
+    """
     if previous is None or previous == current:
         return current
     return previous if previous.endswith(f"+{current}") else f"{previous}+{current}"

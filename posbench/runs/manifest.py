@@ -34,7 +34,7 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class Costs:
-    """The speed, time and memory of training. A field is None if it was not measured."""
+    """The speed, time and memory of a run's training. A field is None if it was not measured."""
 
     tokens_per_second: float | None
     train_seconds: float | None
@@ -96,9 +96,9 @@ class Manifest:
 
 
 def parse(content: bytes, file: Path) -> Manifest:
-    """Parse the JSON of a manifest and return it. Fields that this version does not know are ignored.
+    """Parse `run.json`, a run's record, and return it. Fields that this version does not know are ignored.
 
-    Arguments: file, the path to name in errors.
+    Arguments: content, the JSON; file, the path to name in errors.
     Raises: DamagedFile if the JSON is damaged or a field is missing; ConfigError if its format is unknown.
     """
     try:

@@ -73,7 +73,7 @@ class Pack:
 
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Return {run: rows of its metrics.jsonl}. Raises: ConfigError if the zip cannot be read."""
+        """Return {run: lines of its metrics.jsonl, a mapping each}. Raises: ConfigError if the zip cannot be read."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
@@ -173,7 +173,7 @@ def packs_of(experiment: Path) -> list[Pack]:
 
 
 def experiment_in(output: Path) -> Path:
-    """Return the folder of the experiment to which the zip `output` belongs.
+    """Return the folder of the experiment to which the zip file of runs `output` belongs.
 
     `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     """
@@ -219,9 +219,10 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Write the runs' text files, metrics and results to the archive.
+    """Write the runs' text files, metrics and results to the zip file `archive`.
 
-    Arguments: index, the content of `pack.json`, to which entries are added in place before it is written.
+    Arguments: runs, by their names in the zip; index, the content of `pack.json`, to which entries are added in place
+    before it is written; notice, called with a line for each result that is left out.
     """
     import pyarrow
 
@@ -257,9 +258,10 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write each run's last weights in bfloat16 to the archive.
+    """Write each run's last weights in bfloat16 to the zip file `archive`.
 
-    Returns: {run: SHA-256 of its file}. Raises: ConfigError if weights are missing.
+    Arguments: runs, by their names in the zip. Returns: {run: SHA-256 of its file}. Raises: ConfigError if weights are
+    missing.
     """
     import torch
     from safetensors.torch import save

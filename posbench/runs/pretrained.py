@@ -46,7 +46,8 @@ class Positions:
     def row_at(self, length: int, from_run: str) -> dict[str, Any]:
         """Return the scheme's settings, as in a YAML file, if a run may use them on windows of `length` tokens.
 
-        Arguments: from_run, the model's name in the message. Raises: ConfigError if a run may not.
+        Arguments: from_run, the model's name in the error message. Raises: ConfigError if the settings are not for this
+        length, or posbench has no such scheme.
         """
         reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
         if self.row is not None and self.length not in (None, length):
@@ -221,7 +222,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Return {posbench's parameter name: weights in float32}.
+    """Read safetensors files in Hugging Face's format, and return {posbench's parameter name: weights in float32}.
 
     Unknown names are kept, so loading them into a model will fail.
     Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.

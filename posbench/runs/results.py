@@ -84,7 +84,7 @@ def row_name(scheme: str, options: Sequence[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The scores of one run by one protocol at one length."""
+    """The scores that one evaluation protocol gave one run at one length."""
 
     key: ResultKey
     header: Mapping[str, Any]
@@ -117,7 +117,7 @@ class Result:
 
     @cached_property
     def windows_digest(self) -> str:
-        """Return 8 hex digits, equal for results with the same windows, text, tokenizer and number format."""
+        """Return 8 hex digits that are equal for results with the same windows, text, tokenizer and number format."""
         digest = crc32(repr([self.header.get(key) for key in ("data", "tokenizer", "dtype")]).encode())
         for name in _WINDOW_COLUMNS:
             if name in self.table.column_names:
@@ -130,7 +130,7 @@ class Result:
 
 @dataclass(frozen=True, order=True)
 class InvalidResult:
-    """A file in a run's `eval/` folder that is not a result of this run, or is damaged, with the reason."""
+    """A file in a run's `eval/` folder that is damaged or is not a result of this run, and why."""
 
     key: ResultKey
     file: Path
@@ -141,7 +141,10 @@ class InvalidResult:
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """Return `table` encoded as a Parquet file, with a checksum for each page."""
+    """Return `table` encoded as the bytes of a Parquet file, with a checksum for each page.
+
+    Arguments: compression and level, the codec and its level.
+    """
     import pyarrow
     import pyarrow.parquet
 

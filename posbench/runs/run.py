@@ -100,7 +100,10 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """Return the rows of `metrics.jsonl`; an unfinished last line is ignored. Raises: ConfigError if damaged."""
+        """Return the lines of `metrics.jsonl`, a mapping each; an unfinished last line is ignored.
+
+        Raises: ConfigError if a line is damaged.
+        """
         file = self.path / "metrics.jsonl"
         complete = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
         try:
@@ -166,9 +169,9 @@ class Run:
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """Return the keys (protocol, length, settings) of the run's results, sorted, from file names only.
+        """Return the keys (protocol, length, settings) of the run's results, sorted, by their file names only.
 
-        The results may be invalid.
+        The files are not read, so the results may be invalid.
         """
         return keys_in(self.path / "eval")
 
@@ -290,12 +293,18 @@ def run_folder(config: Config) -> Path:
 
 
 def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the validation loss before the first step, nats/token, or None if the metrics `rows` do not have it."""
+    """Return the validation loss before the first step, nats/token, or None if it was not logged.
+
+    Arguments: rows, the lines of a run's metrics.jsonl, a mapping each.
+    """
     return next((row["loss"] for row in rows if (row["kind"], row["step"]) == ("validation", 0)), None)
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
-    """Add `row` as a line to the `metrics.jsonl` at `path`, in a single write, so that a kill leaves no part of it."""
+    """Append `row`, {name: value} of a logged step, as a line to the `metrics.jsonl` at `path`.
+
+    It is a single write, so that a kill leaves no part of a line.
+    """
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 

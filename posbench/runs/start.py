@@ -65,15 +65,16 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return facts about the source of the weights, for the field `continued` in the manifest of the new run."""
+        """Return facts about the source of the weights, {name: value}, for `continued` in the new run's `run.json`."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
-        """Return a run's `identity` changed so that it is comparable with runs of the same total token count.
+        """Return a run's settings, changed so that it is comparable with runs of the same total token count.
 
-        The run continues from these weights, and `identity` has its settings, {`group.field`: value}. Its `train`
-        settings become the source run's, its token counts the sums of both, and settings that differ are recorded in
+        The run continues from these weights; `identity` is its settings, {`group.field`: value}. Its `train` settings
+        become the source run's, its token counts the sums of both, and settings that differ are recorded in
         `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
+        Arguments: config, of the run.
         """
         train = {key: value for key, value in identity.items() if key.startswith("train.")}
         source = self.identity or {}
@@ -98,7 +99,10 @@ class Start:
         }
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
-        """Raise ConfigError unless the source was trained with the tokenizer that has this `fingerprint`."""
+        """Raise ConfigError unless the source of the weights has the tokenizer with this `fingerprint`.
+
+        If the source's tokenizer is unknown, nothing is checked. Arguments: config, of the run that starts.
+        """
         if self.tokenizer not in (None, fingerprint):
             raise ConfigError(
                 f"the tokenizer differs from the tokenizer of train.from_run={config.train.from_run}: give the same "
@@ -106,7 +110,7 @@ class Start:
             )
 
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
-        """Set the parameters of `model` to these weights.
+        """Set the parameters of `model` to the weights of this start.
 
         Parameters of the scheme that the source lacks or has in another shape are left. If `checkpoint` is set, all
         names and shapes must match.
@@ -257,7 +261,7 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return a line for each difference that forbids a shorter run to start from a longer run's checkpoint.
+    """Return a line of text for each difference that forbids a shorter run to start from a longer run's checkpoint.
 
     The list is empty if there is none.
     Arguments: trunk and trunk_manifest, configuration and manifest of the longer run; config and manifest, of the

@@ -44,15 +44,16 @@ class Tracker:
         self._run, self._say = wandb_run, say
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Log one row of metrics.jsonl as `train/loss`, `validation/loss` and so on at `tokens`."""
+        """Log one line of metrics.jsonl, `row`, to wandb as `train/loss`, `validation/loss` and so on at `tokens`."""
         figures = {f"{row['kind']}/{name}": row[name] for name in row if name not in ("kind", "step", "tokens")}
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
 
     def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log those of the run's `rows` from earlier processes that wandb does not have.
+        """Log the metrics of earlier processes that trained the run and that wandb does not have.
 
         wandb writes to disk every 15 seconds, so a killed process loses its newest rows. Online, the server's count of
         rows tells which are missing; offline, the recordings do.
+        Arguments: rows, the lines of the run's metrics.jsonl, a mapping each.
         """
 
         def log() -> None:
@@ -126,7 +127,10 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return (tokens, kind) of each metrics row that earlier processes of a run recorded offline."""
+    """Return pairs (tokens, kind), one for each line of metrics that earlier processes of a run recorded offline.
+
+    Arguments: wandb_run, the run object of wandb.
+    """
     rows = set()
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]

@@ -34,7 +34,7 @@ class Shape:
 
 
 class Placement(NamedTuple):
-    """The positions of the query rows and key rows of one attention call.
+    """The positions of the queries and keys of one attention call; each token has one row in their tensors.
 
     `distance` gives the same result if an input is processed whole, in chunks or token by token.
     """
@@ -48,17 +48,27 @@ class Placement(NamedTuple):
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
     def past(self, cached: dict[str, Tensor] | None) -> EarlierRows:
-        """Return the tokens before the queries for hooks that look back; `cached` holds their last rows by hook."""
+        """Return access to the tokens before the queries, for methods of a scheme (hooks) that read earlier tokens.
+
+        Arguments: cached, {hook: the last rows of its tensor x, one per token} if the input is processed piece by
+        piece; None if it is processed whole.
+        """
         return EarlierRows(None if self.documents is None else self.positions, self.first_key, cached)
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return the tokens from key row `j` to query row `i` in sequence `b`; negative for later keys."""
+        """Return how many tokens key `j` is before query `i` in sequence `b`; negative if the key is later.
+
+        Arguments: b, i and j, integer tensors that broadcast: indices of sequence, query row and key row.
+        """
         if self.positions is None:
             return (i + self.first_query) - (j + self.first_key)
         return self.positions[b, i + self.first_query - self.first_key] - self.positions[b, j]
 
     def is_later(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return a mask that is True if key row `j` comes after query row `i`; a bias that sums over keys needs it."""
+        """Return a bool tensor: True if key row `j` comes after query row `i`. A bias that sums over keys needs it.
+
+        Arguments: i and j, integer tensors that broadcast.
+        """
         return j + self.first_key > i + self.first_query
 
     def distances(self, q: Tensor) -> Tensor:
@@ -67,7 +77,10 @@ class Placement(NamedTuple):
         return torch.arange(count, device=q.device)
 
     def value_at_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
-        """Return the entry for query row `i` from `values` [T], or [B, 1, T] if each sequence has its own positions."""
+        """Return the entries for query rows `i` from `values` [T], or [B, 1, T] if each sequence has its own positions.
+
+        Arguments: b and i, integer tensors that broadcast: indices of sequence and query row.
+        """
         return values[i] if self.positions is None else values[b, 0, i]
 
     def look_up(self, by_distance: Tensor) -> Bias:
@@ -84,10 +97,10 @@ class Placement(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """The per-token values from `Scheme.gate` and their running sums over tokens, each [B, G, rows, N].
+    """Per-token values that a scheme computes, and their running sums over tokens, each [B, G, rows, N].
 
-    Sums include the row's own token. In `Scheme.bias`, G = H. Query rows and key rows have separate tensors because
-    FlexAttention computes a gradient only for a tensor that is indexed once.
+    Sums include the row's own token. G is the number of heads; in `Scheme.bias`, G = H. Query rows and key rows have
+    separate tensors because FlexAttention computes a gradient only for a tensor that is indexed once.
     """
 
     at_query: Tensor
@@ -97,10 +110,11 @@ class Gates(NamedTuple):
 
 
 class Scheme(nn.Module):
-    """A position scheme of one layer. A subclass overrides one or two hooks and declares its properties below.
+    """A position scheme of one layer: methods (hooks) that the model calls around attention, and properties.
 
-    Hooks receive `pos`, the result of `prepare`, which runs once per forward pass for all layers that share the scheme.
-    By default `pos` is the positions themselves, [T] int64, in tokens, counted from 0 at the start of the input.
+    A subclass overrides one or two hooks and declares its properties. Hooks receive `pos`, the result of `prepare`,
+    which runs once per forward pass for all layers that share the scheme. By default `pos` is the positions themselves,
+    [T] int64, in tokens, counted from 0 at the start of the input.
 
     The hooks in `LOOKING_BACK` may take a third argument named `earlier`: `earlier(n)` is x, n tokens earlier (zeros
     before the input and before the document). n may be up to `looks_back`, an attribute of the class or object.
@@ -148,12 +162,15 @@ class Scheme(nn.Module):
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return where position enters: names from embed, hidden, q, k, v, o, bias; by default the overridden hooks."""
+        """Return where the scheme adds position: names from embed, hidden, q, k, v, o, bias.
+
+        By default they are the methods of these names (hooks) that the class overrides.
+        """
         return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
     def moves_k_and_v_alike(self) -> bool:
-        """Return True if the hooks k and v do the same to a tensor; a shared K = V then needs only one cache."""
+        """Return True if the scheme changes k and v in the same way; a shared K = V then needs only one cache."""
         return not (self.overrides("k") or self.overrides("v"))
 
     @property
@@ -166,11 +183,11 @@ class Scheme(nn.Module):
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
-        """Return True if the class overrides any of the hooks named in `hooks`."""
+        """Return True if the class overrides any of the methods named in `hooks`, such as `bias`."""
         return any(getattr(cls, hook) is not getattr(Scheme, hook) for hook in hooks)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the FLOPs per token that the hooks add to one layer in a forward pass over `length` tokens.
+        """Return the FLOPs per token that the scheme adds to one layer in a forward pass over `length` tokens.
 
         Elementwise operations such as rotations are not counted, as in most publications. A class outside posbench
         returns None (unknown) unless it overrides this; reports then do not claim equal compute.
@@ -178,7 +195,7 @@ class Scheme(nn.Module):
         return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return what the hooks receive as `pos`, such as the cosines and sines of a rotation; by default positions.
+        """Return what the scheme's other methods (hooks) receive as `pos`, such as cosines and sines; by default `pos`.
 
         It must not use `per_layer` parameters, because layers share its result.
         Arguments: pos, the positions, [T] int64 from 0 to millions ([B, 1, T] if each sequence has its own); length,
@@ -188,49 +205,61 @@ class Scheme(nn.Module):
         return pos
 
     def embed(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the token embeddings `x` [B, T, C] with position added; called once, before the first layer."""
+        """Return the token embeddings `x` [B, T, C] with position added; called once, before the first layer.
+
+        `pos` is the result of `prepare`, by default the positions.
+        """
         return x
 
     def hidden(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the hidden states `x` [B, T, C] after the layer's norm, which the projections and `gate` then read.
+        """Return the hidden states that projections and `gate` read, [B, T, C]; by default `x`, unchanged.
 
-        `pos` is the result of `prepare`.
+        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the result of `prepare`.
         """
         return x
 
     def gate(self, x: Tensor, pos: Any) -> Any:
         """Return N values per token computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
 
-        `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow with the length: use at
-        least the dtype of the parameters, and float64 for sums that become angles.
+        The scheme chooses N. `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow
+        with the length: use at least the dtype of the parameters, and float64 for sums that become angles.
         Arguments: x, the hidden states after the layer's norm and the hook `hidden`, [B, T, C]; pos, the result of
         `prepare`.
         """
         return None
 
     def locate(self, pos: Any, gates: Any) -> Any:
-        """Return the `pos` that the hooks q, k, v and o of this layer receive; by default the argument, unchanged.
+        """Return the `pos` that the methods q, k, v and o receive in this layer; by default the argument, unchanged.
 
         Arguments: pos, the result of `prepare`; gates, `Gates` of the current tokens, with 1 head or one per head of
-        the hooks' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv).
-        With G = H > Hkv it can only serve q and o.
+        the methods' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv). With G
+        = H > Hkv it can only serve q and o.
         """
         return pos
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the queries `x` [B, H, T, D] with position added; q and k may get wider. The scale stays D ** -0.5."""
+        """Return the queries `x` [B, H, T, D] with position added. `pos` is the result of `locate`.
+
+        q and k may get wider, both alike. The scale stays D ** -0.5.
+        """
         return x
 
     def k(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the keys `x` [B, Hkv, T, D] with position added; q and k may get wider."""
+        """Return the keys `x` [B, Hkv, T, D] with position added. `pos` is the result of `locate`.
+
+        q and k may get wider, both alike.
+        """
         return x
 
     def v(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the values `x` [B, Hkv, T, D] with position added; same shape."""
+        """Return the values `x` [B, Hkv, T, D] with position added; same shape. `pos` is the result of `locate`."""
         return x
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the attention output `x` [B, H, T, D], before its projection, changed by the query's position."""
+        """Return the attention output `x` [B, H, T, D], before its projection, changed by the query's position.
+
+        `pos` is the result of `locate`.
+        """
         return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
@@ -257,7 +286,11 @@ class Scheme(nn.Module):
         return None if self.overrides("bias") else 0.0
 
     def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
-        """Return the result of a hook in `LOOKING_BACK`, with the argument `earlier` if it takes it."""
+        """Call the method named `hook`, one of `LOOKING_BACK`, on the tensor `x`, and return its result.
+
+        If the method takes the argument `earlier`, it gets a function that returns x some tokens earlier.
+        Arguments: pos, the positions that the method receives; past, from which `earlier` reads tokens before x.
+        """
         if hook in self._takes_earlier:
             return getattr(self, hook)(x, pos, past.earlier(hook, x, self.looks_back))
         return getattr(self, hook)(x, pos)
@@ -268,7 +301,7 @@ LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may
 
 
 def check_hooks(scheme: type[Scheme]) -> None:
-    """Check that the hooks of a user's class have the names and the number of parameters that posbench calls.
+    """Check that the methods that posbench calls (hooks) have the right names and parameters in a user's class.
 
     Raises: ConfigError with the hook, its file and line, its signature and the expected one.
     """
@@ -292,8 +325,9 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
 
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
-    """Return the result of the hook named `hook` (embed, hidden, q, k, v or o) on `x`, after checking its shape.
+    """Call the method of `scheme` named `hook` (embed, hidden, q, k, v or o) on `x`, check and return its result.
 
+    Arguments: pos, the positions that the hook receives; past, the tokens before x, for hooks that look back.
     Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
     """
     result = scheme.call_hook(hook, x, pos, past)

@@ -112,7 +112,7 @@ def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that the scheme `entry` consists of, its members, and their own members.
+    """Check the schemes that the scheme `entry` is made of (its members), and the members of these.
 
     Arguments: config, the whole scheme; entry, `config` or a part of it.
     Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
@@ -132,7 +132,7 @@ def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
 
 
 class _Builder:
-    """A builder of the schemes of one decoder that shares parameters between layers."""
+    """Builder of the scheme objects of one decoder's layers; layers with equal configurations share parameters."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
@@ -168,7 +168,7 @@ class _Builder:
         return scheme
 
     def _with_members(self, option: Any, n: int) -> Any:
-        """Return an option's value; in a list of schemes' configurations, each is replaced by its scheme of layer `n`.
+        """Return the value of an option, or the scheme objects of layer `n` if it is a list of schemes' configurations.
 
         Equal configurations give one scheme.
         """
@@ -197,16 +197,20 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if a layer cannot share the scheme object `first`, because its submodules are other objects.
+    """Return True if a layer needs a scheme object other than `first`, because it combines schemes that `first` lacks.
 
-    Arguments: options, of the layer's scheme, with schemes as values if it is made of other schemes.
+    Arguments: first, the scheme object of an earlier layer with the same configuration; options, {option: value} of the
+    layer's scheme, in which a list may hold scheme objects.
     """
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
 def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the configuration of layer n's scheme: `entry`, or if layers alternate, number n modulo their count."""
+    """Return the configuration of the scheme that layer `n` (from 0) uses.
+
+    It is `entry` itself, or if `entry` is a list of schemes that alternate between layers, number n modulo their count.
+    """
     if not _is_interleaved(entry):
         return entry
     check_options("scheme", entry.kind, Interleaved, entry.options)
@@ -221,13 +225,16 @@ def _is_interleaved(entry: SchemeConfig) -> bool:
 
 
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the configurations of the schemes that the scheme `entry` is made of; [] if it is not made of others."""
+    """Return the configurations of the schemes that `entry`, a scheme's configuration, is made of.
+
+    The list is empty if it is not made of others.
+    """
     members = [member for option in entry.options.values() for member in entries_in(option)]
     return [SchemeConfig.from_mapping(dict(member)) for member in members]
 
 
 def _key(entry: SchemeConfig) -> str:
-    """Return a string of a scheme's kind and options, equal for two configurations that differ only in name."""
+    """Return a string of the kind and options of a scheme's configuration, which does not depend on its name."""
     return json.dumps({"kind": entry.kind, **entry.options}, sort_keys=True, default=str)
 
 

@@ -65,7 +65,11 @@ class Canon(Scheme):
         return self._convolved("o", x, earlier)
 
     def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
-        """Return x [B, T, C] or [B, heads, T, D] plus its convolution, computed in at least float32."""
+        """Return `x` plus its convolution over tokens, in at least float32, or only `x` if `site` is not in `sites`.
+
+        Arguments: site, the place in the layer: hidden, q, k, v or o; x, its tensor, [B, T, C] or [B, heads, T, D];
+        earlier, the function for which `earlier(n)` is x, n tokens earlier.
+        """
         if site not in self.sites:
             return x
         weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]

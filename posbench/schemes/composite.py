@@ -24,7 +24,7 @@ class JointProperties:
 
     @property
     def looks_back(self) -> int:
-        """Return the tokens before the current one that hooks read, at most."""
+        """Return how many tokens before the current one the schemes read, at most."""
         return max(scheme.looks_back for scheme in self.parts)
 
     @property

@@ -17,7 +17,7 @@ Earlier = Callable[[int], Tensor]
 
 
 class EarlierRows(NamedTuple):
-    """The rows of the tokens before the current ones, as the hooks of one layer may read them.
+    """Access to the tokens before the current ones, for the methods (hooks) of one layer's scheme; a row is a token.
 
     Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
     """
@@ -28,13 +28,14 @@ class EarlierRows(NamedTuple):
     path: str = ""  # prefix of the keys of `cached`, of a member of a combined scheme
 
     def of_member(self, n: int) -> EarlierRows:
-        """Return the past of member `n` of a combined scheme, which caches rows of its own."""
+        """Return the object for scheme number `n` of several combined in a layer, which caches its rows separately."""
         return self._replace(path=f"{self.path}{n}.")
 
     def earlier(self, hook: str, x: Tensor, looks_back: int) -> Earlier:
-        """Return the function `earlier` of the hook that gets `x`, [B, T, C] or [B, heads, T, D].
+        """Return the function of n that gives `x`, [B, T, C] or [B, heads, T, D], n tokens earlier, in the shape of x.
 
-        If the hook calls it, x's last `looks_back` rows are cached for the next piece.
+        Arguments: hook, the name of the scheme's method that reads x; looks_back, the largest n. If the method calls
+        the function, x's last `looks_back` rows (one per token) are cached for the next piece of the window.
         """
         key = self.path + hook
         last_rows = self.cached.get(key) if self.cached else None  # read now: the first call replaces it
@@ -42,7 +43,11 @@ class EarlierRows(NamedTuple):
 
 
 def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
-    """Return the rows n tokens before those of `x` [..., T, .]; `last_rows` holds the `looks_back` rows before x."""
+    """Return the rows n tokens before the rows of `x` [..., T, .], in x's shape, with zeros before the document.
+
+    Arguments: key, of the cached rows of x; last_rows, the cached `looks_back` rows before x, or None (zeros).
+    Raises: ConfigError if n is not between 0 and `looks_back`.
+    """
     if not 0 <= n <= looks_back:
         raise ConfigError(
             f"earlier({n}) must be between 0 and looks_back={looks_back}: set looks_back = {n} in the scheme's class"

@@ -77,7 +77,10 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (a cos - b sin, b cos + a sin) for the two halves a and b of x's channels, in x's dtype."""
+    """Return x with channels rotated: (a cos - b sin, b cos + a sin) for its two halves a and b, in x's dtype.
+
+    Arguments: x [..., T, D]; cos and sin, of the angles, [T, D/2] or [B, heads, T, D/2].
+    """
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
     y = wide * torch.cat((cos, cos), dim=-1)
@@ -184,9 +187,10 @@ class Rotary(Scheme):
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the float64 cosines and sines of the rotation at `pos`, with YaRN's factor for q if there is one.
+        """Return the float64 cosines and sines of the rotation angles at positions `pos`, [T, r/2] each.
 
-        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
+        If YaRN multiplies q, its factor is returned with them. Arguments: pos, the positions [T]; length, the number of
+        tokens of the whole input.
         """
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:

@@ -51,9 +51,9 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Return the places of letters in the word, counted from 0, whose numbers are asked for.
+        """Return the places of letters in the word, counted from 0, for the numbers that questions ask for.
 
-        Arguments: count, the letters' numbers less one; here they count from the start of the word.
+        Arguments: count, the numbers less one: `count` itself here, since numbers count from the start of the word.
         """
         return count
 

@@ -56,8 +56,9 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Return the weight with which each slot is drawn, a power law of its distance, float64 [slots].
+    """Return the weight with which each slot is drawn for the return of a key, float64 [slots], nearest slot first.
 
-    Slots are the places in which a key can return, nearest first. Weights are not normalised. The law is Zoology's.
+    Slot s = 1, 2, ... is a place in which a key can return, and its weight is a power law of s, as in Zoology. Weights
+    are not normalised. Arguments: slots, their number; power, the exponent plus one.
     """
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

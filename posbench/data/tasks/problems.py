@@ -80,12 +80,18 @@ class Problems(Dataset):
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch of `number` random problems of a split, of lengths drawn evenly from the trained ones."""
+        """Return a batch of `number` random problems, of lengths drawn evenly from the trained ones.
+
+        Arguments: split, the name of the split that they belong to; rng, the source of randomness.
+        """
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
     def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch with a random problem for each length (items), padded to the width of `longest` items."""
+        """Return a batch with a random problem for each of `lengths` (items), padded to the width of `longest` items.
+
+        Arguments: split, the name of the split that they belong to; rng, the source of randomness.
+        """
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
@@ -102,6 +108,7 @@ class Problems(Dataset):
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Draw `number` problems of a split, of `length` items. A larger `number` appends to the same first problems.
 
+        Arguments: split, its name; rng, the source of randomness.
         Returns: tokens [number, W], and a mask of answers [number, W].
         Raises: ConfigError if very many draws have too few problems of the split.
         """
@@ -123,9 +130,11 @@ class Problems(Dataset):
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
     ) -> NDArray[np.int64] | None:
-        """Return positions drawn within the longest problem allowed in tests, int64 [B, T], or None for 0, 1, 2, ...
+        """Return a position for each token of a batch of problems, int64 [B, T], or None if they are 0, 1, 2, ...
 
-        Arguments: read, [B], how many tokens of each problem are read; width, T. Padding has the last position.
+        Positions are drawn up to the length of the longest problem allowed in tests. Padding has the last position.
+        Arguments: read, [B], how many tokens of each problem are read; width, T; rng, the source of randomness;
+        is_training, whether the batch is for training.
         """
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
@@ -166,7 +175,7 @@ class ProblemSplit:
 
 
 class ProblemBatches:
-    """The training batches of a task, with problems of the trained lengths, all equally likely.
+    """The training batches of a task. Lengths of problems are drawn evenly from the trained lengths.
 
     Neighbouring batches are drawn together, which is many times faster than one by one.
     """

@@ -15,9 +15,10 @@ _TOKENS = 1 << 17  # tokens of the text to sample
 def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     """Return the share of tokens that copying earlier text predicts correctly, [len(MATCHES), len(DISTANCES)].
 
-    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
-    more than DISTANCES tokens back (the nearest of several), and predicts the token after it if at least MATCHES tokens
-    matched. The predicted tokens are spread evenly over the split, in sequences of `length`.
+    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read.
+    The match must be more than DISTANCES tokens back (of several, the nearest counts) and at least MATCHES tokens long.
+    The copier then predicts the token after it. The predicted tokens are spread evenly over the split, in sequences of
+    `length`.
     """
     size = min(2 * length, len(split.tokens))
     count = max(1, min(_TOKENS, len(split.tokens)) // size)

@@ -68,9 +68,9 @@ class Split:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """Return the number of the document that each token belongs to.
+        """Return the number of the document that each token belongs to, in the shape of `tokens`.
 
-        Arguments: tokens, indices of tokens in the split.
+        Arguments: tokens, an index of a token in the split, or an array of them.
         """
         return np.searchsorted(self.starts, tokens, side="right") - 1
 

@@ -37,8 +37,9 @@ _ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 
 
 def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
-    """Yield the texts of a file: `column` of its rows, or the whole text, cut at blank lines if `cut_bytes` is given.
+    """Yield the texts of a file: the field `column` of each of its rows, or all of it if it is a text file.
 
+    Arguments: cut_bytes, the size in bytes from which a text file is cut at blank lines, or None to yield it whole.
     Raises: ConfigError, or the errors of Python and Arrow for damaged files.
     """
     suffix = suffix_of(path)
@@ -62,7 +63,8 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 def _value(row: Any, column: str, origin: str) -> Any:
     """Return the field `column` of a row of a file.
 
-    Raises: ConfigError that lists the fields if there is none, with `origin`, the place of the row.
+    Arguments: row, what was read of it; origin, the place of the row in error messages.
+    Raises: ConfigError, which lists the fields, if there is no such field.
     """
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
@@ -74,7 +76,10 @@ def _value(row: Any, column: str, origin: str) -> Any:
 
 
 def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory."""
+    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory.
+
+    Arguments: path, the file to name in errors; lines, of the file.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -89,7 +94,10 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none."""
+    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none.
+
+    Arguments: path, which tells CSV from TSV; lines, of the file.
+    """
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
     has_quotes = suffix_of(path) == ".csv" or first.startswith('"')
@@ -110,7 +118,7 @@ def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[Any]:
-    """Yield the value of `column` in each row of a parquet or Arrow file, streamed."""
+    """Yield the field `column` of each row of a parquet or Arrow file, a part of the file in memory at a time."""
     import pyarrow
     from pyarrow import ipc, parquet
 

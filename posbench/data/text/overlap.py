@@ -67,7 +67,7 @@ def _word_hashes(data: bytes) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Return the hashes with every bit spread over all bits (the last step of splitmix64)."""
+    """Return the hashes with every bit spread over all bits, by the last step of splitmix64; same shape."""
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
@@ -142,9 +142,10 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """Return, by split of `held_out`, the share of its 13-grams that also occur in the train split of `trained_on`.
+    """Return {split: share of its 13-grams of words that also occur in the train split of `trained_on`}.
 
-    Both texts have the same tokenizer. The result is measured once and stored with the held-out text.
+    Splits are those of `held_out` without train; both texts have the same tokenizer. The result is measured once and
+    stored with the held-out text.
     """
     file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
     with suppress(OSError, ValueError):
@@ -164,7 +165,11 @@ def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    """Return which of the `known` hashes (ascending) belong to 13-grams of the train text, bool [len(known)]."""
+    """Return for each hash in `known` whether a 13-gram of words of the train text has it, bool [len(known)].
+
+    Arguments: known, hashes of 13-grams in ascending order; tokenizer, which decodes `train`, the tokens of the train
+    text.
+    """
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)

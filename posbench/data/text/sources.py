@@ -39,7 +39,7 @@ def draw_of(document: bytes) -> float:
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """Return the name of a document's split.
+    """Return the name of the split that a document belongs to: train, or one of the names in `fractions`.
 
     Each split gets about its fraction of all documents, and train gets the rest. A hash of the UTF-8 text decides, so
     the split is the same on every machine and in any order of reading, and copies of a document fall into one split.
@@ -86,7 +86,8 @@ class Splitter:
         """Change the assignment so that no split is empty: each empty split gets the documents with the nearest hashes.
 
         Call this after all documents were split, and if it changed anything, split all of them again.
-        Returns: the names of the splits that are filled; none if no split is empty or documents are fewer than splits.
+        Returns: the names of the splits that are filled; an empty set if no split was empty or there are fewer
+        documents than splits.
         """
         empty, draws = self._empty, sorted(self._draws)
         if not empty or len(draws) <= len(self.fractions):
@@ -142,7 +143,8 @@ class Source(ABC):
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
 
-        Raises: ConfigError for any error in `texts`, with `origin` (the file or data set) and `remedy` in its message.
+        Arguments: texts, as read; origin and remedy, the file or data set and the advice in error messages.
+        Raises: ConfigError for any error in `texts`.
         """
         count = 0
         try:
@@ -167,16 +169,19 @@ class Source(ABC):
             raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     def cut_few_files(self) -> str:
-        """Cut text files into documents if they are fewer than the splits; return a notice, or "" if not."""
+        """Cut text files into documents if they are fewer than the splits; return a line of text to print, or ""."""
         return ""
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return what identifies the text in the cache, as a JSON value, without reading text or using a network."""
+        """Return a JSON value that identifies the text in the cache, such as its files with their sizes and times.
+
+        It is made without reading text or using a network.
+        """
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return {split: its documents as an iterator}. Raises: ConfigError if the text cannot be read."""
+        """Return {split: iterator over the texts of its documents}. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):

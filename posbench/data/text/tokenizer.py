@@ -55,7 +55,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256. It ignores its arguments."""
+    """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256. The arguments are not used."""
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def bos_token(config: TokenizerConfig) -> str | None:
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer in the file `tokenizer.path`, with the BOS that the files beside it name.
 
-    Raises: ConfigError if the file is missing or holds no tokenizer.
+    Arguments: texts are not used. Raises: ConfigError if the file is missing or holds no tokenizer.
     """
     return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"), bos_token(config))
 
@@ -98,7 +98,8 @@ def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer of a repository of the Hugging Face hub, which is downloaded once.
 
-    Raises: ConfigError if the repository has no tokenizer, or if the hub cannot be reached and its cache lacks a file.
+    Arguments: texts are not used. Raises: ConfigError if the repository has no tokenizer, or if the hub cannot be
+    reached and its cache lacks a file.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -141,11 +142,11 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 
 
 def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
-    """Return the tokenizer of a corpus or a run, with the setting that text never becomes special tokens.
+    """Return the tokenizer in the content of a `tokenizer.json`, set so that text never becomes special tokens.
 
     The file itself cannot record this setting.
-    Arguments: content, the bytes of its `tokenizer.json`; name, the file's name in error messages; expected, the
-    fingerprint that the tokenizer must have (None means any).
+    Arguments: content, its bytes; name, the file's name in error messages; expected, the fingerprint that the tokenizer
+    must have (None means any).
     Raises: ConfigError if the content is not a tokenizer, or has another fingerprint.
     """
     tokenizer = _parsed(content, name)
@@ -234,8 +235,9 @@ def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """Yield (split, UTF-8 text, [BOS] + tokens) for each document (split, text), encoded in pieces on all cores.
+    """Tokenize documents and yield each as (split, UTF-8 text, [BOS] + tokens). Pieces are encoded on all cores.
 
+    Arguments: bos, the id of the BOS token; documents, pairs (split, text).
     Raises: ConfigError if a text becomes BOS, which happens if BOS also means an unknown word.
     """
     encoder = text_encoder(tokenizer)

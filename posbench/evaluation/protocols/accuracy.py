@@ -25,7 +25,10 @@ BEYOND = (1, 1.25, 2, 4)  # lengths to score, as multiples of the longest traine
 
 
 class Accuracy(EvalProtocol):
-    """Accuracy on `evaluation.problems` problems of the test split per length, the same for every scheme and seed."""
+    """Evaluation protocol for tasks: accuracy on `evaluation.problems` problems of the test split per length.
+
+    The problems are the same for every scheme and seed.
+    """
 
     name = "accuracy"
     rank = 8

@@ -21,8 +21,8 @@ class ByLength(Windowed):
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         """Return the report's sections on perplexity by length, one per text, and one on options changed at evaluation.
 
-        Arguments: compared, the runs and their figures; every_length, whether to show lengths that are neither a
-        multiple nor a part of the training length.
+        Arguments: compared, the runs to compare and the numbers measured in them; every_length, whether to show lengths
+        that are neither a multiple nor a part of the training length.
         """
         sections = []
         texts = {*compared.at(self.name, text=None, under=None)["text"]}
@@ -70,8 +70,8 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
     Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
 
-    Arguments: compared, the runs; cells, their figures, a row per scheme and length; every_length, whether to show
-    lengths that are neither a multiple nor a part of the training length.
+    Arguments: compared, the runs to compare; cells, their figures, a row per scheme and length; every_length, whether
+    to show lengths that are neither a multiple nor a part of the training length.
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths

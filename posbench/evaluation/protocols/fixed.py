@@ -18,7 +18,7 @@ JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, at which the lo
 
 
 class Fixed(ByLength):
-    """Perplexity of the same targets at every length, with more context before them at longer lengths.
+    """Evaluation protocol that scores the same targets at every length, with more context before them if longer.
 
     There are `evaluation.windows` groups of `evaluation.targets` tokens. At least `anchor` tokens are before the last
     of a group; `anchor` is the longest length of the comparison.

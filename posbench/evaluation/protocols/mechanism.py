@@ -47,7 +47,10 @@ Measured = tuple[str, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # me
 
 
 class Mechanism(EvalProtocol):
-    """Attention, biases and norms of each head in windows of one length, by default the training length."""
+    """Evaluation protocol that measures heads: attention, biases and norms in windows of one length.
+
+    The length is by default the training length.
+    """
 
     name = "mechanism"
     rank = 6
@@ -140,10 +143,11 @@ class Mechanism(EvalProtocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Read the stored measures of heads and average them over windows.
+    """Read the measures of attention heads that runs have stored, and average them over windows.
 
     For each scheme, only the first seed that was scored at this length is read.
-    Arguments: runs, one row per run, with its path; length, of the scored windows, in tokens.
+    Arguments: runs, a table with a row per run and its path; schemes, the names to read; length, of the scored windows,
+    in tokens.
     Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
     and half of its 95 % interval (`value_windows`).
     """
@@ -169,7 +173,8 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
     """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share.
 
-    Arguments: heads, from `read_heads`.
+    Arguments: heads, a row per scheme, measure, layer, head and distance, with the mean (`value`) and half its interval
+    (`value_windows`). Returns: a table of text.
     """
     rows = []
     for scheme, measured in heads.groupby("scheme", sort=False):
@@ -187,7 +192,7 @@ def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
     """Return plots of each head's attention, norms and biases, as far as they were measured.
 
-    Arguments: heads, from `read_heads`.
+    Arguments: heads, a row per scheme, measure, layer, head and distance (or channel pair), with the mean (`value`).
     """
     biases = heads[heads["measure"] == "bias"].copy()
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
@@ -216,9 +221,10 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return {`previous_token`, `first_token`, `induction`: series of scores from 0 to 1, indexed by (layer, head)}.
+    """Return {name: scores} for the scores `previous_token`, `first_token` and `induction` of each attention head.
 
-    A score is the share of a head's attention, averaged over windows. Arguments: rows, a result's stored rows.
+    A score is the share of a head's attention, from 0 to 1, averaged over windows: a series indexed by (layer, head).
+    Arguments: rows, a stored result of this protocol, with a row per window, measure, layer, head and distance.
     """
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
@@ -312,18 +318,19 @@ def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
-    """Return a measure with one number per head, as a `Measured` tuple of sums over queries.
+    """Return a measure of one layer with a number per head, summed over queries, as a `Measured` tuple.
 
-    Arguments: measure, its name; shares, of attention, [B, H, queries].
+    Arguments: measure, its name; layer, its number; shares, the share of attention that counts for each query, [B, H,
+    queries].
     """
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Yield `Measured` tuples of attention and, if any, the bias, summed over queries by bucket of distance.
+    """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
 
-    Arguments: weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
+    Arguments: layer, its number; weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
     """
     import torch
 
@@ -346,9 +353,11 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
-    """Yield `Measured` tuples of q and k: norms of the channel pairs that the scheme rotates (rotation keeps norms).
+    """Yield the norms of q and k by channel pair, as `Measured` tuples, as far as the scheme rotates q and k.
 
-    Arguments: recorded, the tensors q and k of the layer.
+    Rotation does not change these norms. Nothing is yielded for a scheme that is no rotation or changes norms
+    otherwise.
+    Arguments: layer, its number; scheme, the layer's; recorded, {`q`: tensor, `k`: tensor} of the layer.
     """
     from posbench.schemes.rotary import Rotary
 

@@ -55,7 +55,10 @@ _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins bef
 
 
 class Ngram(EvalProtocol):
-    """Loss of n-gram models: one row per window, document and order n, the number of tokens with the predicted one."""
+    """Evaluation protocol for n-gram models: their loss, stored as a row per window, document and order n.
+
+    The order is the number of tokens of an n-gram, with the predicted one.
+    """
 
     name = "ngram"
     rank = 7
@@ -70,7 +73,7 @@ class Ngram(EvalProtocol):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """Return no lengths, since this protocol is not scored run by run."""
+        """Return an empty list, since this protocol is not scored run by run. The arguments are not used."""
         return []
 
     def score(self, *_: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -121,8 +124,9 @@ def _has_ngrams(run: Run) -> bool:
 
 
 def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Count n-grams in the run's batches, score its validation windows, and return rows and header for all orders.
+    """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
 
+    Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.
     Raises: ConfigError if this version would choose other batches or validation windows than the run's.
     """
     config, manifest = run.config, run.manifest
@@ -178,9 +182,10 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 
 
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
-    """Return the tokens that are in any of the windows, in the order of the text, each position once.
+    """Return the tokens that are in any of the training windows, in the order of the text, each position once.
 
-    Arguments: starts, the windows' starts, ascending; longest, the order of the longest n-grams.
+    Arguments: tokens, of the whole split; starts, the windows' starts, ascending; context_length, a window's tokens
+    less one; longest, the order of the longest n-grams.
     Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
     but at most `longest`.
     """
@@ -198,9 +203,8 @@ class KneserNey:
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
         """Count the n-grams of a text.
 
-        Arguments: tokens [N] and depths [N], each token's place, counted from 1, in its training window (an n-gram
-        counts if the depth of its last token is n or more), as from `text_read`; vocab_size, V; longest, the highest
-        order.
+        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window (an n-gram counts
+        if the depth of its last token is n or more); vocab_size, V; longest, the highest order.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -223,7 +227,10 @@ class KneserNey:
             shorter[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
-        """Return {order: probability of each target in its context, [W, T]}. Arguments: windows, tokens [W, T + 1]."""
+        """Return {order n: probabilities [W, T]} of the last T tokens of each window, each given the tokens before it.
+
+        Arguments: windows, token ids [W, T + 1].
+        """
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
         lower = self._lower[1].mixed(empty, targets, uniform)
@@ -261,9 +268,10 @@ class _Level:
 
     @classmethod
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
-        """Discount the counts of one order and return its level.
+        """Discount the counts of all n-grams of one order and return its probabilities and weights as a `_Level`.
 
-        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context.
+        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context, its first n - 1
+        tokens; num_contexts, how many contexts there are.
         """
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
@@ -274,8 +282,9 @@ class _Level:
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
         """Return the probabilities of targets by the model of this order, of the shape of `lower`.
 
-        Arguments: contexts, the number of each target's context among those of this order; ngrams, the number of
-        context and target together; lower, the targets' probabilities by the model of the next lower order.
+        Arguments: contexts, the number of each target's context among the contexts of this order; ngrams, the number of
+        context and target together among the n-grams; both are _UNKNOWN if they were never read; lower, the targets'
+        probabilities by the model of the next lower order.
         """
         if not len(self.discounted):
             return lower.copy()

@@ -52,7 +52,11 @@ LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences,
 
 
 class Order(EvalProtocol):
-    """What the order of distant tokens is worth: the loss after a window's first half is shuffled or replaced."""
+    """Evaluation protocol for the order of distant tokens: how much the loss rises if it is destroyed.
+
+    The first half of each window is shuffled, or replaced by another document's tokens, and targets in the second half
+    are scored.
+    """
 
     name = "order"
     rank = 3
@@ -99,9 +103,9 @@ class Order(EvalProtocol):
         return 3 * settings.order_windows * length
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return what a run's log says about the order of tokens more than 32 back.
+        """Return what the order of tokens more than 32 back was worth during training, and when that reached ONSET.
 
-        Arguments: logged, the rows of its metrics.jsonl.
+        Arguments: logged, the lines of the run's metrics.jsonl, a mapping each.
         Returns: what this order is worth at the end (key FAR, in nats per token), and `onset_tokens`, the tokens
         trained on until it was worth ONSET, infinite if it is worth less at the end; {} if `logged` has no such scores.
         """
@@ -229,11 +233,11 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return for each scheme, as text, how far back order matters.
+    """Return for each scheme, as text, how far back the order of tokens matters.
 
     This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
     Arguments: cells, the figures of the score `lost_order` at one length, a row per scheme and distance.
-    Returns: a series of text by scheme: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
+    Returns: {scheme: text}: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
@@ -263,11 +267,12 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return the tokens of three sequences per window: `whole`, `shuffled` and `other`.
+    """Return three token sequences per window: `whole`, `shuffled` and `other`, which end with the same tokens.
 
-    The window itself, the window with its first half in random order, and with a first half from another document. The
-    window's start is the random seed for the permutation, the other document and the position in it.
-    Arguments: starts, token indices of windows; count, how many of the three to return, in this order.
+    They are the window itself, the window with its first half in random order, and with a first half from another
+    document. The window's start is the random seed for the permutation, the other document and the position in it.
+    Arguments: starts, token indices of windows; length, a window's tokens less one; count, how many of the three to
+    return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
@@ -295,7 +300,7 @@ def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: i
     """Return what the order of tokens more than d back is worth, {`order_beyond_<d>`: nats per token}, for d in NEAR.
 
     Each is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a window of
-    `length` tokens is shorter than 2 d.
+    `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
     """
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
@@ -315,9 +320,9 @@ def losses(
     """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
 
     The distance is the number of tokens between the target and the first half.
-    Arguments: starts, token indices of windows; advance, called after each forward pass with its number of tokens;
-    scored, how many versions of a window to score, of whole, first half shuffled, and first half of another document,
-    in this order.
+    Arguments: starts, token indices of windows; length, a window's tokens less one; batch_tokens, the most tokens of a
+    forward pass; advance, called after each forward pass with its number of tokens; scored, how many versions of a
+    window to score, of whole, first half shuffled, and first half of another document, in this order.
     """
     read = sequences(split, starts, length, scored)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)

@@ -22,7 +22,10 @@ BUCKETS_AN_OCTAVE = 2  # buckets per doubling of the position
 
 
 class Position(Windowed):
-    """Loss by position in windows back to back, summed by document and log-spaced bucket of positions."""
+    """Evaluation protocol for the loss by position in windows back to back, by log-spaced bucket of positions.
+
+    The losses are summed by document and bucket.
+    """
 
     name = "position"
     rank = 5
@@ -51,11 +54,12 @@ class Position(Windowed):
         return [Section(title, holes, [plot], note="The numbers are in table.csv.")]
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return a table, a row per document and bucket: document, bucket_start, bucket_end, targets, nll (sum, nats).
+        """Return the table to store: a row per document and bucket of positions, with the sum of losses.
 
-        Buckets are of positions, and `bucket_end` is exclusive. A target's position is the number of tokens before it,
-        less one: the target at position 0 follows one token.
-        Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
+        Columns: document, bucket_start, bucket_end (exclusive), targets, nll (sum, nats). A target's position is the
+        number of tokens before it, less one: the target at position 0 follows one token.
+        Arguments: losses, [windows, scored] in nats; windows and split, the text that was scored; bos_id, the id of the
+        BOS token, which is not scored.
         """
         rows = scored_targets(losses, windows, split, bos_id)
         position = rows["target"] - np.array([w.start + 1 for w in windows])[rows["window"]]

@@ -38,9 +38,10 @@ class Score:
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return the score, (`column` - `minus`) / targets, where `minus` may be empty.
+        """Return the score, (`column` - `minus`) / targets. If `minus` is empty, nothing is subtracted.
 
-        Arguments: sums, {column: its sum over rows, or an array with an entry per row}.
+        Arguments: sums, {column: its sum over stored rows, or an array with an entry per stored row}.
+        Returns: a number, or an array if `sums` has arrays.
         """
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
@@ -48,7 +49,10 @@ class Score:
 
 
 class EvalProtocol(ABC):
-    """A way to score a model at one length. By default it scores losses, and reports perplexity."""
+    """A way to score a model at one length, and to store and report the score. By default it scores losses.
+
+    A report shows losses as perplexity unless a subclass changes it.
+    """
 
     name: ClassVar[str]
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
@@ -90,11 +94,11 @@ class EvalProtocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score a model at one length.
 
-        Arguments: corpus, the text or task; split, its part to score; settings, the run's `evaluation` settings;
-        anchor, the longest length of the comparison, which decides what text is scored; advance, called with the number
-        of tokens after each forward pass.
-        Returns: the table of rows to store, and numbers for its header, such as `nll_mean` (nats/target) and
-        `targets_total`.
+        Arguments: corpus, the text or task; split, its part to score; length, in tokens or items of a task; settings,
+        the run's `evaluation` settings; anchor, the longest length of the comparison, which decides what text is
+        scored; advance, called with the number of tokens after each forward pass.
+        Returns: the table to store, a row per scored window or problem, and numbers for its header, such as `nll_mean`
+        (nats/target) and `targets_total`.
         """
 
     def reads(self, config: Config) -> bool:
@@ -142,9 +146,10 @@ class EvalProtocol(ABC):
         return 2
 
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
-        """Return the training length times 0.5, 1, 2, 4 ... 32, as far as the text is long enough, in tokens.
+        """Return the lengths to score by default: the training length times 0.5, 1, 2, 4 ... 32, in tokens.
 
-        Arguments: context_length, the training length; split, the text, or None for no limit.
+        Lengths for which the text is too short are left out. Arguments: context_length, the training length; split, the
+        text, or None for no limit.
         """
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
@@ -167,9 +172,10 @@ class EvalProtocol(ABC):
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
-        """Return the metrics of a result for the tidy table, as tuples (name, sum of each row, count of each row).
+        """Return (name, sums, counts) for each metric of a stored result, from which reports compute all means.
 
-        Arguments: columns, {name: array} of the stored rows.
+        Arguments: columns, {name: array} of the stored table. Returns: sums and counts are arrays with an entry per
+        stored row (a scored window or problem): the sum of the metric over the row's targets, and their number.
         """
         targets = columns[self.count_column].astype(float)
         if self.scores:
@@ -182,16 +188,16 @@ class EvalProtocol(ABC):
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         """Return the sections of the report about this protocol's results, by default none.
 
-        Arguments: compared, the runs and their figures; every_length, whether to show lengths that are neither a
-        multiple nor a part of the training length.
+        Arguments: compared, the runs to compare and the numbers measured in them; every_length, whether to show lengths
+        that are neither a multiple nor a part of the training length.
         """
         return []
 
     def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
         """Return the report's sections about the runs of a task, by default none.
 
-        Arguments: task, its name; runs, a row per run; schemes, in the order to show; length, the longest trained
-        length, in items.
+        Arguments: task, its name; runs, a table with a row per run; schemes, their names in the order to show; length,
+        the longest trained length, in items.
         """
         return []
 
@@ -203,9 +209,9 @@ class EvalProtocol(ABC):
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return columns to add to a run's row of the summary, {name: value}, by default none.
+        """Return columns to add to a run's row in the summary table, {name: value}, by default none.
 
-        Arguments: logged, the rows of the run's metrics.jsonl.
+        Arguments: logged, the lines of the run's metrics.jsonl, a mapping each.
         """
         return {}
 

@@ -31,9 +31,10 @@ LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, cont
 
 
 class Retrieval(EvalProtocol):
-    """The benefit of having read a passage before: the loss on it after a filler, less the loss after another passage.
+    """Evaluation protocol for retrieval: how much a passage's loss drops if the model has read the passage before.
 
-    The length is of the whole sequence: two passages and a filler.
+    The drop is the loss on the passage after another passage and a filler, less the loss after the passage itself and
+    the same filler. The length is of the whole sequence: two passages and a filler.
     """
 
     name = "retrieval"

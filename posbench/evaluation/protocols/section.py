@@ -56,10 +56,10 @@ class ComparedRuns:
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the rows of `cells`, the table of all figures, that have these values.
+        """Return the rows of `cells`, the table of all figures, in which the columns have the values passed here.
 
         By default these are figures of schemes as trained, on the runs' own text.
-        Arguments: equal, a value for each further column, or None to accept any.
+        Arguments: protocol and length, None for any; equal, a value for each further column, or None to accept any.
         """
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
@@ -97,9 +97,9 @@ class Section:
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Join successive sections of a report with the same title, their tables side by side; return all sections.
+    """Return all sections of a report, with successive sections of the same title joined into one.
 
-    Arguments: schemes, the order of the tables' rows.
+    Their tables are put side by side. Arguments: schemes, the order of the tables' rows.
     """
     joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
@@ -123,15 +123,15 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
 
 
 def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Return rows of text, {column: text} each, as a table with dashes for missing values."""
+    """Return a table of text, with dashes for missing values. Arguments: rows, {column: text} for each table row."""
     return pd.DataFrame(rows, dtype=object).fillna(DASH)
 
 
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
-    """Return a table with one row per scheme and one column per distance.
+    """Return a table of text with one row per scheme and one column per distance.
 
-    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; title, a column's
-    title with {} for the distance.
+    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; schemes, the order
+    of the table's rows; title, a column's title with {} for the distance.
     """
     rows = []
     for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:
@@ -142,26 +142,28 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.D
 
 
 def half(cell: Any, name: str) -> float:
-    """Return half the width of the 95 % interval over seeds of column `name`; NaN if `cell` is None.
+    """Return half the width of the 95 % interval over seeds of the figure in column `name`; NaN if `cell` is None.
 
-    Arguments: cell, a row of the table of figures, or None.
+    Arguments: cell, the figures of one scheme at one place: a row of the table of all figures, or None.
     """
     return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """Return column `name` as text, ± half its 95 % interval over seeds; a dash if `cell` is None.
+    """Return the figure in column `name` as text, ± half its 95 % interval over seeds; a dash if `cell` is None.
 
-    Arguments: cell, a row of the table of figures, or None; sign, whether to write a plus before positive values.
+    Arguments: cell, the figures of one scheme at one place: a row of the table of all figures, or None; sign, whether
+    to write a plus before positive values.
     """
     return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
-    """Return a table of what runs logged during training, with columns path, step, tokens and `figures`.
+    """Return what runs logged during training, as a table with columns path, step, tokens and `figures`.
 
     All points of a run were scored on the same validation tokens, windows or problems.
-    Arguments: paths, run folders; kind, which rows of metrics.jsonl to read.
+    Arguments: paths, run folders; kind, which lines of metrics.jsonl to read, such as `validation`; figures, the names
+    of the numbers in them.
     """
     rows = []
     for path in paths:

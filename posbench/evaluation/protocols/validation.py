@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Validation(Windowed):
-    """Loss on windows of the training length, `train.validation_tokens` in all, spread over the validation split."""
+    """Evaluation protocol for the loss on windows of the training length, spread over the validation split.
+
+    They have `train.validation_tokens` tokens in all.
+    """
 
     name = "validation"
     rank = 2
@@ -40,9 +43,9 @@ class Validation(Windowed):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score windows of text or, for a task, answers of problems of trained lengths, always at the training length.
 
-        Arguments: corpus, the text or task; split, its part to score; settings, the run's `evaluation` settings;
-        advance, called with the number of tokens after each forward pass; anchor is not used.
-        Returns: the rows to store, and numbers for their header.
+        Arguments: corpus, the text or task; split, its part to score; length, the training length; settings, the run's
+        `evaluation` settings; advance, called with the number of tokens after each forward pass; anchor is not used.
+        Returns: the table to store, with a row per problem or per window and document, and numbers for its header.
         """
         if split.num_tokens is not None:
             return super().score(model, corpus, split, length, settings, anchor, advance)
@@ -53,7 +56,10 @@ class Validation(Windowed):
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section for each text that runs were not trained on, with losses at the training length."""
+        """Return a section for each text that runs were not trained on, with losses at the training length.
+
+        Arguments: compared, the runs to compare and the numbers measured in them; every_length is not used.
+        """
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
@@ -89,5 +95,5 @@ class Validation(Windowed):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """Return only the training length, whatever lengths are requested."""
+        """Return only the training length, `context_length`, whatever lengths are requested or configured."""
         return [context_length]

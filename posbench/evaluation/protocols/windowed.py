@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Windowed(EvalProtocol):
-    """Base class of protocols that score windows and store one row per window and document in it."""
+    """Base class of protocols that score windows of text, and store a table row for each document in each window."""
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
@@ -33,9 +33,10 @@ class Windowed(EvalProtocol):
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the rows to store, one per window and document.
+        """Return the table to store, a row per window and document, with the sum of losses and the number of targets.
 
-        Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
+        Arguments: losses, [windows, scored] in nats; windows and split, the text that was scored; bos_id, the id of the
+        BOS token, which is not scored.
         """
         return tabulate_windows(losses, windows, split, bos_id)
 
@@ -65,12 +66,12 @@ class Windowed(EvalProtocol):
 
 
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
-    """Return windows of `length` tokens back to back in stretches of `size`. They cross documents; all targets count.
+    """Return windows of `length` tokens, back to back in stretches of `size` tokens of the text; all targets count.
 
-    The whole token stream is cut into stretches of `size` tokens. Stretches of `settings.max_tokens` tokens in all are
-    read, spread evenly over all documents (a stretch belongs to the document of its first target). They do not depend
-    on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail of a
-    stretch.
+    The whole token stream is cut into stretches, and windows cross documents. Stretches of `settings.max_tokens` tokens
+    in all are read, spread evenly over all documents (a stretch belongs to the document of its first target). They do
+    not depend on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail
+    of a stretch.
     """
     scorable = split.num_tokens - 1
     if scorable < size:
