@@ -272,6 +272,8 @@ def show(plan: Plan, console: Console) -> None:
         "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
     )
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
+    are_branches = settings == 1 + len(first.train.branch_tokens)
+    kind_of_setting = "lengths (each run and its branches)" if are_branches else "other settings"
     rows: dict[str, Any] = {
         "experiment": first.experiment.name + (f" (after {first.experiment.source})" * bool(first.experiment.source)),
         "runs": f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x "
@@ -281,7 +283,7 @@ def show(plan: Plan, console: Console) -> None:
             if plan.is_search
             else count_of(plan.seeds, "seed")
         )
-        + (f" x {settings} other settings" if settings > 1 else ""),
+        + (f" x {settings} {kind_of_setting}" if settings > 1 else ""),
         "parameters": f"{short_count(sum(parameters.values()))}: {short_count(parameters['body'])} in the layers, "
         f"{short_count(parameters['embedding'])} in the embeddings",
         "tokens": f"{short_count(plan.tokens_a_run)} per run, {short_count(plan.tokens_in_all)} in all; context "
