@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from posbench.training.step import Observer, TrainingStep
-
-TRAIN = import_module("posbench.training.train")  # the module, whose function `posbench.training.train` is
 
 
 def after_step(n: int, event: Callable[[], object], phase: str = "optimizer") -> Observer:

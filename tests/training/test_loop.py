@@ -20,9 +20,8 @@ from posbench.evaluation.protocols import VALIDATION
 from posbench.model.decoder import build_model
 from posbench.runs.checkpoint import load_tensors, newest
 from posbench.runs.run import initial_loss
-from posbench.training import train
+from posbench.training import loop, train
 from tests.schemes.trials import trial
-from tests.training.conftest import TRAIN
 
 Make = Callable[..., Config]
 
@@ -168,7 +167,7 @@ def test_schemes_under_one_seed_share_weights_and_batches(config: Make) -> None:
 def test_on_a_cpu_only_the_first_run_of_a_process_has_memory_of_its_own(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TRAIN, "_runs_of_process", itertools.count())
+    monkeypatch.setattr(loop, "_runs_of_process", itertools.count())
     first, second = (train(config(f"scheme={name}", "train.steps=2")) for name in ("nope", "alibi"))
     assert first.manifest.costs.peak_memory_bytes > 2**20
     assert second.manifest.costs.peak_memory_bytes is None

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from posbench.config import Config, ConfigError
 from posbench.runs import Run, run_folder, state_of
-from posbench.training import Died, train
+from posbench.training import Died, loop, train
 from posbench.training.step import Observer, TrainingStep
-from tests.training.conftest import TRAIN, after_step, files
+from tests.training.conftest import after_step, files
 
 Make = Callable[..., Config]
 
@@ -95,7 +95,7 @@ def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(con
 def test_a_model_that_does_not_fit_is_named_before_anything_is_written(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TRAIN, "build_model", lambda *_: torch.empty(10**15))
+    monkeypatch.setattr(loop, "build_model", lambda *_: torch.empty(10**15))
     with pytest.raises(ConfigError, match="when 4000000000000000 bytes more were asked for"):
         train(config())
     assert not run_folder(config()).exists()

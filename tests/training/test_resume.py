@@ -28,11 +28,11 @@ from posbench.model.decoder import Decoder
 from posbench.runs import Run, checkpoint, run_folder, state_of, tracking
 from posbench.schemes import SCHEMES, Scheme
 from posbench.system.signals import Stopped
-from posbench.training import train
+from posbench.training import loop, train
 from posbench.training.step import TrainingStep
 from tests.conftest import small_run
 from tests.faults.kills import digest
-from tests.training.conftest import TRAIN, after_step, files
+from tests.training.conftest import after_step, files
 
 Make = Callable[..., Config]
 
@@ -117,14 +117,14 @@ def test_a_scheme_that_draws_in_training_draws_alike_after_a_resume_and_is_score
 def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = TRAIN.build_model
+    build = loop.build_model
 
     def meanwhile(*arguments: Any) -> Decoder:
-        monkeypatch.setattr(TRAIN, "build_model", build)
+        monkeypatch.setattr(loop, "build_model", build)
         train(config("train.lr=1e-3"))
         return build(*arguments)
 
-    monkeypatch.setattr(TRAIN, "build_model", meanwhile)
+    monkeypatch.setattr(loop, "build_model", meanwhile)
     with pytest.raises(ConfigError, match="finished by another process meanwhile"):
         train(config("train.lr=1e-4"))
     assert Run(run_folder(config())).manifest.identity["train.lr"] == 1e-3
@@ -139,7 +139,7 @@ def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: p
         return take(self, n, *arguments)
 
     monkeypatch.setattr(TrainingStep, "__call__", step)
-    monkeypatch.setattr(TRAIN, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     run_config = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
     tokens = run_config.train.tokens_per_step
     with pytest.raises(Stopped):
@@ -168,7 +168,7 @@ def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tm
 def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(TRAIN, "dataset_of", lambda *_, **__: signalled(number)())
+    monkeypatch.setattr(loop, "dataset_of", lambda *_, **__: signalled(number)())
     with pytest.raises(Stopped, match="same command again") as stopped:
         train(config())
     assert stopped.value.exit_status == 128 + number and not (tmp_path / "runs").exists()
@@ -262,7 +262,7 @@ def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> Non
 
 def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cut.manifest.fingerprints.code
-    monkeypatch.setattr(TRAIN.fingerprints, "code_fingerprint", lambda *_: "newcode")
+    monkeypatch.setattr(loop.fingerprints, "code_fingerprint", lambda *_: "newcode")
     cut_off(config(), 8)
     assert train(config()).manifest.fingerprints.code == f"{old}+newcode"
 
@@ -273,7 +273,7 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
     run = train(config())
     files_before = files(run.path)
     for name in ("build_model", "Batches"):
-        monkeypatch.setattr(TRAIN, name, None)
+        monkeypatch.setattr(loop, name, None)
     train(config())
     assert files(run.path) == files_before
 

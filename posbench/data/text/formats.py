@@ -39,7 +39,8 @@ _ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
     """Yield the texts of a file: the field `column` of each of its rows, or all of it if it is a text file.
 
-    Arguments: cut_bytes, the size in bytes from which a text file is cut at blank lines, or None to yield it whole.
+    Arguments: cut_bytes, the size in bytes that a text file is cut into, at the next blank line, or None to yield it
+    whole.
     Raises: ConfigError, or the errors of Python and Arrow for damaged files.
     """
     suffix = suffix_of(path)

@@ -297,9 +297,10 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 
 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
-    """Return what the order of tokens more than d back is worth, {`order_beyond_<d>`: nats per token}, for d in NEAR.
+    """Return {`order_beyond_<d>`: nats per token}, what the order of tokens more than d back is worth, for d in NEAR.
 
-    Each is the mean over targets with d + 1 to 2 d intact tokens before them. A d is left out if half a window of
+    It is the loss with all tokens further back shuffled, less the loss of the unchanged window, as a mean over targets
+    whose last d + 1 to 2 d tokens are not shuffled. A d is left out if half a window of
     `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
     """
     starts = window_starts(split, length, WINDOWS)
