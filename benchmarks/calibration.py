@@ -13,11 +13,11 @@ a sign test contradicts it.
 - intervals over seeds, and over documents: how often they contain the truth. Documents are drawn from the 180 of the
   test split of `data=stdlib`, with their gaps to qk_rope for three trained schemes (documents.csv).
 
-The whole procedure with its choice of learning rates, for the designs of DESIGNS: six schemes, five rates. Losses are
-those of the packs of `headline` (five seeds at one rate) and of its old pilots (one seed at each rate): the mean of a
+The whole procedure with its choice of learning rates, for the designs of DESIGNS: six schemes, five rates. The packs of
+`headline` (five seeds at one rate) and of its old pilots (one seed at each rate) give three things: the mean loss of a
 scheme at its best rate, what the other rates cost, and the noise of its runs around the mean of their seed.
 
-- pairs decided, of 15: the true losses are those of the packs. In brackets: with twice the noise off the best rate.
+- pairs decided, of 15: the true losses are the means in the packs. In brackets: with twice the noise off the best rate.
 - false claims: tables in which six schemes are equal at their best rates; any claim is false. Nine null tables: three
   costs of other rates (none, 0.035 nats for each factor of two, the packs') times three kinds of noise (the packs',
   twice as much off the best rate, three times as much for one scheme). Seeds that split in two: a run ends 0.3 nats

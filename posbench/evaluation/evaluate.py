@@ -166,7 +166,7 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 
 
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
-    """Return the lengths at which a protocol scores a run: requested ones, else those of the run's configuration.
+    """Return the lengths at which a protocol scores a run: the requested lengths, else its configuration's.
 
     Default lengths that the text is too short for are left out, and `notice` is called with a line about them.
     Raises: ConfigError if the text is too short for a requested length, or for all lengths.

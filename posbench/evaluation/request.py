@@ -140,7 +140,7 @@ class Request:
         return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
-        """Return the names of the requested protocols, by default those of the run's config (`configured`) that apply.
+        """Return the names of the requested protocols, by default the protocols in `configured` that apply.
 
         If the request names another text, the default is `validation` and, with lengths, the protocols by length.
         """

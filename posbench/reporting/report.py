@@ -281,7 +281,7 @@ def _groups(
     several with commas, whose values are then tuples; margin, nats per token below which losses count as equal.
     Raises: ConfigError for an unknown column.
     """
-    if "data.name" in group_by.split(",") and "data.name" not in summary:  # the text's name is no setting of a run
+    if "data.name" in group_by.split(",") and "data.name" not in summary:  # runs do not record it as a setting
         texts = (
             summary.groupby("fingerprint.data")["path"].first().map(lambda path: config_of(str(path))["data"]["name"])
         )

@@ -74,7 +74,7 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return {scheme: length in items from which it is no longer accurate}; infinity if always, as far as tested.
+        """Return {scheme: the length in items at which it stops being accurate}, or infinity if no tested length does.
 
         Accurate means at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from
         the trained length on. Schemes of which no seed learnt the task are left out.

@@ -1,4 +1,4 @@
-"""Find tasks by name. Each class in a file of this folder is a task (`copy` is `Copy`), so there is no list to edit.
+"""Find tasks by name. Each class in a file of this folder is a task (`copy` is `Copy`). No list needs an edit.
 
 A user's own task is a class in a file, whose name is given as `my_task.py:Sums`.
 """

@@ -65,7 +65,7 @@ def _value(row: Any, column: str, origin: str) -> Any:
     """Return the field `column` of a row of a file.
 
     Arguments: row, what was read of it; origin, the place of the row in error messages.
-    Raises: ConfigError, which lists the fields, if there is no such field.
+    Raises: ConfigError if the row lacks the field, with the fields that it has.
     """
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")

@@ -355,8 +355,8 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
     """Yield the norms of q and k by channel pair, as `Measured` tuples, as far as the scheme rotates q and k.
 
-    Rotation does not change these norms. Nothing is yielded for a scheme that is no rotation or changes norms
-    otherwise.
+    Rotation does not change these norms. If a scheme does not rotate, or changes norms in another way, nothing is
+    yielded.
     Arguments: layer, its number; scheme, the layer's; recorded, {`q`: tensor, `k`: tensor} of the layer.
     """
     from posbench.schemes.rotary import Rotary
