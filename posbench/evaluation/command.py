@@ -210,7 +210,8 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
         try:
             for variant in request.variants[1:]:
                 build_architecture(run.config_under(variant.under))
-            requests.append(request)
+            is_own_text = run.manifest.subject is not None and request.data == run.config.data
+            requests.append(replace(request, data=None) if is_own_text else request)
         except ConfigError as error:
             requests.append(replace(request, under=()))
             refused[run.path.parent.name] = str(error)

@@ -26,6 +26,7 @@ from posbench.reporting.published import Published, load_published
 from posbench.reporting.search import merge_searches, with_searches
 from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import conclusions, verdict
+from posbench.reporting.subjects import content_of_subjects, is_of_subjects
 from posbench.reporting.table import config_of, read, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
@@ -70,8 +71,12 @@ def report(
     if options.beside:
         chosen = join_reference(chosen, reference, console)
     target.mkdir(parents=True, exist_ok=True)
-    published = load_published(options.against) if options.against else _published_of(chosen)
-    if is_of_tasks(chosen):
+    of_subjects = is_of_subjects(chosen) and not group_by
+    published = load_published(options.against) if options.against else None if of_subjects else _published_of(chosen)
+    if of_subjects:
+        content, files = content_of_subjects(chosen, rows)
+        names, first = content["names"], content["sections"][0].table
+    elif is_of_tasks(chosen):
         if options.against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         runs, left_out = finished_runs(chosen)
