@@ -31,8 +31,8 @@ from posbench.evaluation.request import Request
 from posbench.model.architecture import build_architecture
 from posbench.model.size import num_parameters
 from posbench.runs import FINISHED, Manifest, Run, pretrained, run_folder
-from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.finding import SUBJECTS, runs_named
+from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
 from posbench.runs.start import start_of
 from posbench.schemes.rotary import Rotary

@@ -6,8 +6,7 @@ tokenizers score different windows, so they are compared by bits per byte only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -42,13 +41,13 @@ def content_of_subjects(summary: pd.DataFrame, rows: pd.DataFrame) -> tuple[dict
     Arguments: summary, a row per model; rows, the tidy table, a row per scored window and metric.
     Raises: ConfigError if no model has a result.
     """
-    compared = {str(name): _compared(of_model, rows) for name, of_model in summary.groupby("scheme", sort=True)}
-    compared = {name: c for name, c in compared.items() if c is not None}
+    models = {str(name): _compared(of_model, rows) for name, of_model in summary.groupby("scheme", sort=True)}
+    compared = {name: c for name, c in models.items() if c is not None}
     if not compared:
         raise ConfigError("these models have no results: score them first (posbench eval FOLDER --length 2k)")
     facts = {name: _facts(name, c) for name, c in compared.items()}
     sections: list[Section] = [_bits_per_byte(compared, facts)]
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, c in compared.items():
         of_model = _sections(name, c, facts[name], several=len(compared) > 1)
         figures |= draw_all(c, of_model)
@@ -133,12 +132,13 @@ def _bits_per_byte(compared: Mapping[str, Comparison], facts: Mapping[str, Mappi
     """Return the first section: bits per byte of each model, under each option, by length in tokens and characters."""
     rows = []
     for name, c in compared.items():
-        cells = c.at(_losses(c)["protocol"].head(1).squeeze() if len(_losses(c)) else None, metric="bits_per_byte")
+        cells = c.at(metric="bits_per_byte", last=0)
+        cells = cells[cells["protocol"].isin(_losses(c)["protocol"])]
         for scheme in _in_order(c):
             row = {"scheme": scheme}
-            for cell in cells[cells["scheme"] == scheme].sort_values("length").itertuples():
-                characters = short_count(cell.length * facts[name]["characters"])
-                row[short_length(cell.length)] = f"{cell.value:.4f} ({characters})"
+            for length, bits in cells.loc[cells["scheme"] == scheme, ["length", "value"]].to_numpy().tolist():
+                characters = short_count(length * facts[name]["characters"])
+                row[short_length(int(length))] = f"{bits:.4f} ({characters})"
             rows.append(row)
     lengths = sorted({n for c in compared.values() for n in _losses(c)["length"]})
     table = text_table(rows).reindex(columns=["scheme", *map(short_length, lengths)]).fillna(DASH)

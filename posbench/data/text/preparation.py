@@ -67,8 +67,8 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
     """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
     Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
-    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text; WHOLE if
-    documents of all splits that posbench makes are scored.
+    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text; WHOLE
+    to score the documents of all splits that posbench makes.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
