@@ -189,7 +189,9 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope"])
+@pytest.mark.parametrize(
+    "name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope", "shared_kv_qk_rope", "shared_kv_qkvo_rope"]
+)
 def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name):
     both = certificate_config(name, ("model.qk_norm=true", "model.qkv_bias=true"))
     model, plain = build_model(both, VOCAB), build_model(certificate_config(name), VOCAB)
@@ -210,10 +212,9 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
     assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["shared_kv_qk_rope", "decay"])
-def test_kinds_without_keys_of_their_own_cannot_normalise_them(name):
-    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no separate keys: leave it out"):
-        checked_architecture(compose([f"scheme={name}", "model.qk_norm=true"]))
+def test_attention_without_keys_cannot_normalise_them():
+    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* kind decay has none: leave it out"):
+        checked_architecture(compose(["scheme=decay", "model.qk_norm=true"]))
 
 
 def test_pieces_are_pieces_and_none_with_a_gradient():
