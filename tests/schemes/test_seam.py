@@ -281,7 +281,9 @@ def test_a_layer_has_the_attention_of_its_scheme_or_else_of_the_list():
 def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of_their_layer():
     windowed = {**QK, "window": 8}
     assert built(interleaved(windowed, LINEAR), randomised=False).architecture.kinds[0].takes_windows
-    with pytest.raises(ConfigError, match=r"scheme\.window needs scheme\.attention={kind: softmax}, and this is linear"):
+    with pytest.raises(
+        ConfigError, match=r"scheme\.window needs scheme\.attention={kind: softmax}, and this is linear"
+    ):
         built(interleaved(NOPE, {**windowed, "attention": {"kind": "linear"}}))
     with pytest.raises(ConfigError, match="reads keys, which attention of the kind linear does not cache"):
         built(interleaved(NOPE, {**COPE, "attention": {"kind": "linear"}}))
