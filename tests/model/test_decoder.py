@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from posbench import reference
+from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model.architecture import checked_architecture
+from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
@@ -161,7 +162,7 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
 def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     plain = certificate_config(name)
     config = replace(plain, data=replace(plain.data, document_mask=True))
-    if config.scheme.attention.get("kind", "softmax") != "softmax":
+    if not all(isinstance(kind, Softmax) for kind in build_architecture(plain).kinds):
         with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention={kind: softmax}"):
             checked_architecture(config)
         return
