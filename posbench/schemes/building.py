@@ -72,8 +72,8 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def group(self) -> str:
-        """Return the heading for the scheme in `posbench schemes`, which is "layers" if layers have different ones."""
-        return self.first.group if len(set(self.shared_with)) == 1 else "layers"
+        """Return the heading for the scheme in `posbench schemes`, which is "alternating layers" if they differ."""
+        return self.first.group if len(set(self.shared_with)) == 1 else "alternating layers"
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:

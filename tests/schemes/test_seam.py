@@ -276,6 +276,8 @@ def test_a_layer_has_the_attention_of_its_scheme_or_else_of_the_list():
     assert [kind.shared_kv for kind in model.architecture.kinds] == [True, False, True, False]
     assert [kind.shape.attention for kind in model.architecture.kinds] == ["softmax", "softmax"] * 2
     assert model.scheme.shared_with == [0, 1, 0, 1]
+    model = built(interleaved(QK, {**QK, "attention": {"kind": "linear"}}))
+    assert [scheme.shape.attention for scheme in model.scheme] == ["softmax", "linear"]
 
 
 def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of_their_layer():
