@@ -32,7 +32,9 @@ def logits(
     name = attention.get("kind", "softmax")
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
+    options = {
+        key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink", "output_gate")
+    }
     layers, windows = [], []
     for n in range(model.num_layers):
         entry = entry_of_layer(config.scheme, n)
