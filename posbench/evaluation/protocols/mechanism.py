@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from posbench.model.decoder import Decoder
-    from posbench.model.layers import Block
     from posbench.schemes import Bias
 
 WINDOWS = 32
@@ -71,10 +70,13 @@ class Mechanism(EvalProtocol):
     }
 
     def check(self, config: Config) -> None:
+        from posbench.schemes.building import layer_entries
+
         super().check(config)
-        kind = config.scheme.attention.get("kind", "softmax")
-        if kind != "softmax":
-            raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kind} has none")
+        entries = layer_entries(config.scheme, config.model.num_layers)
+        kinds = [entry.attention.get("kind", "softmax") for entry in entries]
+        if "softmax" not in kinds:
+            raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
 
     def score(
         self,
@@ -304,29 +306,30 @@ def attention_weights(
 
 @contextmanager
 def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
-    """Replace the attention kernels by plain softmax in a `with` block.
+    """Replace the kernels of softmax attention by a plain one in a `with` block.
 
-    Arguments: record, called in each layer with its number and its q, k, attention weights and bias, so that memory
-    holds the weights of one layer only.
+    Arguments: record, called in each layer with softmax attention, with its number and its q, k, attention weights and
+    bias, so that memory holds the weights of one layer only.
     """
-    kinds = [cast("Block", block).attention.kind for block in model.blocks]
-    numbers = count()
+    from posbench.attention import Softmax
+
+    kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
+        n: int, q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
     ) -> Tensor:
         weights, added = attention_weights(q, k, bias, scale, sink, window)
-        record(next(numbers), {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
+        record(n, {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
-    kernels, piece = [kind.kernel for kind in kinds], model.piece
-    for kind in kinds:
-        kind.kernel = kernel
+    kernels, piece = [kind.kernel for kind in kinds.values()], model.piece
+    for n, kind in kinds.items():
+        kind.kernel = partial(kernel, n)
     model.piece = None
     try:
         yield
     finally:
-        for kind, usual_kernel in zip(kinds, kernels, strict=True):
+        for kind, usual_kernel in zip(kinds.values(), kernels, strict=True):
             kind.kernel = usual_kernel
         model.piece = piece
 
