@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
-from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.evaluate import Begin, evaluate_run
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
@@ -53,10 +53,12 @@ def evaluate_runs(
     failures: dict[str, list[str]] = {}  # error -> names of the runs
     try:
         with _progress(console) as bar:
-            task = bar.add_task("", total=len(scorable), doing="")
-            is_in_process = jobs == 1  # only then can the bar show the progress of a run
-            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if is_in_process else (lambda n: None)
-            score = partial(_evaluate, advance=advance, say=say_once if is_in_process else None)
+            task = bar.add_task("", total=len(scorable))
+            score = partial(_evaluate, begin=_ignore, advance=_ignore, say=None)
+            if jobs == 1:  # only then can a second bar show the progress of a run
+                length = bar.add_task("", total=None)
+                begin = partial(bar.reset, length)
+                score = partial(_evaluate, begin=begin, advance=partial(bar.advance, length), say=say_once)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(
                 map(joblib.delayed(score), scorable, requests, headers)
             )
@@ -88,11 +90,14 @@ def evaluate_runs(
     return [(run, result) for run, result in evaluations if any(options <= set(result.key.under) for options in asked)]
 
 
+def _ignore(*_: object, **__: object) -> None:
+    """Show nothing, in a process that has no bar."""
+
+
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<32}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[doing]}", markup=False),
         TimeRemainingColumn(),
         console=console,
         transient=True,
@@ -113,13 +118,15 @@ def _evaluate(
     run: Run,
     request: Request,
     headers: Sequence[Mapping[str, Any]],
+    begin: Begin,
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
     """Score one run and return its results, and its error if the user can fix that.
 
-    Arguments: headers, the headers (settings and means) of all results of the run's experiment; advance, called with
-    the number of tokens after each forward pass; say, called with each notice at once. Without `say`, the notices are
+    Arguments: headers, the headers (settings and means) of all results of the run's experiment; begin, called before
+    each length with its `description` and its `total` tokens; advance, called with the number of tokens after each
+    forward pass; say, called with each notice at once. Without `say`, the notices are
     returned.
     """
     scoring = _Scoring()
@@ -130,7 +137,7 @@ def _evaluate(
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
-        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers)
+        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers, begin)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:
