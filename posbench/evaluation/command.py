@@ -197,7 +197,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")
     if by_name:
         return finished
-    with_weights = [run for run in finished if run.has_weights]
+    with_weights = [run for run in finished if run.has_weights and run.manifest.subject is None]
     if len(with_weights) < len(finished):
         notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
     if not with_weights:
@@ -245,8 +245,11 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
         return [result.header for run in finished for result in run.results()[0]]
 
     def in_experiment(run: Run) -> bool:  # false for a copy in another folder
-        return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(
-            run.path.absolute().parts[-2:]
+        # Subjects have tokenizers of their own, so their windows differ at any length.
+        return (
+            state_of(run) == FINISHED
+            and run.manifest.subject is None
+            and run.manifest.run_name.split("/")[1:] == list(run.path.absolute().parts[-2:])
         )
 
     return [stored_in(run.path.absolute().parents[1]) if in_experiment(run) else [] for run in runs]
