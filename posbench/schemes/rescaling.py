@@ -149,7 +149,7 @@ class Rescaling:
 
 
 RescaleOption = str | Mapping[str, Any]  # a name in `RESCALINGS`, or transformers' `rope_parameters`
-_LENGTH = "original_max_position_embeddings"  # L, tokens
+_LENGTH = "original_max_position_embeddings"  # L, tokens; dynamic uses `max_position_embeddings`
 _OPTIONAL = ("beta_slow", "beta_fast", "truncate", "attention_factor", "mscale", "mscale_all_dim")
 ROPE_TYPES: dict[str, tuple[str, ...]] = {  # rope_type -> its keys
     "linear": ("factor",),
@@ -169,7 +169,7 @@ class RopeParameters:
     and L = `original_max_position_embeddings`, the values of `rope_type` are
 
         linear    pi
-        dynamic   ntk with s = factor * max(length, L) / L - (factor - 1)
+        dynamic   ntk with s = 1 + factor * (length / L - 1) in inputs longer than L
         llama3    yarn, with a ramp from `low_freq_factor` to `high_freq_factor` turns (Llama 3.1, arXiv 2407.21783)
         yarn      yarn_code, with a ramp from `beta_slow` to `beta_fast` turns, which is not rounded if `truncate` is
                   false
@@ -182,21 +182,21 @@ class RopeParameters:
     parameters: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        keys = ROPE_TYPES.get(self.kind)
+        keys = ROPE_TYPES.get(self.name)
         if keys is None:
             raise ConfigError(
-                f"scheme.rescale has rope_type={self.kind}, which is not known{nearest(self.kind, ROPE_TYPES)} "
+                f"scheme.rescale has rope_type={self.name}, which is not known{nearest(self.name, ROPE_TYPES)} "
                 f"(known: {', '.join(ROPE_TYPES)})"
             )
         wrong = [key for key in self.parameters if key not in ("rope_type", *keys)]
         wrong += [key for key in keys if key not in _OPTIONAL and self.parameters.get(key) is None]
         if wrong:
             raise ConfigError(
-                f"scheme.rescale with rope_type={self.kind} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
+                f"scheme.rescale with rope_type={self.name} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
             )
 
     @property
-    def kind(self) -> str:
+    def name(self) -> str:
         """Return the method, the value of `rope_type`."""
         return str(self.parameters.get("rope_type"))
 
@@ -205,27 +205,32 @@ class RopeParameters:
         """Return the factor s."""
         return float(self.parameters["factor"])
 
+    def factor_at(self, length: int, context_length: int) -> float:
+        """Return the factor for inputs of `length` tokens, which changes with `dynamic` only."""
+        if self.name != "dynamic":
+            return self.factor
+        return 1 + self.factor * (max(1.0, length / self.parameters[_LENGTH]) - 1)
+
     @property
     def is_streaming(self) -> bool:
         """Return True if the frequencies do not depend on the length of the input."""
         short, long = (self.parameters.get(f"{name}_factor") for name in ("short", "long"))
-        return self.kind != "dynamic" and short == long
+        return self.name != "dynamic" and short == long
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
         """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
 
         Arguments: trained, the frequencies in training, with their base.
         """
-        p, s = self.parameters, self.factor
-        if self.kind == "linear":
+        p, s, L = self.parameters, self.factor_at(length, 1), self.parameters.get(_LENGTH, 1)
+        if self.name == "linear":
             return trained.inv_freq / s
-        L = p[_LENGTH]
         trained = TrainedFrequencies(trained.inv_freq, trained.base, L)
-        if self.kind == "dynamic":
-            return _ntk(trained, s * max(length, L) / L - (s - 1))
-        if self.kind == "llama3":
+        if self.name == "dynamic":
+            return _ntk(trained, s)
+        if self.name == "llama3":
             return _yarn(trained, s, p["low_freq_factor"], p["high_freq_factor"])
-        if self.kind == "yarn":
+        if self.name == "yarn":
             slow, fast = p.get("beta_slow") or _SLOW, p.get("beta_fast") or _FAST
             return _yarn_code(trained, s, slow, fast, p.get("truncate", True))
         return trained.inv_freq / trained.inv_freq.new_tensor(p["long_factor" if length > L else "short_factor"])
@@ -244,9 +249,9 @@ class RopeParameters:
         p, log_s = self.parameters, math.log(max(1.0, self.factor))
         if p.get("attention_factor") is not None:
             return float(p["attention_factor"])
-        if self.kind == "longrope":
+        if self.name == "longrope":
             return math.sqrt(1 + log_s / math.log(p[_LENGTH]))
-        if self.kind != "yarn":
+        if self.name != "yarn":
             return 1.0
         scale, scale_all = p.get("mscale"), p.get("mscale_all_dim")
         if not (scale and scale_all):

@@ -88,6 +88,7 @@ OLDER = [  # class, and keys of config.json before transformers 5
             "original_max_position_embeddings": 48,
         },
     ),
+    ("Phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}}),
     ("Mistral", {}),
     ("SmolLM3", {}),
 ]
