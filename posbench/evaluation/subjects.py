@@ -90,9 +90,13 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
             raise ConfigError(
                 f"{folder} has no {name}, so it is not a Hugging Face model that posbench reads: {advice}"
             )
-    content, start = pretrained.read_config(folder), start_of(str(folder), 0, runs_dir)
+    start = start_of(str(folder), 0, runs_dir)
     assert start is not None
-    T = start.positions.length or trained_length(content)
+    T = start.positions.length
+    if T is None:
+        raise ConfigError(
+            f"{folder}/config.json has no context_length, the length that the model was trained on: add it"
+        )
     words = [f"train.from_run={folder.resolve()}", f"train.context_length={T}", "train.steps=1"]
     words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"scheme.name={start.name}"]
     words += [f"evaluation.windows={WINDOWS}", f"evaluation.order_windows={WINDOWS}"]
@@ -113,22 +117,6 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
     write_text(run.path / "config.yaml", yaml.safe_dump(config.to_mapping(), sort_keys=False))
     run.write_manifest(_manifest(config, corpus, start.digest, folder))
     return Run(run.path)
-
-
-def trained_length(config: Mapping[str, Any]) -> int:
-    """Return the number of tokens of the windows that a model was trained on before its frequencies were rescaled.
-
-    Arguments: config, the content of its `config.json`. Raises: ConfigError if it has no such key.
-    """
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    lengths = [source.get("original_max_position_embeddings") for source in (rope, config)]
-    lengths += [config.get("max_position_embeddings"), config.get("context_length")]
-    length = next(filter(None, lengths), None)
-    if length is None:
-        raise ConfigError(
-            "config.json has no max_position_embeddings, the length that the model was trained on: add it"
-        )
-    return int(length)
 
 
 def _manifest(config: Config, corpus: Corpus, digest: str, folder: Path) -> Manifest:

@@ -109,7 +109,7 @@ def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench: Give,
     assert "trained on windows of 64 tokens" in out and "'factor': 4.0" in out
     lines = [line.split() for line in out.splitlines()]
     slowest = 10000.0 ** (-14 / 16) / 4
-    assert ["as", "in", "config.json", "10000", "yarn_code", "4", "1", f"{slowest:.3g}"] in lines
+    assert ["as", "in", "config.json", "10000", "yarn", "4", "1", f"{slowest:.3g}"] in lines
     assert ["rescale=pi", "10000", "pi", "4", "0.25", f"{slowest:.3g}"] in lines
 
 
