@@ -11,6 +11,7 @@ document is scored. Its training length is the one that its rotation frequencies
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,12 +57,20 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
     settings = [name for name in names if name.startswith(_SETTING)]
     folders = [name for name in names if name not in settings and _is_model(Path(name))]
     others = [name for name in names if name not in (*settings, *folders)]
+    try:
+        runs = runs_named(others, runs_dir) if others or not folders else []
+    except ConfigError as error:
+        hub = [name for name in others if _HUB.fullmatch(name) and not Path(name).parent.exists()]
+        if not hub:
+            raise
+        command = f"hf download {hub[0]} --local-dir {hub[0].rpartition('/')[2]}"
+        raise ConfigError(f"{error}. A model of the Hugging Face hub is read from a folder: {command}") from error
     if settings and not folders:
         raise ConfigError(f"{settings[0]} is for Hugging Face folders: a run's settings are those it was trained with")
     subjects = [_subject(Path(name), settings, request.data, runs_dir, console) for name in folders]
     for subject, name in zip(subjects, folders, strict=True):
         _show_positions(subject, pretrained.read_config(Path(name)), request, console)
-    return [*subjects, *(runs_named(others, runs_dir) if others or not folders else [])]
+    return [*subjects, *runs]
 
 
 def _is_model(path: Path) -> bool:
@@ -71,6 +80,8 @@ def _is_model(path: Path) -> bool:
     return path.is_file() and path.suffix in _WEIGHTS
 
 
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # a name on the Hugging Face hub
+_COMPLETE = "download all files of the model (docs/subjects.md turns a GGUF file into a folder)"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".incomplete")
 
 
@@ -85,11 +96,9 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
     existing run, else conf/config.yaml's.
     Raises: ConfigError if the folder cannot be read, or if results of another model have its name.
     """
-    for name, advice in (("config.json", "download it again, all files"), ("tokenizer.json", CONVERT)):
+    for name, advice in (("config.json", _COMPLETE), ("tokenizer.json", CONVERT)):
         if not (folder / name).is_file():
-            raise ConfigError(
-                f"{folder} has no {name}, so it is not a Hugging Face model that posbench reads: {advice}"
-            )
+            raise ConfigError(f"{folder} has no {name}: {advice}")
     start = start_of(str(folder), 0, runs_dir)
     assert start is not None
     T = start.positions.length

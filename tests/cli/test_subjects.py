@@ -161,3 +161,7 @@ def test_what_cannot_be_scored_is_refused_in_a_line(posbench: Give, folder: Path
     change(folder)
     assert message in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
     assert "is for Hugging Face folders" in posbench("eval", "demo", FEW).refusal
+
+
+def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench: Give) -> None:
+    assert "hf download owner/name --local-dir name" in posbench("eval", "owner/name", "--length", "64").refusal
