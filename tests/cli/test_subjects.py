@@ -144,6 +144,7 @@ def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Pa
     result = posbench("eval", *ON_CPU, "--length", "64")
     assert "demo/nope/seed=0" in result.out and "subjects/mini" not in result.out
     assert "posbench: demo" in posbench("report").out
+    assert "is for Hugging Face folders" in posbench("eval", "demo", FEW).refusal
     mixed = posbench("report", "subjects", "demo").refusal
     assert "some of these runs were trained here and others only scored" in mixed
 
@@ -160,7 +161,6 @@ def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Pa
 def test_what_cannot_be_scored_is_refused_in_a_line(posbench: Give, folder: Path, change: Any, message: str) -> None:
     change(folder)
     assert message in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
-    assert "is for Hugging Face folders" in posbench("eval", "demo", FEW).refusal
 
 
 def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench: Give) -> None:
