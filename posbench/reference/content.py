@@ -94,6 +94,16 @@ class SelectiveRope(Definition):
         return rotation_by(tuple(p), len(x)) @ x
 
 
+class SelectiveQkvoRope(SelectiveRope):
+    """Selective RoPE that also rotates values, and the attention output by the inverse (arXiv 2606.24975)."""
+
+    def v(self, x: Array, p: Any, h: int) -> Array:
+        return self.k(x, p, h)
+
+    def o(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)).T @ x
+
+
 class Repo(Definition):
     """RePo: q and k are rotated by a position computed from the token's hidden state (arXiv 2512.14391)."""
 

@@ -139,7 +139,7 @@ def _rows(
     Arguments: scheme, which adds position; q and k, H arrays [T, D] each, without position; x, hidden states [T, C];
     positions, of the T tokens; use_hooks, whether the scheme changes q and k.
     """
-    gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
+    gates = [scheme.gates(x, h) for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)
     ]

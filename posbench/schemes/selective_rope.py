@@ -64,3 +64,20 @@ class SelectiveRope(Scheme):
 
     def flops_per_token(self, length: int) -> float:
         return 2.0 * (self.V.numel() + self.u.numel())
+
+
+class SelectiveQkvoRope(SelectiveRope):
+    """Selective RoPE that also rotates values, and the attention output back (arXiv 2606.24975).
+
+    So `o_i = sum_j a_ij R(A_j - A_i) v_j`, with A_i the angles summed up to token i; the paper predicts that this
+    extends the range of usable context.
+    Options: those of `SelectiveRope`.
+    """
+
+    moves_k_and_v_alike = True
+
+    def v(self, x: Tensor, pos: Turn) -> Tensor:
+        return turn(x, pos)
+
+    def o(self, x: Tensor, pos: Turn) -> Tensor:
+        return turn(x, pos, inverse=True)

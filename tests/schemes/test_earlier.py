@@ -16,7 +16,7 @@ from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
-ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset")
+ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset", "inkling_conv")
 H, HKV, D, C, T = 6, 2, 16, 48, 40
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
 
