@@ -185,6 +185,17 @@ def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
         assert size.bytes_per_token == 2 * layers * 2 * HKV * D
 
 
+def test_the_embedding_that_smear_looks_back_at_is_counted_once():
+    """It is the previous token's, in float32 also if activations are in bfloat16, and only the first layer has it."""
+    model = built("smear_nope").float()
+    caches = model.caches(T)
+    model.compute_dtype = torch.bfloat16
+    with torch.no_grad():
+        model.hidden(random_tokens(9), caches=caches)
+    held = [sum(x.numel() * x.element_size() for x in cache.rows.values()) for cache in caches]
+    assert held == [4 * C, 0] and cache_size(model.architecture).state_bytes == 4 * C
+
+
 def test_the_products_of_a_convolution_are_counted():
     nope, canon, smear = (built(name).architecture for name in ("nope", "canon_nope", "smear_nope"))
     layers = canon.model.num_layers
