@@ -6,6 +6,7 @@ add a kind, extend `Kind` and name the class under the entry-point group `posben
 
 from __future__ import annotations
 
+from posbench.attention.gdn import GatedDeltaRule
 from posbench.attention.kind import Kind, KVCache
 from posbench.attention.linear import DecayAttention, LinearAttention
 from posbench.attention.softmax import Softmax
@@ -16,7 +17,8 @@ from posbench.schemes import Shape
 __all__ = ["KINDS", "DecayAttention", "KVCache", "Kind", "LinearAttention", "Softmax", "build_kind"]
 
 KINDS: Classes[Kind] = with_packages(
-    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention}, "posbench.attention"
+    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention, "gdn": GatedDeltaRule},
+    "posbench.attention",
 )
 
 

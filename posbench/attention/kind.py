@@ -93,6 +93,9 @@ class Kind(nn.Module, ABC):
     takes_windows: bool = False  # whether it supports sliding windows and document masks
     parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device
+    sensitivity: float = (
+        1.0  # factor by which roundings of its inputs reach the logits, compared with softmax attention
+    )
     may_compile: bool = False  # whether it may compile its own code while the code around it is not compiled
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:

@@ -139,7 +139,8 @@ def training_errors(
     }
     sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
-    allowance = ALLOWANCE[dtype] * (KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0)
+    allowance = ALLOWANCE[dtype] * random_model.sensitivity
+    allowance *= KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0
     for mode in ("eager", *(["compiled"] if compiled else [])):
         set_kernel(narrow, None)
         narrow.piece = None

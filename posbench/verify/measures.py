@@ -182,8 +182,8 @@ def path_errors(
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
-    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme
-    enlarges scores.
+    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme or
+    the kind of attention enlarges roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -222,8 +222,11 @@ def path_errors(
 
 
 def _stretch(random_model: RandomModel) -> float:
-    """Return the factor, at least 1, by which the scheme enlarges q . k (as SSMax does), and so its rounding error."""
-    stretch = 1.0
+    """Return the factor, at least 1, by which rounding errors are larger than in plain softmax attention.
+
+    It is the factor by which the scheme enlarges q . k, as SSMax does, or what the kind of attention states.
+    """
+    stretch = random_model.sensitivity
     for scheme in random_model.schemes:
         if not scheme.keeps_norms:
             positions, D = random_model.hook_positions(scheme, random_model.far), scheme.shape.head_dim

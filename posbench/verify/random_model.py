@@ -166,6 +166,11 @@ class RandomModel:
             return ("text",)
         return ("text", "positions", *(["documents"] if self.wide.architecture.kinds[0].takes_windows else []))
 
+    @property
+    def sensitivity(self) -> float:
+        """Return how much more roundings change the logits than with softmax attention in all layers."""
+        return max(kind.sensitivity for kind in self.wide.architecture.kinds)
+
     @cached_property
     def schemes(self) -> list[Scheme]:
         """Return the distinct schemes of the layers, in float64."""
