@@ -82,7 +82,7 @@ class GatedDeltaRule(Kind):
     Raises: ConfigError for a convolution below 0, or an output_gate that is not true or false.
     """
 
-    has_keys = False
+    takes_bias = False
     # Outputs are sums with signs, and their normalisation enlarges small ones. In the decoder of `posbench verify`,
     # with all of `mix` in float64, its rounded inputs and outputs alone cause 18 roundings in fp32 and 7.5 in bf16.
     sensitivity = 3.0
@@ -117,11 +117,6 @@ class GatedDeltaRule(Kind):
         cache: KVCache | None,
     ) -> Tensor:
         assert q is not None and k is not None
-        if "bias" in scheme.acts_on:
-            raise ConfigError(
-                f"{type(scheme).__name__} adds a bias to scores, and attention of the kind gdn has none: choose "
-                "scheme.attention={kind: linear}, or a scheme without a bias"
-            )
         _, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         past = at.past(None if cache is None else cache.rows)
         q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))

@@ -23,13 +23,16 @@ class Softmax(Kind):
     (kexue.fm/archives/10862).
 
     Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
-    2508.10925). It starts at 0.
+    2508.10925), which starts at 0; `value_norm`, whether each value is divided by its root mean square, and a shared
+    K = V then is the key before its own norm and rotation (Gemma 4).
     """
 
-    def __init__(self, shape: Shape, shared_kv: bool = False, sink: bool = False) -> None:
+    def __init__(self, shape: Shape, shared_kv: bool = False, sink: bool = False, value_norm: bool = False) -> None:
         super().__init__(shape, shared_kv)
-        if not isinstance(sink, bool):
-            raise ConfigError(f"scheme.attention.sink={sink!r} must be true or false")
+        for name, value in {"sink": sink, "value_norm": value_norm}.items():
+            if not isinstance(value, bool):
+                raise ConfigError(f"scheme.attention.{name}={value!r} must be true or false")
+        self.value_norm = value_norm
         self.sink = nn.Parameter(torch.zeros(shape.num_heads)) if sink else None
 
     takes_windows = True
@@ -78,7 +81,7 @@ class Softmax(Kind):
     ) -> Tensor:
         assert q is not None and k is not None
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
-        is_one_tensor = self.shared_kv and scheme.moves_k_and_v_alike
+        is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
         past = at.past(None if cache is None else cache.rows)
         q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
         values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys, past)

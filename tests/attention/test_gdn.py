@@ -167,8 +167,8 @@ def test_shared_weights_are_those_of_other_schemes_and_its_own_depend_on_the_see
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["scheme.kind=alibi"], "Alibi adds a bias to scores, and attention of the kind gdn has none: choose"),
-        (["scheme.kind=path"], "Path reads keys, which attention of the kind gdn does not cache"),
+        (["scheme.kind=alibi"], "Alibi adds a bias to scores, and attention of the kind gdn has no scores: choose"),
+        (["scheme.kind=path"], "Path adds a bias to scores, and attention of the kind gdn has no scores"),
         (["scheme.window=64"], "scheme.window needs scheme.attention={kind: softmax}, and this is gdn"),
         (["data.document_mask=true"], "data.document_mask=true needs scheme.attention={kind: softmax}"),
         (["scheme.attention.convolution=-1"], "scheme.attention.convolution=-1 must be a whole number, 0 or more"),
