@@ -38,6 +38,11 @@ class Architecture:
                 raise ConfigError(
                     f"scheme.window needs scheme.attention={{kind: softmax}}, and this is {name}: leave it out"
                 )
+            if "bias" in scheme.acts_on and not kind.takes_bias:
+                raise ConfigError(
+                    f"{type(scheme).__name__} adds a bias to scores, and attention of the kind {name} has no scores: "
+                    "choose scheme.attention={kind: softmax} or {kind: linear}, or a scheme without a bias"
+                )
             if scheme.reads_keys and not kind.has_keys:
                 raise ConfigError(
                     f"{type(scheme).__name__} reads keys, which attention of the kind {name} does not cache: choose "

@@ -203,8 +203,8 @@ def path_errors(
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
-    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme
-    enlarges scores.
+    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme or
+    the kind of attention enlarges roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -224,10 +224,8 @@ def path_errors(
             set_kernels(narrow, kernels)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
-                yield (
-                    f"{device} {path}",
-                    error(narrow(tokens, offset=random_model.far)[0], random_model.far_logits) / stretch,
-                )
+                logits = narrow(tokens, offset=random_model.far)[0]
+            yield f"{device} {path}", error(logits, random_model.far_logits) / stretch / random_model.sensitivity
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), random_model.schemes, strict=True):
             rounded = random_model.hook_positions(scheme, random_model.far, device)
             precise = random_model.hook_positions(exact, random_model.far)

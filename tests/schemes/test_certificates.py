@@ -245,7 +245,19 @@ def beyond(name, number_format):
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(
     "name",
-    ["nope", "qkvo_rope", "alibi", "t5", "fire", "fox", "selective_rope", "dape", "qk_rope_learned", "linear_alibi"],
+    [
+        "nope",
+        "qkvo_rope",
+        "alibi",
+        "t5",
+        "fire",
+        "fox",
+        "selective_rope",
+        "dape",
+        "qk_rope_learned",
+        "linear_alibi",
+        "gdn",
+    ],
 )
 def test_gradients_of_all_weights_are_those_of_float64(name, number_format):
     assert beyond(name, number_format) == {}
