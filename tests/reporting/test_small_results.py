@@ -19,16 +19,15 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs/reference"
 PAGE = ROOT / "docs/how-far-a-small-result-carries.md"
 # A pair is compared in the first of these that has both schemes. The last has two seeds, so it decides nothing.
-EXPERIMENTS = {"headline": "0.43M", "headline-path": "0.43M", "ladder_m": "0.43M", "all_schemes": "0.17M"}
+EXPERIMENTS = {"headline": "0.43M", "ladder_m": "0.43M", "all_schemes": "0.17M"}
 TASKS = ("copy", "count", "flip_flop", "index", "index_from_end", "mqar")
 
 
 @cache
 def losses(experiment: str) -> pd.DataFrame:
     """Return the loss in nats per token of each run: columns scheme, seed, ratio (length / training length), loss."""
-    folders = [experiment, *(["headline"] if experiment == "headline-path" else [])]
     cells = []
-    for run in (run for folder in folders for run in find_runs(REFERENCE / folder)):
+    for run in find_runs(REFERENCE / experiment):
         for result in run.results()[0]:
             if result.key.options or result.key.data or result.protocol not in ("validation", "fixed"):
                 continue
@@ -70,7 +69,7 @@ def ours(measurement: PublishedMeasurement, scheme: str, baseline: str) -> tuple
         )
         if {scheme, baseline} <= set(table):
             gaps = (table[scheme] - table[baseline]).dropna().to_numpy()
-            return f"{experiment.partition('-')[0]}, {EXPERIMENTS[experiment]}", gaps
+            return f"{experiment}, {EXPERIMENTS[experiment]}", gaps
     return None
 
 
