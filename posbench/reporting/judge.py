@@ -26,6 +26,7 @@ from posbench.reporting.options import JudgeOptions
 from posbench.reporting.search import FIRST_SEEDS
 from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, verdict
 from posbench.runs import run_at
+from posbench.runs.results import perplexity
 from posbench.system.console import Console, json_text
 from posbench.system.console import console as new_console
 from posbench.system.options import takes
@@ -188,19 +189,18 @@ def _beyond(
 ) -> dict[str, Any] | None:
     """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
 
-    The verdict is about the losses there, at the rates of the compared runs, corrected as the main verdict is.
-    Arguments: rows, the tidy table; names, the scheme and the baseline; looks, size and margin, as in
-    `_first_decision`, without looks for all seeds.
+    They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
+    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks, size
+    and margin, as in `_first_decision`, without looks for all seeds.
     """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
     has_both = cells.groupby(["protocol", "length"], observed=True)["scheme"].transform("size") == len(names)
-    cells = cells[has_both].sort_values("length", kind="stable")
+    cells = cells[has_both]
     if cells.empty:
         return None
     protocol = cells["protocol"].min()
-    cells = cells[cells["protocol"] == protocol].tail(2).set_index("scheme")
-    length = int(cells["length"].iloc[0])
+    length = int(cells[cells["protocol"] == protocol]["length"].max())
     is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
     sums = rows[is_scored & is_as_trained].groupby(["seed", "scheme"], observed=True)[["value", "count"]].sum()
@@ -209,8 +209,8 @@ def _beyond(
     tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
     return {
         "length": length,
-        "perplexity": float(cells["perplexity"][names[0]]),
-        "baseline_perplexity": float(cells["perplexity"][names[1]]),
+        "perplexity": perplexity(float(losses[names[0]].mean())),
+        "baseline_perplexity": perplexity(float(losses[names[1]].mean())),
         "gap": mean,
         "gap_low": low,
         "gap_high": high,
@@ -234,13 +234,14 @@ def _next_command(c: Comparison, names: Sequence[str], seeds: Mapping[str, Seque
             return None
         place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
         others = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
-        if c.search:
-            return shlex.join(["posbench", "tune", *others, f"experiment_name={c.experiment}"])
-        if missing:
+        if c.search and name in c.unfinished:
+            searched = [word for word in others if _key(word) != "scheme.lr"]
+            commands.append(shlex.join(["posbench", "tune", *searched, f"experiment_name={c.experiment}"]))
+        elif missing and not c.search:
             commands.append(
                 shlex.join(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
             )
-    return " && ".join(commands)
+    return " && ".join(commands) or None
 
 
 def _key(word: str) -> str:

@@ -71,6 +71,8 @@ def test_runs_of_ones_own_are_judged_beside_a_reference(posbench: Give, runs: Pa
     assert data["go_on"]
     for scheme in ("alibi", "nope"):
         assert re.search(rf"scheme={scheme} .*experiment_name=mine seed=2,3,4", data["next_command"])
+    report = posbench("report", "mine", "--beside", "demo", "--json")
+    assert not faults(json.loads(report.out), "report") and "recorded in demo" in report.error
 
 
 @pytest.mark.usefixtures("judged")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, change_fingerprints, comparison, fabricate, run_of
+from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, run_of
 
 import posbench
 from posbench.config import ConfigError
@@ -140,6 +140,27 @@ def test_the_next_command_trains_the_seeds_that_are_missing(loop: Path) -> None:
         patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (few, rows))
         command = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_command
     assert command == f"{words.format('vo_rope', '2,3,4')} && {words.format('qk_rope', '2,3,4')}"
+
+
+def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path: Path) -> None:
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate} for rate in rates}
+    seeds = {rate: range(5 if rate < 3e-3 else 2) for rate in rates}
+    place = fabricate_search(tmp_path, effects, seeds, {})
+    finished = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=20)
+    assert (finished.verdict, finished.scope) == ("better", "best rates")
+    table = tables.loss_table(build(*read_runs([place], None, console(quiet=True)))).set_index("scheme")
+    by_report = posbench.judge(place, scheme="alibi", baseline="qk_rope")
+    assert by_report.verdict == table.loc["alibi", "verdict at best rates"] == "better"
+    stopped, *_ = [run for run in find_runs(place.with_name("demo-tune")) if run.manifest.seed == 4]
+    stopped.update_manifest(status="stopped")
+    for run in find_runs(place.with_name("demo-tune")):
+        run.update_manifest(command=[f"scheme={run.manifest.scheme}", "scheme.lr=0.001", "seed=4", "data=files"])
+    for family in (None, 20):
+        waiting = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=family)
+        assert (waiting.verdict, waiting.scope) == ("open", "this rate")
+        assert any("unfinished" in warning for warning in waiting.warnings)
+        assert waiting.next_command == "posbench tune scheme=alibi data=files experiment_name=demo"
 
 
 def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
