@@ -76,7 +76,7 @@ class Judgement:
         if math.isfinite(self.gap_low):
             details.insert(0, f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
         details.append(count_of(len({*self.seeds} & {*self.baseline_seeds}), "seed"))
-        plan = "train more seeds" if self.go_on else "stop here"
+        plan = "go on" if self.go_on else "stop"
         return (
             f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {number(self.gap, sign=True)} nats per token "
             f"({'; '.join(details)}); {plan}"
