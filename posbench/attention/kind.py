@@ -85,14 +85,15 @@ class Kind(nn.Module, ABC):
 
     `parts` are the tensors that it projects. `mix` is the computation, which calls the methods (hooks) of a position
     scheme on queries, keys, values, scores and output. The constructor's arguments after `shape` are the options of
-    `scheme.attention`, by name. `shared_kv` makes the value equal to the key BEFORE the hooks; there is then no
-    projection for values.
+    `scheme.attention`, by name. `shared_kv` makes the value equal to the key BEFORE the hooks, after the key's norm
+    (`model.qk_norm`) if there is one; there is then no projection for values.
     """
 
     has_keys: bool = True  # whether a bias may read keys
     takes_windows: bool = False  # whether it supports sliding windows and document masks
     parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device
+    value_norm: bool = False  # whether values are divided by their RMS; a shared K = V is then the key before its norm
     may_compile: bool = False  # whether it may compile its own code while the code around it is not compiled
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:

@@ -33,29 +33,28 @@ class Architecture:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a layer's kind of attention does not support its scheme or the model's options."""
-        readers = [type(scheme).__name__ for scheme in self.scheme if scheme.reads_keys]
-        for kind in self.kinds:
+        for scheme, kind in zip(self.scheme, self.kinds, strict=True):
             name = kind.shape.attention
-            if any(scheme.window for scheme in self.scheme) and not kind.takes_windows:
+            if scheme.window and not kind.takes_windows:
                 raise ConfigError(
                     f"scheme.window needs scheme.attention={{kind: softmax}}, and this is {name}: leave it out"
                 )
-            if readers and not kind.has_keys:
+            if scheme.reads_keys and not kind.has_keys:
                 raise ConfigError(
-                    f"{readers[0]} reads keys, which attention of the kind {name} does not cache: choose "
+                    f"{type(scheme).__name__} reads keys, which attention of the kind {name} does not cache: choose "
                     "scheme.attention={kind: softmax}, or another scheme"
                 )
-            if self.model.qk_norm and (kind.shared_kv or not {"q", "k"} <= kind.heads_by_part.keys()):
+            if self.model.qk_norm and not {"q", "k"} <= kind.heads_by_part.keys():
                 raise ConfigError(
-                    "model.qk_norm normalises queries and keys, and this kind of attention has no separate keys: "
-                    "leave it out"
+                    f"model.qk_norm normalises queries and keys, and attention of the kind {name} has none: leave it "
+                    "out"
                 )
 
     @classmethod
     def build(
         cls, model: ModelConfig, scheme: SchemeConfig, context_length: int, longest: int | None = None, seed: int = 0
     ) -> Architecture:
-        """Return an architecture with the scheme and one kind of attention per layer, built from their configurations.
+        """Return an architecture with the scheme and the kind of attention of each layer, built from `scheme`.
 
         Arguments: context_length, the training context in tokens; longest, tokens of the longest training
         window of a task, None for text; seed, for random numbers that constructors of schemes draw.
@@ -69,11 +68,11 @@ class Architecture:
             num_layers=model.num_layers,
             context_length=context_length,
             embedding_std=model.init_std,
-            attention=str(scheme.attention.get("kind", "softmax")),
             longest=longest,
         )
         layers = build_scheme(scheme, shape, seed)
-        return cls(model, layers, [build_kind(scheme, shape) for _ in range(model.num_layers)])
+        kinds = [build_kind(entry.attention, layer.shape) for entry, layer in zip(layers.entries, layers, strict=True)]
+        return cls(model, layers, kinds)
 
 
 def build_architecture(config: Config) -> Architecture:

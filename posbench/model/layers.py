@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.attention import Kind, KVCache
@@ -73,7 +74,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
         super().__init__()
-        self.kind, self.head_dim = kind, config.head_width
+        self.kind, self.head_dim, self.norm_eps = kind, config.head_width, config.norm_eps
         width = sum(kind.heads_by_part.values()) * self.head_dim  # of the packed parts
         self.qkv = Linear(config.d_model, width, config.qkv_bias)
         self.q_norm, self.k_norm = (
@@ -88,12 +89,15 @@ class Attention(nn.Module):
         # Split before transposing: the gradients of the parts are then written where the projection reads them.
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
+        value = parts["k" if self.kind.shared_kv else "v"]
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         q, k = parts.get("q"), parts.get("k")
-        v = k if self.kind.shared_kv else parts["v"]
-        assert v is not None
-        o = self.kind.mix(q, k, v, x, scheme, at, cache)
+        if self.kind.value_norm:
+            value = F.rms_norm(value, (self.head_dim,), eps=self.norm_eps)
+        elif self.kind.shared_kv:
+            value = parts["k"]
+        o = self.kind.mix(q, k, value, x, scheme, at, cache)
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:

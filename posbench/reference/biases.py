@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from math import cos, exp, floor, log, sin, sqrt
+from math import cos, exp, floor, inf, log, sin, sqrt
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,28 @@ class Ssmax(Definition):
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return np.asarray(float(self.weights["s"][h]) * log(p + 1) * x)
+
+
+class Chunked(Definition):
+    """Attention in chunks: scores of keys before the query's chunk are minus infinity (Llama 4)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], chunk: int) -> None:
+        super().__init__(config, weights)
+        self.chunk = chunk
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        return 0.0 if rows.positions[t] // self.chunk == rows.positions[s] // self.chunk else -inf
+
+
+class LogGrowth(Definition):
+    """q_i (1 + slope ln(1 + floor((i + 1) / tokens))) (Llama 4's temperature tuning)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], tokens: int, slope: float = 0.1) -> None:
+        super().__init__(config, weights)
+        self.tokens, self.slope = tokens, slope
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return x * (1 + self.slope * log(1 + (p + 1) // self.tokens))
 
 
 @cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from posbench.config import Config
+from posbench.config import Config, SchemeConfig
 from posbench.reference.definition import Array, NoDefinitionError
 from posbench.reference.kinds import KINDS
 from posbench.reference.schemes import define, entry_of_layer
@@ -28,19 +28,14 @@ def logits(
     Raises: NoDefinitionError if the scheme or the kind of attention is not defined in this package.
     """
     W = {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
-    model, attention = config.model, config.scheme.attention
-    name = attention.get("kind", "softmax")
-    if name not in KINDS:
-        raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    options = {key: value for key, value in attention.items() if key not in ("kind", "shared_kv", "sink")}
-    layers, windows = [], []
+    model = config.model
+    layers, attentions = [], []
     for n in range(model.num_layers):
         entry = entry_of_layer(config.scheme, n)
-        window = entry.options.get("window")
-        windows.append({} if window is None else {"window": window})
+        attentions.append(_attention(entry))
         scheme_options = {name: value for name, value in entry.options.items() if name != "window"}
         scheme_weights = _with_prefix(W, f"scheme.layers.{n}.")
-        layers.append(define(replace(entry, options=scheme_options), config, scheme_weights))
+        layers.append(define(replace(entry, options=scheme_options), replace(config, scheme=entry), scheme_weights))
         layers[n].window(len(tokens))
     positions = positions or range(offset, offset + len(tokens))
     x = layers[0].after_hook("embed", np.stack([W["embedding.weight"][token] for token in tokens]), positions)
@@ -51,17 +46,48 @@ def logits(
     for n, scheme in enumerate(layers):
         w = _with_prefix(W, f"blocks.{n}.")
         normed = scheme.after_hook("hidden", norm(x, w["attention_norm.weight"]), positions)
+        attention = attentions[n]
         q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
+        raw_k = k
         if model.qk_norm:
             q = [norm(head, w["attention.q_norm.weight"]) for head in q]
             k = [norm(head, w["attention.k_norm.weight"]) for head in k]
+        if attention.shared_kv:
+            v = raw_k if attention.norms_value else k
+        if attention.norms_value:
+            v = [norm(head, np.ones(model.head_width)) for head in v]
         learned = _with_prefix(w, "attention.kind.")
-        heads = KINDS[name](scheme, q, k, v, normed, positions, **options, **learned, **windows[n])
+        heads = KINDS[attention.name](scheme, q, k, v, normed, positions, **attention.options, **learned)
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T
     table = W["unembedding.weight" if "unembedding.weight" in W else "embedding.weight"]
     return norm(x, W["norm.weight"]) @ table.T
+
+
+class _Attention(NamedTuple):
+    """The attention of one layer: its kind, and how keys and values are made for it."""
+
+    name: str  # in KINDS
+    shared_kv: bool
+    norms_value: bool
+    options: dict[str, Any]  # keyword arguments of the function in KINDS
+
+
+def _attention(entry: SchemeConfig) -> _Attention:
+    """Return the attention of a layer whose configuration is `entry`.
+
+    Raises: NoDefinitionError if its kind is not defined in this package.
+    """
+    options = dict(entry.attention)
+    name = options.pop("kind", "softmax")
+    if name not in KINDS:
+        raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
+    for option in ("sink", "output_gate"):  # their tensors are among the weights
+        options.pop(option, None)
+    shared_kv, norms_value = options.pop("shared_kv", False), options.pop("value_norm", False)
+    window = {"window": entry.options["window"]} if "window" in entry.options else {}
+    return _Attention(name, shared_kv, norms_value, options | window)
 
 
 def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
@@ -71,7 +97,7 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], list[Array]]:
     """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .].
 
-    With a shared K = V, values equal keys; for attention without q and k, both are empty. Shared key heads repeat.
+    With a shared K = V, there are no values; for attention without q and k, both are empty. Shared key heads repeat.
     """
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
@@ -80,8 +106,6 @@ def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], lis
     def repeated(heads: list[Array]) -> list[Array]:
         return [head for head in heads for _ in range(H // Hkv)]
 
-    if config.scheme.attention.get("shared_kv"):
-        return heads[:H], repeated(heads[H:]), repeated(heads[H:])
     if len(heads) == Hkv:
         return [], [], repeated(heads)
     return heads[:H], repeated(heads[H : H + Hkv]), repeated(heads[H + Hkv :])

@@ -49,11 +49,16 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m."""
+    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m.
+
+    Its kind of attention is the one nearest to it in the nested lists.
+    """
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
-    return entry_of_layer(SchemeConfig.from_mapping(dict(members[n % len(members)])), n)
+    member = dict(members[n % len(members)])
+    member["attention"] = member.get("attention") or scheme.attention
+    return entry_of_layer(SchemeConfig.from_mapping(member), n)
 
 
 @cache

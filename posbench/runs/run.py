@@ -249,7 +249,7 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.catalogue.choices import read_row
-        from posbench.schemes.building import WINDOW, with_option
+        from posbench.schemes.building import WINDOW, layer_entries, with_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
@@ -257,13 +257,18 @@ class Run:
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
                 row = read_row(str(changed[name]))
-                if row.attention not in ({}, self.config.scheme.attention):
+                row = replace(row, attention=row.attention or self.config.scheme.attention)
+                layers = self.config.model.num_layers
+                old, new = (
+                    [entry.attention for entry in layer_entries(config, layers)] for config in (self.config.scheme, row)
+                )
+                if old != new:
                     raise ConfigError(
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
                         "scheme with the same kind"
                     )
                 window = {key: value for key, value in scheme.items() if key == WINDOW}
-                scheme = replace(row, name=scheme["name"], attention=self.config.scheme.attention).to_mapping() | window
+                scheme = replace(row, name=scheme["name"]).to_mapping() | window
             elif name in self.config.data.options:
                 data = data | {name: changed[name]}
             elif "." in name:

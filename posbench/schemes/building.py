@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ class Layers(JointProperties, nn.Module):
     object, and only the other parameters are shared. `shared_with[n]` is the first layer with the scheme of layer `n`.
     """
 
-    def __init__(self, schemes: list[Scheme], shared_with: list[int]) -> None:
+    def __init__(self, schemes: list[Scheme], entries: list[SchemeConfig], shared_with: list[int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(schemes)
+        self.entries = entries  # the configuration of each layer, with its kind of attention
         self.shared_with = shared_with
 
     def __iter__(self) -> Any:
@@ -70,8 +72,8 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def group(self) -> str:
-        """Return the heading for the scheme in `posbench schemes`, which is "layers" if layers have different ones."""
-        return self.first.group if len(set(self.shared_with)) == 1 else "layers"
+        """Return the heading for the scheme in `posbench schemes`, which is "alternating layers" if they differ."""
+        return self.first.group if len(set(self.shared_with)) == 1 else "alternating layers"
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
@@ -83,9 +85,10 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
     """
     _check_members(config, config)
     builder = _Builder(shape, seed)
-    entries = [_entry_of_layer(config, n) for n in range(shape.num_layers)]
+    entries = layer_entries(config, shape.num_layers)
     keys = [_key(entry) for entry in entries]
-    layers = Layers([builder.build(entry, n) for n, entry in enumerate(entries)], [keys.index(key) for key in keys])
+    schemes = [builder.build(entry, n) for n, entry in enumerate(entries)]
+    layers = Layers(schemes, entries, [keys.index(key) for key in keys])
     if "embed" in layers.acts_on and len(set(keys)) > 1:
         name = next(entry.name for entry, scheme in zip(entries, layers, strict=True) if "embed" in scheme.acts_on)
         raise ConfigError(
@@ -97,7 +100,7 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
 
 def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
     """Return the names in a list of alternating schemes that none of the first `num_layers` layers uses."""
-    layers = {_key(_entry_of_layer(config, n)) for n in range(num_layers)}
+    layers = {_key(entry) for entry in layer_entries(config, num_layers)}
     return list(dict.fromkeys(entry.name for entry in _alternatives(config) if _key(entry) not in layers))
 
 
@@ -108,20 +111,22 @@ def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
     """
     if not _is_interleaved(entry):
         return [entry]
-    return [nested for member in _members(entry) for nested in _alternatives(member)]
+    return [nested for member in _layers_of(entry) for nested in _alternatives(member)]
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
     """Check the schemes that the scheme `entry` is made of (its members), and the members of these.
 
     Arguments: config, the whole scheme; entry, `config` or a part of it.
-    Raises: ConfigError for a member with another kind of attention, and for `layers` inside a combined scheme.
+    Raises: ConfigError for a member of a combined scheme with another kind of attention than the whole, and for
+    `layers` inside a combined scheme.
     """
-    for member in _members(entry):
-        if member.attention not in ({}, config.attention):
+    for member in _layers_of(entry) if _is_interleaved(entry) else _members(entry):
+        if member.attention not in ({}, entry.attention) and not _is_interleaved(entry):
             raise ConfigError(
-                f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; all layers "
-                f"have one kind of attention: set scheme.attention of {config.name}, or use a member without it"
+                f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; the schemes "
+                f"of one layer have one kind of attention: set attention beside `of` in {entry.name}, or use a member "
+                "without it"
             )
         if _is_interleaved(member) and not _is_interleaved(entry):
             raise ConfigError(
@@ -147,14 +152,14 @@ class _Builder:
         values = dict(entry.options)
         window = None if WINDOW in option_names(cls) else values.pop(WINDOW, None)
         check_options("scheme", entry.kind, cls, values)
-        options = {name: self._with_members(value, n) for name, value in values.items()}
+        options = {name: self._with_members(value, n, entry.attention) for name, value in values.items()}
         first = self.first.get(_key(entry))
         if first is not None and not cls.per_layer and not _differ(first, options):
             return first
         with torch.random.fork_rng(devices=[]), _default_dtype(torch.float64):
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
             torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
-            scheme = cls(self.shape, **options).float()
+            scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
         if first is None:
@@ -167,18 +172,18 @@ class _Builder:
                     scheme.get_submodule(module).register_parameter(attribute, parameter)
         return scheme
 
-    def _with_members(self, option: Any, n: int) -> Any:
+    def _with_members(self, option: Any, n: int, attention: dict[str, Any]) -> Any:
         """Return the value of an option, or the scheme objects of layer `n` if it is a list of schemes' configurations.
 
-        Equal configurations give one scheme.
+        Equal configurations give one scheme. Arguments: attention, the layer's kind of attention and its options.
         """
-        if not entries_in(option):
-            return option
+        entries = [
+            replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in entries_in(option)
+        ]
         built: dict[str, Scheme] = {}
-        for member in entries_in(option):
-            entry = SchemeConfig.from_mapping(dict(member))
+        for entry in entries:
             built[_key(entry)] = built.get(_key(entry)) or self.build(entry, n)
-        return [built[_key(SchemeConfig.from_mapping(dict(member)))] for member in entries_in(option)]
+        return [built[_key(entry)] for entry in entries] if entries else option
 
 
 @contextmanager
@@ -206,18 +211,32 @@ def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
-def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the configuration of the scheme that layer `n` (from 0) uses.
+def layer_entries(config: SchemeConfig, num_layers: int) -> list[SchemeConfig]:
+    """Return the configuration of each layer's scheme and attention, for a decoder of `num_layers` layers.
 
-    It is `entry` itself, or if `entry` is a list of schemes that alternate between layers, number n modulo their count.
+    A list of schemes that alternate between layers gives layer n its number n modulo their count. A scheme in the list
+    without `attention` has the attention of the list. Raises: ConfigError for an empty list or an unknown option.
     """
+    return [_entry_of_layer(config, n) for n in range(num_layers)]
+
+
+def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
     if not _is_interleaved(entry):
         return entry
     check_options("scheme", entry.kind, Interleaved, entry.options)
-    members = _members(entry)
-    if not members:
+    layers = _layers_of(entry)
+    if not layers:
         raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
-    return _entry_of_layer(members[n % len(members)], n)
+    return _entry_of_layer(layers[n % len(layers)], n)
+
+
+def _layers_of(entry: SchemeConfig) -> list[SchemeConfig]:
+    """Return the schemes in a list of alternating schemes; one without a kind of attention has the list's."""
+    return [replace(member, attention=member.attention or entry.attention) for member in _members(entry)]
+
+
+def _kind_of_attention(entry: SchemeConfig) -> str:
+    return str(entry.attention.get("kind", "softmax"))
 
 
 def _is_interleaved(entry: SchemeConfig) -> bool:
@@ -234,8 +253,9 @@ def _members(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _key(entry: SchemeConfig) -> str:
-    """Return a string of the kind and options of a scheme's configuration, which does not depend on its name."""
-    return json.dumps({"kind": entry.kind, **entry.options}, sort_keys=True, default=str)
+    """Return a string of a scheme's kind, options and kind of attention, which does not depend on its name."""
+    attention = _kind_of_attention(entry)
+    return json.dumps({"kind": entry.kind, "attention": attention, **entry.options}, sort_keys=True, default=str)
 
 
 def entries_in(option: Any) -> list[Mapping[str, Any]]:

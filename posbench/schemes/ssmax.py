@@ -1,4 +1,4 @@
-"""Scalable softmax: scores grow with the logarithm of how many tokens compete (Nakanishi 2025, arXiv 2501.19399)."""
+"""Scores that grow with the logarithm of how many tokens compete: learned (scalable softmax), or fixed (Llama 4)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posbench.schemes.base import Scheme, Shape
+from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 
 
 class Ssmax(Scheme):
-    """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head.
+    """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head (arXiv 2501.19399).
 
     s starts at 1 / ln(training length), so that the last query of a training window is initially unscaled. i is the
     position: a causal query at position i sees i + 1 tokens. It is also used with `window`, although queries then see
@@ -37,3 +37,31 @@ class Ssmax(Scheme):
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         return (x.to(wide) * (self.s[:, None, None] * pos)).to(x.dtype)
+
+
+class LogGrowth(Scheme):
+    """Replace q_i by `(1 + slope ln(1 + floor((i + 1) / tokens))) q_i`, in which nothing is learned.
+
+    i is the position. Llama 4's layers without RoPE do this with 8,192 tokens and a slope of 0.1 ("temperature tuning",
+    transformers: models/llama4/modeling_llama4.py).
+    Options: `tokens` and `slope`.
+    """
+
+    group = "biases on the scores"  # implemented by scaling q
+    is_relative = False
+    keeps_norms = False
+
+    def __init__(self, shape: Shape, tokens: int, slope: float = 0.1) -> None:
+        super().__init__(shape)
+        self.tokens = require_integer("tokens", tokens, 1, "the position at which scores begin to grow")
+        self.slope = require_number("slope", slope, 0, 100, "0.1 is usual")
+
+    def prepare(self, pos: Tensor, length: int) -> Tensor:
+        """Return the factor by which the query at each position in `pos` is multiplied, [T, 1] float64.
+
+        Arguments: length is not used.
+        """
+        return 1 + self.slope * torch.log1p(((pos[..., None] + 1) // self.tokens).double())
+
+    def q(self, x: Tensor, pos: Tensor) -> Tensor:
+        return (x.to(torch.promote_types(x.dtype, torch.float32)) * pos).to(x.dtype)

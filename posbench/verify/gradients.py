@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from posbench.attention import kernels as softmax_kernels
 from posbench.attention.kernels import COMPILED_FROM
 from posbench.model.decoder import Decoder
-from posbench.verify.random_model import RandomModel, learned, set_kernel
+from posbench.verify.random_model import RandomModel, learned, set_kernels
 
 STEPS = (1e-6, 1e-7, 1e-8)  # of finite differences; a smaller step may avoid a kink that a larger one crosses
 # A gradient may be off by this factor times the roundings of a logit, because it passes through the model twice and
@@ -55,12 +55,10 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
         for name in parameters
     }
     errors = {}
-    for path, kernel in (
-        model.architecture.kinds[0].kernels(random_model.schemes, random_model.has_bias, torch.device("cpu")).items()
-    ):
-        if kernel is softmax_kernels.flex:
+    for path, kernels in random_model.kernels(model).items():
+        if softmax_kernels.flex in kernels:
             continue  # it has no gradient on a CPU, and training on a CPU never uses it
-        set_kernel(model, kernel)
+        set_kernels(model, kernels)
         with warnings.catch_warnings():
             kernel_gradients = gradients_of(model, random_model, parameters)
         for name, gradient in kernel_gradients.items():
@@ -141,7 +139,7 @@ def training_errors(
     least = FLOOR * sum(sizes) / len(sizes)
     allowance = ALLOWANCE[dtype] * (KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0)
     for mode in ("eager", *(["compiled"] if compiled else [])):
-        set_kernel(narrow, None)
+        set_kernels(narrow, [None for _ in narrow.architecture.kinds])
         narrow.piece = None
         if mode == "compiled":
             torch.compiler.reset()

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TypeGuard, cast
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from posbench.schemes import Scheme, rotate
 from posbench.schemes.earlier import EarlierRows
 from posbench.schemes.rotary import Rotary
 from posbench.verify.gradients import training_errors
-from posbench.verify.random_model import SHIFT, VOCAB, RandomModel, set_kernel
+from posbench.verify.random_model import SHIFT, VOCAB, RandomModel, set_kernels
 
 OUT = 1024  # tokens by which `shift` moves relative schemes as well
 PIECE = 56  # tokens: three pieces, the last one short
@@ -82,8 +82,14 @@ def round_trip(random_model: RandomModel) -> float:
 
 def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
     """Return the schemes that rotate both values and outputs; none if attention is not softmax."""
-    is_softmax = isinstance(random_model.wide.architecture.kinds[0], Softmax)
-    return [s for s in random_model.schemes if is_softmax and rotates(s) and {"v", "o"} <= s.sites]
+    return [s for s, _ in _value_rotations(random_model)]
+
+
+def _value_rotations(random_model: RandomModel) -> list[tuple[Rotary, Softmax]]:
+    """Return the distinct schemes that rotate both values and outputs, with their attention, which is softmax."""
+    architecture = random_model.wide.architecture
+    pairs = dict(zip(architecture.scheme, architecture.kinds, strict=True)).items()
+    return [(s, kind) for s, kind in pairs if isinstance(kind, Softmax) and rotates(s) and {"v", "o"} <= s.sites]
 
 
 def offset_form(random_model: RandomModel) -> float:
@@ -91,14 +97,13 @@ def offset_form(random_model: RandomModel) -> float:
 
     a_ij are the softmax weights, and R_d is the rotation by d positions.
     """
-    return max(_offset_form_error(random_model, scheme) for scheme in schemes_rotating_values(random_model))
+    return max(_offset_form_error(random_model, scheme, kind) for scheme, kind in _value_rotations(random_model))
 
 
-def _offset_form_error(random_model: RandomModel, scheme: Rotary) -> float:
+def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax) -> float:
     x, D, T = random_model.heads, scheme.shape.head_dim, random_model.length
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
-    kind = cast(Softmax, random_model.wide.architecture.kinds[0])
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
@@ -196,13 +201,11 @@ def path_errors(
         narrow = copy.deepcopy(random_model.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = random_model.tokens.to(device)
-        kernels = narrow.architecture.kinds[0].kernels(
-            random_model.schemes, random_model.has_bias, narrow.embedding.weight.device
-        )
-        whole = ((name, kernel, None) for name, kernel in kernels.items())
-        for path, kernel, piece in [*whole, ("pieces", None, PIECE)]:
+        usual = [None for _ in narrow.architecture.kinds]
+        whole = ((name, kernels, None) for name, kernels in random_model.kernels(narrow).items())
+        for path, kernels, piece in [*whole, ("pieces", usual, PIECE)]:
             narrow.piece = piece
-            set_kernel(narrow, kernel)
+            set_kernels(narrow, kernels)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 yield (

@@ -82,9 +82,9 @@ def learned(model: Decoder) -> dict[str, nn.Parameter]:
     return {**dict(model.scheme.named_parameters()), **extra}
 
 
-def set_kernel(model: Decoder, kernel: Any) -> None:
-    """Make attention use the function `kernel` in every layer, or choose by itself if `kernel` is None."""
-    for kind in model.architecture.kinds:
+def set_kernels(model: Decoder, kernels: Sequence[Any]) -> None:
+    """Make attention use the function `kernels[n]` in layer n, or choose by itself if it is None."""
+    for kind, kernel in zip(model.architecture.kinds, kernels, strict=True):
         kind.kernel = kernel
 
 
@@ -164,7 +164,8 @@ class RandomModel:
         """
         if self.text_only:
             return ("text",)
-        return ("text", "positions", *(["documents"] if self.wide.architecture.kinds[0].takes_windows else []))
+        masks_documents = all(kind.takes_windows for kind in self.wide.architecture.kinds)
+        return ("text", "positions", *(["documents"] if masks_documents else []))
 
     @cached_property
     def schemes(self) -> list[Scheme]:
@@ -227,6 +228,16 @@ class RandomModel:
             self.stream.to(device, dtype), scheme, at, None
         )
         return {"q": pos, "k": key_pos, "v": key_pos, "o": pos}
+
+    def kernels(self, model: Decoder) -> dict[str, list[Any]]:
+        """Return {name: the kernel of each layer} of the ways in which `model` can compute its attention.
+
+        A layer whose kind lacks a kernel of that name has None, its default.
+        """
+        device = model.embedding.weight.device
+        choices = [kind.kernels(self.schemes, self.has_bias, device) for kind in model.architecture.kinds]
+        names = dict.fromkeys(name for choice in choices for name in choice)
+        return {name: [choice.get(name) for choice in choices] for name in names}
 
     @cached_property
     def has_bias(self) -> bool:

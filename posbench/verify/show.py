@@ -158,7 +158,7 @@ def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
     Arguments: folders, in which schemes of the user are looked up.
     """
     config = read_row(name, *folders)
-    scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64))
+    scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64, num_layers=12))
     group = "kinds of attention" if config.attention else scheme.group
     text = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
     return group, config.kind.rpartition("/")[2], "relative" if scheme.is_relative else "absolute", text

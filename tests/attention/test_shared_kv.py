@@ -1,8 +1,11 @@
-"""Shared keys and values agree with transformers' Gemma 4, and share a cache if hooks leave them equal."""
+"""Shared keys and values agree with transformers' Gemma 4 and DeepSeek-V4, and are cached once if they stay equal."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_pos_emb, eager_attention_forward
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
@@ -11,7 +14,10 @@ from posbench.schemes.rotary import Rotary
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 
 D, H, HKV, C = 16, 6, 2, 48
-CACHES = {"shared_kv_nope": 1, "shared_kv_qk_rope": 2, "shared_kv_qkv_rope": 1, "shared_kv_qkvo_rope": 1, "qk_rope": 2}
+CACHES = {
+    **{"shared_kv_nope": 1, "shared_kv_qk_rope": 2, "shared_kv_qkv_rope": 1, "shared_kv_qkvo_rope": 1, "qk_rope": 2},
+    **{"deepseek_v4": 1, "gemma_4_kv": 2},
+}
 
 
 def built(name, *words):
@@ -21,7 +27,7 @@ def built(name, *words):
 
 
 def gemma(attention):
-    """Return Gemma 4's global attention with our weights and no norms; values are keys before rotation."""
+    """Return Gemma 4's global attention with our weights, and without norms unless we have them."""
     theirs = Gemma4TextAttention(
         Gemma4TextConfig(
             hidden_size=C,
@@ -38,25 +44,51 @@ def gemma(attention):
         ),
         layer_idx=0,
     ).double()
-    theirs.q_norm = theirs.k_norm = theirs.v_norm = nn.Identity()
-    theirs.scaling = D**-0.5  # without norms, the usual scaling
+    if attention.q_norm is None:
+        theirs.q_norm = theirs.k_norm = theirs.v_norm = nn.Identity()
+    theirs.scaling = D**-0.5
     q, k = attention.qkv.weight.split([H * D, HKV * D])
     weights = {"q_proj.weight": q, "k_proj.weight": k, "o_proj.weight": attention.out.weight}
+    if attention.q_norm is not None:
+        norms = {"q_norm.weight": attention.q_norm.weight, "k_norm.weight": attention.k_norm.weight}
+        assert all(weight.sub(1).abs().max() > 0.1 for weight in norms.values())
+        weights |= norms
     theirs.load_state_dict(weights, strict=True)
     return theirs
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("offset", [0, 37])
-def test_a_value_that_is_the_unrotated_key_equals_gemma_4(offset):
-    model, T = built("shared_kv_qk_rope"), 75
+@pytest.mark.parametrize("name, qk_norm", [("shared_kv_qk_rope", False), ("gemma_4_kv", True)])
+def test_a_value_that_is_the_unrotated_key_equals_gemma_4(name, qk_norm, offset):
+    model, T = built(name, f"model.qk_norm={qk_norm}", "model.norm_eps=1e-6"), 75
     x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), offset, 0, T, None)
     cos, sin = (torch.cat((half, half), dim=-1)[None] for half in at.pos)
     causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
     theirs, _ = gemma(attention)(x, (cos, sin), causal, {})
     assert theirs.abs().max() > 0.5
-    assert (attention(x, at, model.scheme[0]) - theirs).abs().max() < 1e-12
+    # Their norms are in float32 under all dtypes.
+    assert (attention(x, at, model.scheme[0]) - theirs).abs().max() < (1e-5 if qk_norm else 1e-12)
+
+
+@torch.no_grad()
+def test_turning_the_output_of_a_shared_key_back_equals_deepseek_v4():
+    """Their last channels are rotated in pairs (2t, 2t + 1), and ours are the first, in pairs (t, t + r / 2)."""
+    model, T, r = built("deepseek_v4", "model.qk_norm=true"), 75, 2
+    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 5, 0, T, None)
+    x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k = attention.qkv(x).view(2, T, H + HKV, D).transpose(1, 2).split([H, HKV], dim=1)
+    q, k = (norm(y).roll(-r, -1) for norm, y in ((attention.q_norm, q), (attention.k_norm, k)))
+    cos, sin = (half[None].double() for half in at.pos)
+    q, k = (apply_rotary_pos_emb(y, cos, sin) for y in (q, k))
+    module = SimpleNamespace(num_key_value_groups=H // HKV, sinks=attention.kind.sink, training=False)
+    causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    o, _ = eager_attention_forward(module, q, k, k, causal, D**-0.5)
+    o = apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).roll(r, -1)
+    theirs = attention.out(o.transpose(1, 2).reshape(2, T, -1))
+    assert theirs.abs().max() > 0.5
+    assert (attention(x, at, model.scheme[0]) - theirs).abs().max() < 1e-6  # theirs is in float32
 
 
 @torch.no_grad()

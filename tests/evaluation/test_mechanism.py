@@ -129,6 +129,12 @@ def test_it_is_read_without_a_trace_and_refuses_attention_without_weights(split:
         MECHANISM.check(compose(["scheme=nope", "+scheme.attention.kind=linear"]))
 
 
+def test_of_a_hybrid_the_layers_with_softmax_attention_are_measured(split: Split) -> None:
+    rows = rows_of(decoder("scheme=hybrid_qk_rope", "model.num_layers=8"), split)
+    assert set(rows["layer"]) == {3, 7} and set(rows[rows["measure"] == "q_norm"]["layer"]) == {3, 7}
+    MECHANISM.check(compose(["scheme=hybrid_nope", "model.num_layers=4"]))
+
+
 @pytest.mark.parametrize("positions", ["window", "subset"])
 def test_problems_of_a_task_are_windows_of_their_own_positions(tmp_path: Path, positions: str) -> None:
     (tmp_path / "back.py").write_text(BACK)

@@ -20,7 +20,7 @@ STOCK = {
     "LlamaForCausalLM": "qk_rope qk_rope_1m qk_rope_500k qk_rope_context qk_rope_learned qk_rope_learned_base "
     "p_rope_25 p_rope_75 hope clipped_rope",
     "Phi3ForCausalLM": "rotary_pct_25",
-    "SmolLM3ForCausalLM": "nope rope_nope_interleaved",
+    "SmolLM3ForCausalLM": "nope rope_nope_interleaved smollm3",
 }
 CLASS_OF = {scheme: name for name, schemes in STOCK.items() for scheme in schemes.split()}
 
@@ -73,6 +73,16 @@ def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path)
 def test_normalised_queries_and_keys_and_biases_are_qwens(scheme, words, name, tmp_path):
     _, result = written(tmp_path, scheme, *words)
     assert result.class_name == name  # and `export_model` has compared the logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["head", "channel"])
+def test_an_output_gate_needs_our_class_and_comes_back(gate, tmp_path):
+    model, result = written(tmp_path, "qk_rope", f"scheme.attention.output_gate={gate}")
+    assert result.class_name == "PosbenchForCausalLM"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokens = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])

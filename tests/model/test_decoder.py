@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from posbench import reference
+from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.model.architecture import checked_architecture
+from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
@@ -161,7 +162,7 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
 def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     plain = certificate_config(name)
     config = replace(plain, data=replace(plain.data, document_mask=True))
-    if config.scheme.attention.get("kind", "softmax") != "softmax":
+    if not all(isinstance(kind, Softmax) for kind in build_architecture(plain).kinds):
         with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention={kind: softmax}"):
             checked_architecture(config)
         return
@@ -189,7 +190,9 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope"])
+@pytest.mark.parametrize(
+    "name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope", "shared_kv_qk_rope", "shared_kv_qkvo_rope"]
+)
 def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name):
     both = certificate_config(name, ("model.qk_norm=true", "model.qkv_bias=true"))
     model, plain = build_model(both, VOCAB), build_model(certificate_config(name), VOCAB)
@@ -210,10 +213,9 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
     assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["shared_kv_qk_rope", "decay"])
-def test_kinds_without_keys_of_their_own_cannot_normalise_them(name):
-    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* no separate keys: leave it out"):
-        checked_architecture(compose([f"scheme={name}", "model.qk_norm=true"]))
+def test_attention_without_keys_cannot_normalise_them():
+    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* kind decay has none: leave it out"):
+        checked_architecture(compose(["scheme=decay", "model.qk_norm=true"]))
 
 
 def test_pieces_are_pieces_and_none_with_a_gradient():

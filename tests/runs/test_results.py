@@ -181,3 +181,5 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
         run.load_model(["scheme=t5"])
     with pytest.raises(ConfigError, match="scheme=sink_nope has another kind of attention than demo/vo_rope/seed=0"):
         run.load_model(["scheme=sink_nope"])
+    with pytest.raises(ConfigError, match="scheme=hybrid_nope has another kind of attention"):
+        run.load_model(["scheme=hybrid_nope"])

@@ -64,6 +64,7 @@ GATED = {
     ),
     "earlier rows in a window": SchemeConfig("w", trial("Back").kind, {"window": 7}),
     "gates under linear attention": trial("Turned", heads=HKV, attention={"kind": "linear"}),
+    "a kind of attention in each layer": interleaved(LINEAR, {**FOX, "attention": {"sink": True, "shared_kv": True}}),
 }
 
 
@@ -247,9 +248,8 @@ def test_a_hook_that_gives_another_shape_is_named_with_its_place(name, says, set
 
 
 NESTED = {
-    "a sink in some layers": (interleaved(SINK, NOPE), "holds sink, whose attention is {'kind': 'softmax', 'sink': Tr"),
     "a sink beside a bias": (combined(SINK, ALIBI), "holds sink, whose attention is {'kind': 'softmax', 'sink': True}"),
-    "linear layers": (interleaved(LINEAR, QK), "holds linear, whose attention is {'kind': 'linear'}; all layers have"),
+    "a linear scheme beside a rotation": (combined(LINEAR, QK), "the schemes of one layer have one kind of attention"),
     "a kind two levels down": (
         interleaved({"name": "both", "kind": "combined", "of": [SINK, ALIBI]}, NOPE),
         "scheme=turns holds sink",
@@ -264,9 +264,32 @@ def test_a_member_that_would_be_ignored_is_refused(name):
     assert says in message(scheme)
 
 
-def test_a_member_may_have_the_kind_of_attention_of_all_layers():
-    model = built(replace(interleaved(SINK, {**SINK, "kind": "alibi"}), attention=SINK["attention"]))
-    assert all(block.attention.kind.sink is not None for block in model.blocks)
+def test_a_layer_has_the_attention_of_its_scheme_or_else_of_the_list():
+    shared = {"name": "shared", **QK, "attention": {"shared_kv": True}}
+    model = built(interleaved(SINK, LINEAR, shared, NOPE), "model.num_layers=4")
+    kinds = [type(kind).__name__ for kind in model.architecture.kinds]
+    assert kinds == ["Softmax", "LinearAttention", "Softmax", "Softmax"]
+    assert [kind.shared_kv for kind in model.architecture.kinds] == [False, False, True, False]
+    assert [getattr(kind, "sink", None) is not None for kind in model.architecture.kinds] == [True, False, False, False]
+    inner = {"name": "inner", "kind": "interleaved", "layers": [NOPE, SINK], "attention": {"kind": "linear"}}
+    model = built(replace(interleaved(QK, inner), attention={"shared_kv": True}), "model.num_layers=4")
+    assert [kind.shared_kv for kind in model.architecture.kinds] == [True, False, True, False]
+    assert [kind.shape.attention for kind in model.architecture.kinds] == ["softmax", "softmax"] * 2
+    assert model.scheme.shared_with == [0, 1, 0, 1]
+    model = built(interleaved(QK, {**QK, "attention": {"kind": "linear"}}))
+    assert [scheme.shape.attention for scheme in model.scheme] == ["softmax", "linear"]
+
+
+def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of_their_layer():
+    windowed = {**QK, "window": 8}
+    assert built(interleaved(windowed, LINEAR), randomised=False).architecture.kinds[0].takes_windows
+    with pytest.raises(
+        ConfigError, match=r"scheme\.window needs scheme\.attention={kind: softmax}, and this is linear"
+    ):
+        built(interleaved(NOPE, {**windowed, "attention": {"kind": "linear"}}))
+    with pytest.raises(ConfigError, match="reads keys, which attention of the kind linear does not cache"):
+        built(interleaved(NOPE, {**COPE, "attention": {"kind": "linear"}}))
+    built(interleaved(LINEAR, COPE))
 
 
 def test_schemes_that_no_layer_has_are_known():
@@ -293,12 +316,13 @@ def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name,
         ({"kind": "softmacs"}, "scheme.attention.kind='softmacs' is not known; did you mean 'softmax'"),
         ({"shared_kw": True}, "scheme.attention.shared_kw is not an option of 'softmax'; did you mean 'shared_kv'"),
         ({"shared_kv": 1}, "scheme.attention.shared_kv=1 must be true or false"),
+        ({"value_norm": "yes"}, "scheme.attention.value_norm='yes' must be true or false"),
         ({"kind": "decay", "shared_kv": True}, "needs a kind of attention that has keys and values"),
     ],
 )
 def test_a_kind_of_attention_that_cannot_be_is_refused(options, says):
     with pytest.raises(ConfigError) as refusal:
-        build_kind(SchemeConfig("t", "nope", attention=options), SHAPE)
+        build_kind(options, SHAPE)
     assert says in str(refusal.value)
 
 

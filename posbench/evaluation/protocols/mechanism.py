@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from posbench.model.decoder import Decoder
-    from posbench.model.layers import Block
     from posbench.schemes import Bias
 
 WINDOWS = 32
@@ -69,10 +69,13 @@ class Mechanism(EvalProtocol):
     }
 
     def check(self, config: Config) -> None:
+        from posbench.schemes.building import layer_entries
+
         super().check(config)
-        kind = config.scheme.attention.get("kind", "softmax")
-        if kind != "softmax":
-            raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kind} has none")
+        entries = layer_entries(config.scheme, config.model.num_layers)
+        kinds = [entry.attention.get("kind", "softmax") for entry in entries]
+        if "softmax" not in kinds:
+            raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
 
     def score(
         self,
@@ -253,7 +256,7 @@ def measure(
     with torch.no_grad(), _recording(model) as layers:
         nll = model.nll(ids[:, :-1], ids[:, 1:], last=length - length // 2, positions=position_ids)
     measured: list[Measured] = []
-    for n, layer in enumerate(layers):
+    for n, layer in sorted(layers.items()):
         weights = layer["weights"][:, :, length // 2 :]
         if are_repeated:
             shares = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
@@ -290,29 +293,31 @@ def attention_weights(
 
 
 @contextmanager
-def _recording(model: Decoder) -> Iterator[list[dict[str, Any]]]:
-    """Replace the attention kernels by plain softmax in a `with` block, and record what they compute.
+def _recording(model: Decoder) -> Iterator[dict[int, dict[str, Any]]]:
+    """Replace the kernels of softmax attention by a plain one in a `with` block, and record what they compute.
 
-    Yields: a list that gets, for each layer, a dict of q, k, attention weights and bias.
+    Yields: a dict that gets, for each layer with softmax attention, a dict of q, k, attention weights and bias.
     """
-    kinds = [cast("Block", block).attention.kind for block in model.blocks]
-    layers: list[dict[str, Any]] = []
+    from posbench.attention import Softmax
+
+    kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
+    layers: dict[int, dict[str, Any]] = {}
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
+        n: int, q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
     ) -> Tensor:
         weights, added = attention_weights(q, k, bias, scale, sink, window)
-        layers.append({"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
+        layers[n] = {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added})
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
-    kernels, piece = [kind.kernel for kind in kinds], model.piece
-    for kind in kinds:
-        kind.kernel = kernel
+    kernels, piece = [kind.kernel for kind in kinds.values()], model.piece
+    for n, kind in kinds.items():
+        kind.kernel = partial(kernel, n)
     model.piece = None
     try:
         yield layers
     finally:
-        for kind, usual_kernel in zip(kinds, kernels, strict=True):
+        for kind, usual_kernel in zip(kinds.values(), kernels, strict=True):
             kind.kernel = usual_kernel
         model.piece = piece
 
