@@ -263,7 +263,7 @@ def test_the_weights_are_those_that_the_index_names(tmp_path):
 
 @pytest.mark.parametrize(
     "scheme",
-    ["qk_rope", "qk_rope_500k", "rotary_pct_25", "nope", "rope_nope_interleaved", "t5", "sink_nope"],
+    ["qk_rope", "qk_rope_500k", "hope", "rotary_pct_25", "nope", "rope_nope_interleaved", "t5", "sink_nope"],
 )
 @torch.no_grad()
 def test_what_was_exported_comes_back(scheme, tmp_path):
