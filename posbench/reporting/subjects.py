@@ -23,6 +23,8 @@ from posbench.reporting.figures import draw_all
 from posbench.runs import run_at
 from posbench.runs.results import MARKS, row_name
 
+_NUMBERS = ["scheme", "length", "value", "value_documents", "perplexity", "gap", "gap_documents"]  # of --json
+
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
     """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are.
@@ -60,6 +62,7 @@ def content_of_subjects(summary: pd.DataFrame, rows: pd.DataFrame) -> tuple[dict
         "lede": f"{count_of(len(compared), 'model')} in Hugging Face's format, scored and not trained here. "
         "Losses are in nats per token; lower is better.",
         "facts": list(facts.values()),
+        "numbers": [row for c in compared.values() for row in _losses(c)[_NUMBERS].to_dict("records")],
         "sections": sections,
         "figures": figures,
         "notes": [line for c in compared.values() for line in (*c.notes, *chain(*c.holes.values()))],

@@ -130,6 +130,8 @@ def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posben
     sums = bits.groupby("scheme", observed=True)[["value", "count"]].sum()
     for name, value in (sums["value"] / sums["count"]).items():
         assert any(line.startswith(f"{name} |") and f" {value:.4f} (" in line for line in page.splitlines())
+    scored = json.loads(posbench("report", "subjects", "--json").out)["schemes"]
+    assert {(row["scheme"], row["length"]) for row in scored} >= {("mini · rescale=pi", 256), ("mini", 128)}
     assert posbench("report", "subjects", "--by", "model.name").status == 0
     assert posbench("pack", "subjects").status == 0
     shutil.rmtree("runs/subjects")
