@@ -106,7 +106,7 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
         raise ConfigError(
             f"{folder}/config.json has no context_length, the length that the model was trained on: add it"
         )
-    words = [f"train.from_run={folder.resolve()}", f"train.context_length={T}", "train.steps=1"]
+    words = [f"train.from_run={folder}", f"train.context_length={T}", "train.steps=1"]
     words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"scheme.name={start.name}"]
     words += [f"evaluation.windows={WINDOWS}", f"evaluation.order_windows={WINDOWS}"]
     words += [f"evaluation.lengths=[{T // 4},{T // 2},{T},{2 * T}]", *settings]
@@ -153,7 +153,7 @@ def _manifest(config: Config, corpus: Corpus, digest: str, folder: Path) -> Mani
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         weights=digest,
         subject={
-            "path": str(folder.resolve()),
+            "path": str(folder),
             "characters_per_token": len(corpus.tokenizer.decode(tokens.tolist())) / len(tokens),
             "document_tokens": sorted(int(n) for n in (corpus.test.starts[1:] - corpus.test.starts[:-1])),
         },

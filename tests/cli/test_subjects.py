@@ -75,7 +75,7 @@ def test_a_folder_is_scored_as_transformers_scores_it(posbench: Give, folder: Pa
 def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, folder: Path) -> None:
     assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
     run = api.load_run("runs/subjects/mini/seed=0")
-    assert run.manifest.subject is not None and run.manifest.subject["path"] == str(folder.resolve())
+    assert run.manifest.subject is not None and run.manifest.subject["path"] == str(folder)
     assert run.manifest.weights and len(run.manifest.weights) == 64
     assert {file.suffix for file in run.path.rglob("*") if file.is_file()} == {".json", ".yaml", ".parquet"}
     assert not (run.path / "tokenizer.json").exists()
