@@ -167,3 +167,21 @@ def test_what_cannot_be_scored_is_refused_in_a_line(posbench: Give, folder: Path
 
 def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench: Give) -> None:
     assert "hf download owner/name --local-dir name" in posbench("eval", "owner/name", "--length", "64").refusal
+
+
+def test_all_splits_that_posbench_makes_are_scored(
+    posbench: Give, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench.data.text.sources import Files
+
+    monkeypatch.setattr(Files, "by_document", False)  # as data=sotu
+    splits = [
+        "--data",
+        "files",
+        "--data",
+        "data.train_path=books/[0-3].txt",
+        "--data",
+        "data.validation_path=books/4.txt",
+    ]
+    result = posbench("eval", "mini", *splits, "--data", "data.test_path=books/5.txt", *ON_CPU, "--length", "64", FEW)
+    assert "whole 6 documents" in result.out and "test" not in result.out.partition("whole")[2].partition("\n")[0]
