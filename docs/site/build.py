@@ -251,7 +251,14 @@ def on_config(config: Any) -> Any:
     config.nav = [
         {"Home": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
-        {"Results": ["docs/results.md", *below["results"], "runs/reference/README.md"]},
+        {
+            "Results": [
+                "docs/results.md",
+                "docs/how-far-a-small-result-carries.md",
+                *below["results"],
+                "runs/reference/README.md",
+            ]
+        },
         {"Schemes": schemes},
         {"Tasks": below["tasks"]},
         {"Reference": ["api.md", *internals, "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]},
