@@ -57,7 +57,6 @@ from posbench.config import (
     is_text,
     nearest,
     no_setting,
-    parse_length,
     type_words,
 )
 
@@ -342,8 +341,7 @@ def _continue(mapping: dict[str, Any]) -> None:
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
     if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
-        length = parse_length("train.context_length", mapping["train"]["context_length"])
-        row = {key: value for key, value in start.positions.row_at(length, from_run).items() if key != "lr"}
+        row = {key: value for key, value in start.positions.checked_row(from_run).items() if key != "lr"}
         mapping["scheme"] = row | options_of("scheme")
     if "scheme.name" not in keys:
         # If the source also continued a run, its name is such as `a_then_b`; the last part is its scheme.

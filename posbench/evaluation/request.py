@@ -17,7 +17,7 @@ from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFile
 if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no torch
     from posbench.evaluation.protocols import EvalProtocol
 
-_COMMA = r",(?![^\[]*\])"  # separates values, except inside brackets
+_COMMA = r",(?![^\[]*\]|[^{]*})"  # separates values, except inside brackets and braces
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Rotary(Definition):
         weights: Mapping[str, Array],
         sites: Sequence[str],
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: str | Mapping[str, Any] | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(config, weights)
@@ -39,7 +39,9 @@ class Rotary(Definition):
 
     def matrix(self, p: int, D: int) -> Array:
         w = self.frequencies(D)
-        if self.rescale is not None:
+        if isinstance(self.rescale, Mapping):
+            w = rescaled_by_parameters(w, self.rescale, self.schedule_base, self.length)
+        elif self.rescale is not None:
             w = rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
         return rotation(p, D, tuple(w))
 
@@ -54,8 +56,15 @@ class Rotary(Definition):
     def q(self, x: Array, p: Any, h: int) -> Array:
         both = "q" in self.sites and "k" in self.sites
         softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
-        scale = temperature(self.rescale, self.s) if both and softmax else 1.0
-        return scale * (self.matrix(p, len(x)) @ x) if "q" in self.sites else x
+        scale: float | Array = 1.0
+        if isinstance(self.rescale, Mapping):
+            rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
+            scale = np.where(rotated, attention_factor(self.rescale) ** 2, 1.0)
+        elif self.rescale is not None:
+            scale = temperature(self.rescale, self.s)
+        if "q" not in self.sites:
+            return x
+        return (scale if both and softmax else 1.0) * (self.matrix(p, len(x)) @ x)
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x)) @ x if "k" in self.sites else x
@@ -197,10 +206,21 @@ class Pope(Definition):
 # ---------------------------------------------------------------- frequencies rescaled for evaluation
 
 
-def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: int) -> list[float]:
+def rescaled(
+    frequencies: Sequence[float],
+    name: str,
+    s: float,
+    base: float,
+    L: int,
+    slow: float = 1,
+    fast: float = 32,
+    rounded: bool = True,
+) -> list[float]:
     """Return the r/2 `frequencies`, rescaled by the method `name` with factor `s`, for evaluation on longer inputs.
 
-    Arguments: base, the base of the frequencies; L, the training length in tokens. Raises: KeyError for other names.
+    Arguments: base, the base of the frequencies; L, the training length in tokens; slow and fast, turns in that length
+    at which YaRN's ramp ends; rounded, whether the ends of yarn_code's ramp are whole pairs. Raises: KeyError for other
+    names.
     Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
     """
     r = 2 * len(frequencies)
@@ -213,11 +233,13 @@ def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: 
             result.append(w * larger ** (-2 * t / r))
         elif name == "yarn":
             turns = L * w / (2 * pi)
-            unchanged = 0.0 if turns < 1 else 1.0 if turns > 32 else (turns - 1) / (32 - 1)
+            unchanged = 0.0 if turns < slow else 1.0 if turns > fast else (turns - slow) / (fast - slow)
             result.append(w * (1 - unchanged) / s + w * unchanged)
         elif name == "yarn_code":
-            at_32, at_1 = (r * log(L / (turns * 2 * pi)) / (2 * log(base)) for turns in (32, 1))
-            low, high = max(floor(at_32), 0), min(ceil(at_1), r - 1)
+            first, last = (r * log(L / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
+            if rounded:
+                first, last = floor(first), ceil(last)
+            low, high = max(first, 0), min(last, r - 1)
             squeezed = float(t > low) if low == high else min(1.0, max(0.0, (t - low) / (high - low)))
             result.append(w / s * squeezed + w * (1 - squeezed))
         else:
@@ -225,10 +247,50 @@ def rescaled(frequencies: Sequence[float], name: str, s: float, base: float, L: 
     return result
 
 
-def temperature(name: str | None, s: float) -> float:
+def rescaled_by_parameters(
+    frequencies: Sequence[float], parameters: Mapping[str, Any], base: float, length: int
+) -> list[float]:
+    """Return the r/2 `frequencies` as transformers rescales them for an input of `length` tokens.
+
+    Arguments: parameters, with the keys of transformers' `rope_parameters`; base, the base of the frequencies.
+    Sources: llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
+    """
+    p, s, L = parameters, parameters["factor"], parameters.get("original_max_position_embeddings", 1)
+    methods: dict[str, tuple[Any, ...]] = {  # name, s, and the ends of the ramp in turns
+        "linear": ("pi", s),
+        "dynamic": ("ntk", 1 + s * (max(length, L) / L - 1)),
+        "llama3": ("yarn", s, p.get("low_freq_factor"), p.get("high_freq_factor")),
+        "yarn": ("yarn_code", s, p.get("beta_slow") or 1, p.get("beta_fast") or 32, p.get("truncate", True)),
+    }
+    if p["rope_type"] in methods:
+        name, s, *ramp = methods[p["rope_type"]]
+        return rescaled(frequencies, name, s, base, L, *ramp)
+    divisors = p["long_factor"] if length > L else p["short_factor"]
+    return [w / divisor for w, divisor in zip(frequencies, divisors, strict=True)]
+
+
+def attention_factor(parameters: Mapping[str, Any]) -> float:
+    """Return the factor by which transformers multiplies the rotated channels of q and of k.
+
+    Arguments: parameters, with the keys of transformers' `rope_parameters`.
+    """
+    kind, log_s = parameters["rope_type"], max(0.0, log(parameters["factor"]))
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+    if kind == "longrope":
+        return float((1 + log_s / log(parameters["original_max_position_embeddings"])) ** 0.5)
+    if kind != "yarn":
+        return 1.0
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if not above or not below:
+        above, below = 1, 0
+    return float((0.1 * above * log_s + 1) / (0.1 * below * log_s + 1))
+
+
+def temperature(name: str, s: float) -> float:
     """Return the factor by which a RoPE rescaling multiplies scores: more than 1 for YaRN, 1 for others.
 
     It is equation 15 of arXiv 2309.00071, inverted and squared.
-    Arguments: name, of the rescaling, or None; s, its factor.
+    Arguments: name, of the rescaling; s, its factor.
     """
     return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0

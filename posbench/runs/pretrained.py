@@ -14,11 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
+from posbench.schemes.rescaling import ROPE_TYPES, RopeParameters
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "posbench")  # by model_type
+_CLASSES = {  # model_type -> the class of transformers
+    "llama": "LlamaForCausalLM",  # SmolLM 2 too
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "posbench": "PosbenchForCausalLM",
+}
+_READ = (
+    "posbench reads Llama, Mistral, Qwen 2 and 3, SmolLM 2 and 3, Phi-3 and folders of posbench export, whose weights "
+    "are safetensors files, not quantised"
+)
 _SIZES = {  # our field -> the key that every config.json has
     "num_layers": "num_hidden_layers",
     "d_model": "hidden_size",
@@ -26,12 +39,20 @@ _SIZES = {  # our field -> the key that every config.json has
     "ffn_dim": "intermediate_size",
     "norm_eps": "rms_norm_eps",
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {  # values of missing keys, if they are not those of Llama
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "smollm3": {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+    "phi3": {"original_max_position_embeddings": 4096},
+}
 _FIXED = {  # keys for which posbench has one value, the default: that value, and what posbench has
     "hidden_act": ("silu", "SiLU"),
     "attention_bias": (False, "no bias in the projection after attention"),
     "mlp_bias": (False, "no biases in the MLP"),
     "quantization_config": (None, "plain weights: dequantise the model first"),
 }
+_LENGTH = "original_max_position_embeddings"
 _SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
 
 
@@ -41,39 +62,34 @@ class Positions:
 
     row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line
-    length: int | None = None  # training length for which its rescaling is defined, tokens; None: any
+    length: int | None = None  # longest input in the model's own training, tokens; None: not known
 
-    def row_at(self, length: int, from_run: str) -> dict[str, Any]:
-        """Return the scheme's settings, as in a YAML file, if a run may use them on windows of `length` tokens.
+    def checked_row(self, from_run: str) -> dict[str, Any]:
+        """Return the scheme's settings, as in a YAML file.
 
-        Arguments: from_run, the model's name in the error message. Raises: ConfigError if the settings are not for this
-        length, or posbench has no such scheme.
+        Arguments: from_run, the model's name in the error message. Raises: ConfigError if posbench has no such scheme.
         """
-        reason = "; posbench can read rope_type default, linear, yarn with the usual ramp and dynamic with factor 1"
-        if self.row is not None and self.length not in (None, length):
-            reason = f", which need train.context_length={self.length}"
-        elif self.row is not None:
+        if self.row is not None:
             return self.row
         raise ConfigError(
-            f"train.from_run={from_run} has positions {self.described}{reason}: name the scheme to train it with, such "
-            "as scheme=nope, or scheme=qk_rope scheme.base=..."
+            f"train.from_run={from_run} has positions {self.described}, which posbench lacks: name the scheme to train "
+            "it with, such as scheme=nope, or scheme=qk_rope scheme.base=..."
         )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
     config = _read_json(folder / "config.json")
-    family = config.get("model_type")
-    architectures = config.get("architectures") or ["ForCausalLM"]
-    if family not in FAMILIES:
-        raise ConfigError(f"{folder}/config.json has model_type={family}, and posbench reads {', '.join(FAMILIES)}")
-    if not architectures[0].endswith("ForCausalLM"):
-        raise ConfigError(f"{folder}/config.json has architectures={architectures}, and posbench reads ...ForCausalLM")
+    family, architectures = config.get("model_type"), config.get("architectures")
+    if family not in _CLASSES or (architectures or [_CLASSES[family]]) != [_CLASSES[family]]:
+        facts = f"model_type={family}" + (f" and architectures={architectures}" if architectures else "")
+        raise ConfigError(f"{folder}/config.json has {facts}, and {_READ}")
+    config = _DEFAULTS.get(family, {}) | config
     for key, (value, description) in _FIXED.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{folder}/config.json has {key}={str(config[key])[:80]}, and posbench has {description}")
-    needed = ("sizes", "scheme", "vocab_size") if family == "posbench" else (*_SIZES.values(), "vocab_size")
-    if missing := [key for key in needed if key not in config]:
+    needed = ("sizes", "scheme") if family == "posbench" else (*_SIZES.values(), "max_position_embeddings")
+    if missing := [key for key in (*needed, "vocab_size") if key not in config]:
         raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({_SAVE})")
     return config
 
@@ -109,7 +125,7 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         **{ours: config[theirs] for ours, theirs in _SIZES.items()},
         "num_kv_heads": config.get("num_key_value_heads"),
         "head_dim": config.get("head_dim"),
-        "tied_embeddings": config.get("tie_word_embeddings", family == "smollm3"),  # the defaults of transformers
+        "tied_embeddings": config.get("tie_word_embeddings", False),
         "qk_norm": family == "qwen3",
         "qkv_bias": family == "qwen2",
         "init_std": config.get("initializer_range", 0.02),
@@ -123,16 +139,21 @@ def positions(config: Mapping[str, Any]) -> Positions:
     """
     if config["model_type"] == "posbench":
         row = config["scheme"]
-        return Positions(None if kinds_in(row) else row, described(row))  # a folder must not name code to run
+        length = config.get("context_length")
+        return Positions(None if kinds_in(row) else row, described(row), length)  # a folder must not name code to run
     rope = _rope_parameters(config)
-    rescaling, length = _rescaling(rope, config)
-    if rescaling is None:
-        facts = {key: value for key, value in rope.items() if not isinstance(value, (list, dict))}
-        return Positions(None, ", ".join(f"{key}={value}" for key, value in facts.items()))
-    rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope["rope_theta"], **rescaling}
-    fraction = rope.get("partial_rotary_factor", 1.0) if config["model_type"] == "phi3" else 1.0
-    if fraction != 1:
+    described_rope, length = json.dumps(rope), config["max_position_embeddings"]
+    if rope["rope_type"] == "yarn":  # training with the other types reaches the length that they are for
+        length = rope[_LENGTH]
+    rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope.pop("rope_theta")}
+    fraction = rope.pop("partial_rotary_factor", 1)
+    if fraction != 1 and config["model_type"] == "phi3":
         rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": fraction}
+    if rope["rope_type"] != "default":
+        try:
+            rotary["rescale"] = dict(RopeParameters(rope).parameters)
+        except ConfigError as error:
+            return Positions(None, f"{described_rope} ({error})", length)
     is_rotated = _rotated_layers(config)
     rows = [
         (rotary if rotated else {"name": "nope", "kind": "nope"}) | ({"window": window} if window else {})
@@ -146,33 +167,18 @@ def positions(config: Mapping[str, Any]) -> Positions:
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the RoPE settings in `config.json` in the form of transformers 5's `rope_parameters`.
 
-    They are also read from the keys of older versions.
+    They are also read from the keys of older versions. Keys that a type does not have are left out.
     """
-    older_keys = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    rope = {key: config[key] for key in older_keys if key in config}
-    rope |= config.get("rope_scaling") or config.get("rope_parameters") or {}
-    default_base = 2e6 if config["model_type"] == "smollm3" else 1e4
-    return {"rope_type": rope.pop("type", "default"), "rope_theta": default_base} | rope
-
-
-def _rescaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, int | None]:
-    """Return posbench's scheme options for a model's RoPE rescaling, and the training length that they are defined for.
-
-    The options are None if posbench has no such rescaling. The length is None if they suit any.
-    Arguments: rope, the model's RoPE settings with `rope_type`; config, the content of its `config.json`.
-    """
-    kind, factor = rope["rope_type"], rope.get("factor")
-    longest = config.get("max_position_embeddings")
-    usual = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None, "mscale": None}
-    if kind == "default":
-        return {}, None
-    if kind == "linear" and factor:
-        return {"rescale": "pi", "factor": factor}, None
-    if kind == "dynamic" and factor == 1:
-        return {"rescale": "dynamic_ntk"}, longest
-    if kind == "yarn" and factor and all(rope.get(key) in (None, value) for key, value in usual.items()):
-        return {"rescale": "yarn_code", "factor": factor}, rope.get("original_max_position_embeddings", longest)
-    return None, None
+    older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
+    rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
+    kind = rope.setdefault("rope_type", rope.pop("type", "default"))
+    if kind in ("su", "yarn") and config["model_type"] == "phi3":
+        kind = rope["rope_type"] = "longrope"
+    longest = config["max_position_embeddings"]
+    rope[_LENGTH] = longest if kind == "dynamic" else config.get(_LENGTH) or rope.get(_LENGTH) or longest
+    rope["factor"] = rope.get("factor") or longest / rope[_LENGTH]
+    keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
+    return {key: value for key, value in rope.items() if key in keys}
 
 
 def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.schemes.base import Shape
+from posbench.schemes.rescaling import RescaleOption
 from posbench.schemes.rotary import Rotary
 
 
@@ -23,7 +24,7 @@ class LearnedFrequencies(Rotary):
         shape: Shape,
         sites: Sequence[str],
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
@@ -41,7 +42,7 @@ class LearnedBase(Rotary):
         shape: Shape,
         sites: Sequence[str],
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)

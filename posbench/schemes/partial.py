@@ -16,6 +16,7 @@ from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Shape, require_number
+from posbench.schemes.rescaling import RescaleOption
 from posbench.schemes.rotary import Rotary
 
 
@@ -32,7 +33,7 @@ class PartialRotary(Rotary):
         sites: Sequence[str],
         fraction: float,
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)
@@ -63,7 +64,7 @@ class PRope(Rotary):
         sites: Sequence[str],
         fraction: float,
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, sites, base, rescale, factor)

@@ -9,7 +9,7 @@ Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_number
-from posbench.schemes.rescaling import Rescaling, TrainedFrequencies
+from posbench.schemes.rescaling import RescaleOption, Rescaling, RopeParameters, TrainedFrequencies
 from posbench.system.torch_internals import as_dtype
 
 SITES = ("q", "k", "v", "o")
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """Cosines and sines of the rotation angles, and YaRN's factor for q, a 0-d tensor.
+    """Cosines and sines of the rotation angles, and YaRN's factor for q, a 0-d tensor or one factor per channel, [D].
 
     The factor is kept apart from the cosine because v and o are not scaled.
     """
@@ -101,7 +101,8 @@ class Rotary(Scheme):
     YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
     length; `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and its `factor`, by
-    default length of the window / training length. These two are meant for `posbench eval --under rescale=yarn`.
+    default length of the window / training length. These two are meant for `posbench eval --under rescale=yarn`. If
+    `rescale` is a mapping, it has the keys of transformers' `rope_parameters` (`RopeParameters`).
     Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
@@ -110,7 +111,7 @@ class Rotary(Scheme):
         shape: Shape,
         sites: Sequence[str],
         base: float | str = 10000.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape)
@@ -128,7 +129,11 @@ class Rotary(Scheme):
             raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
         self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
-        self.rescaling = None if rescale is None else Rescaling(rescale, factor)
+        self.rescaling: Rescaling | RopeParameters | None = None
+        if isinstance(rescale, Mapping):
+            self.rescaling = RopeParameters({**rescale} if factor is None else {**rescale, "factor": factor})
+        elif rescale is not None:
+            self.rescaling = Rescaling(rescale, factor)
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
@@ -149,7 +154,7 @@ class Rotary(Scheme):
 
         They do unless the rescaling factor depends on the input's length.
         """
-        return self.rescaling is None or self.rescaling.factor is not None
+        return self.rescaling is None or self.rescaling.is_streaming
 
     @property
     def acts_on(self) -> frozenset[str]:
@@ -195,8 +200,12 @@ class Rotary(Scheme):
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
-        temperature = self.rescaling.temperature(length, self.shape.context_length)
-        return TemperedTurn(angles.cos(), angles.sin(), angles.new_tensor(temperature))
+        temperature = angles.new_tensor(self.rescaling.temperature(length, self.shape.context_length))
+        if isinstance(self.rescaling, RopeParameters):  # transformers does not scale the other channels
+            temperature = torch.where(
+                torch.arange(self.shape.head_dim, device=pos.device) < self.width, temperature, 1.0
+            )
+        return TemperedTurn(angles.cos(), angles.sin(), temperature)
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
         if not isinstance(pos, TemperedTurn):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posbench.schemes.base import Shape, require_number
+from posbench.schemes.rescaling import RescaleOption
 from posbench.schemes.rotary import Rotary, Turn
 
 _LARGEST = 108 * math.log(2)  # float32 ends at 2 ** 128; a factor of 2 ** 20 is left for q and k themselves
@@ -30,7 +31,7 @@ class Xpos(Rotary):
         shape: Shape,
         base: float | str = 10000.0,
         span: float = 512.0,
-        rescale: str | None = None,
+        rescale: RescaleOption | None = None,
         factor: float | None = None,
     ) -> None:
         super().__init__(shape, ("q", "k"), base, rescale, factor)

@@ -97,6 +97,12 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
         printed("qk_rope", eval_options=("rescale=yarm",))
 
 
+def test_a_comma_inside_a_mapping_or_a_list_does_not_separate_options():
+    mapping = "{rope_type: longrope, short_factor: [1, 2], long_factor: [3, 4]}"
+    variants = Request(under=(f"rescale=pi,{mapping}",), device="cpu", dtype="float32").variants
+    assert [variant.under for variant in variants] == [(), ("rescale=pi",), (f"rescale={mapping}",)]
+
+
 @pytest.fixture
 def score(config: Callable[..., Config]) -> Callable[..., str]:
     """Train runs of one experiment, give them to `posbench eval` at lengths, and return what it prints."""

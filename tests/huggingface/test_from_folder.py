@@ -13,6 +13,7 @@ from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
+from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
 from tests.conftest import small_run
 from tests.huggingface.test_export import written
@@ -29,34 +30,67 @@ SIZES = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
-FAMILIES = {
-    "llama": ("Llama", {}),
-    "llama tied": ("Llama", {"tie_word_embeddings": True}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {}),
-    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 1], "use_sliding_window": False}),
-}
-
-
 ROPE = {"rope_theta": 500.0}
-POSITIONS = {  # class, and what its configuration says
-    "default": ("Llama", {"rope_parameters": {"rope_type": "default", **ROPE}}),
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+SHORT, LONG = [1 + n / 10 for n in range(8)], [1.0 + n for n in range(8)]
+WINDOW = {"use_sliding_window": True, "sliding_window": 24}
+FAMILIES = {  # class, and what its configuration says
+    "Llama": ("Llama", {}),
+    "SmolLM 2": ("Llama", {"tie_word_embeddings": True}),
+    "Mistral": ("Mistral", {"sliding_window": 24}),
+    "Qwen 2": ("Qwen2", {**WINDOW, "max_window_layers": 1}),
+    "Qwen 3": ("Qwen3", {**WINDOW, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]}),
+    "SmolLM 3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "Phi-3": ("Phi3", {"sliding_window": 24}),
+}
+POSITIONS = {
     "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **ROPE}}),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, **ROPE}}),
-    "yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, **ROPE}}),
-    "window": ("Mistral", {"sliding_window": 8}),
-    "window of some layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "dynamic with a factor": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **ROPE}}),
+    "yarn": ("Llama", {"rope_parameters": {**YARN, **ROPE, "beta_fast": 16, "truncate": False, "mscale": 0.7}}),
+    "yarn with a factor of its own": ("Llama", {"rope_parameters": {**YARN, **ROPE, "attention_factor": 1.3}}),
+    "llama3": ("Llama", {"rope_parameters": {"rope_type": "llama3", **LLAMA3, **ROPE}}),
+    "longrope": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                **ROPE,
+                "short_factor": SHORT,
+                "long_factor": LONG,
+                "factor": 4.0,
+                "original_max_position_embeddings": 48,
+            }
+        },
+    ),
     "no window": ("Qwen3", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}),
-    "every fourth layer without": ("SmolLM3", {"num_hidden_layers": 5}),
     "listed layers without": ("SmolLM3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8}),
     "some channels": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **ROPE}}),
 }
-OLDER = [  # keys of config.json before transformers 5
-    {"rope_theta": 500.0},
-    {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}},
-    {},
+OLDER = [  # class, and keys of config.json before transformers 5
+    ("Llama", {"rope_theta": 500.0}),
+    ("Llama", {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+    ("Llama", {"rope_scaling": YARN}),
+    ("Llama", {"rope_scaling": {**YARN, "factor": None}}),
+    ("Llama", {"rope_scaling": {**YARN, "finetuned": True}, "original_max_position_embeddings": 24}),
+    ("Llama", {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 500.0}),
+    (
+        "Phi3",
+        {
+            "rope_scaling": {
+                "type": "su",
+                "short_factor": SHORT,
+                "long_factor": LONG,
+                "original_max_position_embeddings": 24,
+            },
+            "rope_theta": 500.0,
+            "original_max_position_embeddings": 48,
+        },
+    ),
+    ("Phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}}),
+    ("Mistral", {}),
+    ("SmolLM3", {}),
 ]
 
 
@@ -66,7 +100,7 @@ def saved(folder, class_name, **config):
     sizes = {**SIZES, "max_position_embeddings": 48, **config}
     model = AutoModelForCausalLM.from_config(getattr(transformers, f"{class_name}Config")(**sizes)).eval()
     for parameter in model.parameters():  # biases and norms too
-        parameter.data.normal_(0.0, 2 / parameter.shape[-1] ** 0.5) if parameter.ndim > 1 else parameter.data.normal_(
+        parameter.data.normal_(0.0, 1 / parameter.shape[-1] ** 0.5) if parameter.ndim > 1 else parameter.data.normal_(
             1.0
         )
     model.save_pretrained(folder)
@@ -94,34 +128,66 @@ def begun(folder, *words):
 
 
 @torch.no_grad()
-def assert_same_logits(folder, theirs, *words, length=40):
-    tokens = torch.randint(257, (2, length))
-    expected = theirs(tokens).logits
+def assert_same_logits(folder, theirs, *words):
+    """Compare logits within and beyond the trained length of 48 tokens, and return the decoder."""
     model, unmatched = begun(folder, "tokenizer=bytes", *words)
     assert unmatched == ([], [])
-    torch.testing.assert_close(model(tokens) / expected.abs().max(), expected / expected.abs().max(), atol=1e-5, rtol=0)
+    for length in (40, 70):
+        tokens = torch.randint(257, (2, length))
+        expected = theirs(tokens).logits
+        scale = expected.abs().max()
+        torch.testing.assert_close(model(tokens) / scale, expected / scale, atol=1e-5, rtol=0)
+    return model
 
 
+@torch.no_grad()
+def assert_same_greedy_tokens(model, theirs):
+    """Compare 50 tokens written after a prompt of 20, with caches unless the factor follows the length."""
+    prompt = torch.randint(256, (1, 20))
+    theirs.generation_config.eos_token_id = None
+    expected = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=50, do_sample=False)
+    if model.scheme.is_streaming:
+        ours = [*prompt[0].tolist(), *generate(model, prompt, 70, SamplingConfig(temperature=0))]
+    else:
+        for _ in range(50):
+            prompt = torch.cat((prompt, model(prompt)[:, -1:].argmax(-1)), dim=1)
+        ours = prompt[0].tolist()
+    assert ours == expected[0].tolist()
+
+
+@pytest.mark.parametrize("is_rescaled", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_transformers_gives_its_logits(family, tmp_path):
-    name, more = FAMILIES[family]
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    theirs = saved(tmp_path / "theirs", name, **rope, **more)
-    assert_same_logits(tmp_path / "theirs", theirs, "scheme=qk_rope", "scheme.base=500")
+def test_a_model_of_transformers_gives_its_logits_and_writes_its_tokens(family, is_rescaled, tmp_path):
+    name, config = FAMILIES[family]
+    rope = {**ROPE, **(YARN if is_rescaled else {"rope_type": "default"})}
+    if name == "Phi3":
+        config = {**config, "original_max_position_embeddings": 48}
+        rope["partial_rotary_factor"] = 0.5
+    if name == "Phi3" and is_rescaled:
+        rope |= {"rope_type": "longrope", "short_factor": SHORT[:4], "long_factor": LONG[:4]}
+    theirs = saved(tmp_path / "theirs", name, **config, max_position_embeddings=192, rope_parameters=rope)
+    assert_same_greedy_tokens(assert_same_logits(tmp_path / "theirs", theirs), theirs)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_folder_has_its_own_positions(positions, tmp_path):
     name, config = POSITIONS[positions]
     theirs = saved(tmp_path / "theirs", name, **config)
-    assert_same_logits(tmp_path / "theirs", theirs, length=60 if positions == "dynamic" else 40)
+    assert_same_logits(tmp_path / "theirs", theirs)
 
 
-@pytest.mark.parametrize("keys", OLDER)
-def test_older_folders_have_their_own_positions(keys, tmp_path):
-    saved(tmp_path / "theirs", "Llama")
-    edit(tmp_path / "theirs", ["rope_parameters"], **keys)
+@pytest.mark.parametrize(("name", "keys"), OLDER)
+def test_older_folders_have_their_own_positions(name, keys, tmp_path):
+    saved(tmp_path / "theirs", name)
+    edit(tmp_path / "theirs", ["rope_parameters", "original_max_position_embeddings", "sliding_window"], **keys)
     assert_same_logits(tmp_path / "theirs", AutoModelForCausalLM.from_pretrained(tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_read_as_float32(dtype, tmp_path):
+    saved(tmp_path / "theirs", "Qwen3").to(dtype).save_pretrained(tmp_path / "theirs")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    assert_same_logits(tmp_path / "theirs", theirs)
 
 
 def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
@@ -134,15 +200,13 @@ def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "rope_type=llama3.*"),
-        ({"rope_type": "longrope", "factor": 4.0, "short_factor": 8 * [1.0], "long_factor": 8 * [2.0]}, "=longrope"),
-        ({"rope_type": "dynamic", "factor": 2.0}, "rope_type=dynamic, .*factor=2.0"),
-        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16}, "beta_fast=16"),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, "train.context_length=64"),
+        ({"rope_type": "proportional"}, "rope_type=proportional, which is not known"),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope_type=llama3 has or lacks low_freq_factor, high_freq_factor"),
     ],
 )
 def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
-    saved(tmp_path / "theirs", "Llama", rope_parameters={**ROPE, **rope})
+    saved(tmp_path / "theirs", "Llama")
+    edit(tmp_path / "theirs", rope_parameters=rope)
     with pytest.raises(ConfigError, match=f"{message}.*: name the scheme"):
         composed(tmp_path / "theirs", "tokenizer=bytes")
     assert composed(tmp_path / "theirs", "tokenizer=bytes", "scheme=nope").scheme.kind == "nope"
@@ -151,8 +215,9 @@ def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type=gpt2"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"model_type": "mixtral"}, "model_type=mixtral .*posbench reads Llama, Mistral, Qwen 2 and 3, SmolLM"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification.*posbench reads Llama"),
+        ({"architectures": ["MyForCausalLM"], "auto_map": {"AutoModelForCausalLM": "my.MyForCausalLM"}}, "MyForCausal"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu, and posbench has SiLU"),
         ({"attention_bias": True}, "attention_bias=True, and posbench has no bias"),
         ({"mlp_bias": True}, "mlp_bias=True, and posbench has no biases"),
@@ -198,7 +263,7 @@ def test_the_weights_are_those_that_the_index_names(tmp_path):
 
 @pytest.mark.parametrize(
     "scheme",
-    ["qk_rope", "qk_rope_500k", "rotary_pct_25", "nope", "rope_nope_interleaved", "t5", "sink_nope"],
+    ["qk_rope", "qk_rope_500k", "hope", "rotary_pct_25", "nope", "rope_nope_interleaved", "t5", "sink_nope"],
 )
 @torch.no_grad()
 def test_what_was_exported_comes_back(scheme, tmp_path):

@@ -407,3 +407,47 @@ def test_rescaled_frequencies_equal_transformers(name, factor, base, fraction, m
     assert torch.allclose(scheme.angles(torch.ones(1), length)[0], theirs, rtol=1e-13, atol=0)
     if name == "yarn_code":  # they put the root of the temperature into cosine and sine; ours is on q, whole
         assert scheme.rescaling.temperature(length, 512) == pytest.approx(scaling**2, rel=1e-14)
+
+
+LENGTH = {"original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LENGTH}
+YARN = {"rope_type": "yarn", "factor": 4.0, **LENGTH}
+LONGROPE = {"rope_type": "longrope", "factor": 32.0, **LENGTH}
+ROPE_PARAMETERS = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 1.0, **LENGTH},
+    {"rope_type": "dynamic", "factor": 4.0, **LENGTH},
+    LLAMA3,
+    {**LLAMA3, "factor": 32.0, "low_freq_factor": 2.0, "high_freq_factor": 16.0},
+    YARN,
+    {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False},
+    {**YARN, "attention_factor": 1.25},
+    {**YARN, "mscale": 0.7, "mscale_all_dim": 0.25},
+    {**YARN, "mscale": 0.7},
+    LONGROPE,
+    {**LONGROPE, "factor": 1.0},
+    {**LONGROPE, "attention_factor": 1.5},
+]
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("length", [200, 512, 513, 3000])
+@pytest.mark.parametrize("parameters", ROPE_PARAMETERS, ids=lambda p: "-".join(str(value) for value in p.values()))
+def test_rope_parameters_mean_what_they_mean_in_transformers(parameters, length, fraction, monkeypatch):
+    if parameters["rope_type"] == "longrope":
+        pairs = range(int(32 * fraction))
+        lists = {"short_factor": [1 + n / 40 for n in pairs], "long_factor": [1 + n * n / 9 for n in pairs]}
+        parameters = {**parameters, **lists}
+    theirs, scaling = their_frequencies(
+        parameters["rope_type"],
+        monkeypatch,
+        length,
+        **{**parameters, "rope_theta": 5e5, "partial_rotary_factor": fraction},
+    )
+    scheme = scheme_of("partial_rotary", WIDE, sites=["q", "k"], fraction=fraction, base=5e5, rescale=parameters)
+    ours = scheme.angles(torch.ones(1), length)[0]
+    assert torch.allclose(ours, theirs, rtol=2e-7 if "long_factor" in parameters else 1e-13, atol=0)
+    q, r = torch.ones(64, dtype=torch.float64), int(64 * fraction)
+    rotated = scheme.q(q[None, None, None], scheme.prepare(torch.tensor([7]), length)).flatten()
+    assert rotated[:r].norm().item() == pytest.approx(r**0.5 * scaling**2, rel=1e-12)  # they also multiply k by it
+    assert torch.equal(rotated[r:], q[r:])

@@ -33,6 +33,8 @@ REFUSED = [
     ("rotary", {**Q, "rescale": "pi", "factor": 0.5}, "scheme.factor=0.5 must be between 1 and"),
     ("rotary", {**Q, "rescale": "dynamic_ntk", "factor": 4}, "scheme.factor=4 has no meaning"),
     ("rotary", {**Q, "factor": 4}, "scheme.factor=4 needs scheme.rescale"),
+    ("rotary", {**Q, "rescale": {"rope_type": "yarm"}}, "rope_type=yarm, which is not known; did you mean 'yarn'"),
+    ("rotary", {**Q, "rescale": {"rope_type": "linear", "rope_theta": 1e4}}, "has or lacks rope_theta, factor: give"),
     ("partial_rotary", {**Q, "fraction": 0.3}, "scheme.fraction=0.3 of model.head_dim=16 is 4.8 channels"),
     ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must be between 0 and 1"),
     ("xpos", {"span": 0}, "scheme.span=0 must be between 0.001 and"),

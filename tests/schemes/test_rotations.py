@@ -214,6 +214,26 @@ def test_every_rotation_is_certified_under_yarn(row):
     assert certify(certificate_config(row, ["model.num_layers=1", "scheme.rescale=yarn", "scheme.factor=3"])).holds
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["qk_rope", "rotary_pct_25"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rope_type: dynamic, factor: 2.0",
+        "rope_type: llama3, factor: 8, low_freq_factor: 1, high_freq_factor: 4",
+        "rope_type: yarn, factor: 4, beta_fast: 8, beta_slow: 2, truncate: false",
+        "rope_type: yarn, factor: 4, mscale: 0.7, mscale_all_dim: 0.3",
+        "rope_type: longrope, factor: 4, short_factor: PAIRS, long_factor: PAIRS",
+    ],
+)
+def test_rope_parameters_are_their_definition(words, row):
+    pairs = 8 if row == "qk_rope" else 2  # of 16 channels, or 4
+    numbers = str([1 + n / 4 for n in range(pairs)])
+    words = f"{{{words}, original_max_position_embeddings: 64}}".replace("PAIRS", numbers)
+    certificate = certify(certificate_config(row, ["model.num_layers=1", f"+scheme.rescale={words}"]))
+    assert certificate.holds and certificate.defined and certificate.is_streaming == ("dynamic" not in words)
+
+
 def test_a_window_that_decides_its_own_factor_must_not_be_said_to_stream(monkeypatch):
     monkeypatch.setattr(Rotary, "is_streaming", True)
     certificate = certify(certificate_config("qk_rope", ["model.num_layers=1", "scheme.rescale=dynamic_ntk"]))
