@@ -40,8 +40,8 @@ def _short(count: float, *units: str) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2,000 schemes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_length(tokens: int) -> str:

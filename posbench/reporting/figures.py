@@ -241,9 +241,8 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Return a figure of perplexity against length, both on log scales, with the training length marked.
 
-    Bands are 95 % intervals over seeds, if there are seeds enough to rank schemes.
-    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length), y (perplexity) and the ends
-    of the loss's interval; look, {scheme: (colour, line style, marker)}.
+    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw
+    bands, low and high; look, {scheme: (colour, line style, marker)}.
     """
     lengths = sorted(set(plot.points["x"]))
 
@@ -252,8 +251,8 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
         length_axis(axes, lengths, c.training_length)
         axes.set_ylabel("perplexity")
 
-    bands = plot.points.assign(low=np.exp(plot.points["value_low"]), high=np.exp(plot.points["value_high"]))
-    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1, bands=bands if c.can_rank else bands[:0])
+    bands = plot.points if "low" in plot.points else None
+    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1, bands=bands)
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
