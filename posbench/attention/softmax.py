@@ -14,6 +14,7 @@ from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
 from posbench.schemes.base import apply_hook, evaluate_bias
+from posbench.system.matmul import linear
 
 
 class Softmax(Kind):
@@ -24,16 +25,29 @@ class Softmax(Kind):
 
     Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
     2508.10925), which starts at 0; `value_norm`, whether each value is divided by its root mean square, and a shared
-    K = V then is the key before its own norm and rotation (Gemma 4).
+    K = V then is the key before its own norm and rotation (Gemma 4); `output_gate`, `head` or `channel`: multiply the
+    output of each head, or of each channel, by `sigmoid(W x)`, with x the hidden states that the projections read
+    (arXiv 2505.06708). W is drawn like the model's matrices.
     """
 
-    def __init__(self, shape: Shape, shared_kv: bool = False, sink: bool = False, value_norm: bool = False) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        shared_kv: bool = False,
+        sink: bool = False,
+        value_norm: bool = False,
+        output_gate: str | None = None,
+    ) -> None:
         super().__init__(shape, shared_kv)
         for name, value in {"sink": sink, "value_norm": value_norm}.items():
             if not isinstance(value, bool):
                 raise ConfigError(f"scheme.attention.{name}={value!r} must be true or false")
+        if output_gate not in (None, "head", "channel"):
+            raise ConfigError(f"scheme.attention.output_gate={output_gate!r} must be head, channel or null")
         self.value_norm = value_norm
         self.sink = nn.Parameter(torch.zeros(shape.num_heads)) if sink else None
+        gates = shape.num_heads * (shape.head_dim if output_gate == "channel" else 1)
+        self.output_gate = nn.Parameter(torch.empty(gates, shape.d_model)) if output_gate else None
 
     takes_windows = True
 
@@ -105,12 +119,17 @@ class Softmax(Kind):
         o = self.attend(
             q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
         )
-        return apply_hook(scheme, "o", o, pos, past)
+        o = apply_hook(scheme, "o", o, pos, past)
+        if self.output_gate is None:
+            return o
+        gates = linear(x, self.output_gate.to(x.dtype)).sigmoid()  # [B, T, H] or [B, T, H D]
+        return o * gates.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         window = min(length, scheme.window or length)
         keys = window - window**2 / (2 * length)  # average number of keys that a query sees
-        return 4.0 * self.shape.num_heads * self.shape.head_dim * keys
+        gates = 0 if self.output_gate is None else self.output_gate.numel()
+        return 4.0 * self.shape.num_heads * self.shape.head_dim * keys + 2.0 * gates
 
 
 def _bias_within_documents(

@@ -81,7 +81,7 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     Return None instead of a list if a layer does anything else, or if the rotated layers do not share one scheme.
     """
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
-    if any(type(kind) is not Softmax or kind.shared_kv or kind.value_norm or kind.sink is not None for kind in kinds):
+    if any(type(kind) is not Softmax or kind.shared_kv or kind.value_norm or [*kind.parameters()] for kind in kinds):
         return None
     if "embed" in model.scheme.acts_on or any(scheme.window for scheme in model.scheme):
         return None

@@ -83,7 +83,8 @@ def _attention(entry: SchemeConfig) -> _Attention:
     name = options.pop("kind", "softmax")
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    options.pop("sink", None)  # the learned logit is among the weights
+    for option in ("sink", "output_gate"):  # their tensors are among the weights
+        options.pop(option, None)
     shared_kv, norms_value = options.pop("shared_kv", False), options.pop("value_norm", False)
     window = {"window": entry.options["window"]} if "window" in entry.options else {}
     return _Attention(name, shared_kv, norms_value, options | window)

@@ -28,13 +28,15 @@ def softmax(
     x: Array,
     positions: Sequence[int],
     sink: Sequence[float] | None = None,
+    output_gate: Array | None = None,
     window: int | None = None,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of softmax attention with scores `q_i . k_j / sqrt(D) + bias_ij`, j <= i.
 
     Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
-    positions, of the T tokens; sink, a logit per head that only adds to the denominator; window, the number of keys a
-    query sees, i - window < j <= i.
+    positions, of the T tokens; sink, a logit per head that only adds to the denominator; output_gate, a matrix W [H, C]
+    or [H D, C], by whose sigmoid(W x) outputs are multiplied; window, the number of keys a query sees, i - window < j
+    <= i.
     """
     rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
 
@@ -45,7 +47,11 @@ def softmax(
         weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
         return np.asarray(weights @ values[first : t + 1])
 
-    return _outputs(scheme, v, hook_positions, attend)
+    outputs = _outputs(scheme, v, hook_positions, attend)
+    if output_gate is None:
+        return outputs
+    gates = np.split(1 / (1 + np.exp(-x @ output_gate.T)), len(v), axis=1)  # [T, 1] or [T, D] per head
+    return [o * gate for o, gate in zip(outputs, gates, strict=True)]
 
 
 def linear(

@@ -75,6 +75,16 @@ def test_normalised_queries_and_keys_and_biases_are_qwens(scheme, words, name, t
     assert result.class_name == name  # and `export_model` has compared the logits
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["head", "channel"])
+def test_an_output_gate_needs_our_class_and_comes_back(gate, tmp_path):
+    model, result = written(tmp_path, "qk_rope", f"scheme.attention.output_gate={gate}")
+    assert result.class_name == "PosbenchForCausalLM"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokens = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])
 def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
     _, result = written(tmp_path, "qk_rope", options={"rescale": rescale, "factor": 4.0})

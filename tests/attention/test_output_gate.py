@@ -1,0 +1,111 @@
+"""The output gate of softmax attention, held to transformers' AFMoE; what it costs, and what it leaves as it was."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.models.afmoe.configuration_afmoe import AfmoeConfig
+from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
+
+from posbench.config import ConfigError
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
+from posbench.model.size import cache_size, forward_flops_per_token, num_parameters
+from posbench.training.optimizer import decayed_parameters
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+
+D, H, HKV, C = 16, 6, 2, 48
+ROWS = {"head": H, "channel": H * D}  # of the gate's matrix
+
+
+def gated(gate, scheme="nope", *words):
+    return certificate_config(scheme, [f"scheme.attention.output_gate={gate}", *words])
+
+
+@pytest.mark.parametrize("gate", ROWS)
+def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
+    model, T = build_model(gated(gate), VOCAB), 40
+    randomise(model)
+    attention, (_, (at, *_)) = model.double().blocks[0].attention, model._embed(random_tokens(T), 0, 0, T, None)
+    sizes = {"hidden_size": C, "num_attention_heads": H, "num_key_value_heads": HKV, "head_dim": D}
+    config = AfmoeConfig(
+        **sizes, num_hidden_layers=1, num_dense_layers=1, layer_types=["full_attention"], attn_implementation="sdpa"
+    )
+    theirs = AfmoeAttention(config, layer_idx=0).double()
+    theirs.q_norm, theirs.k_norm = torch.nn.Identity(), torch.nn.Identity()
+    parts = attention.qkv.weight.split([H * D, HKV * D, HKV * D])
+    for part, weight in zip("qkv", parts, strict=True):
+        getattr(theirs, f"{part}_proj").weight.data = weight.data
+    theirs.o_proj.weight.data = attention.out.weight.data
+    matrix = attention.kind.output_gate
+    theirs.gate_proj.weight.data = matrix.data.repeat_interleave(H * D // ROWS[gate], 0)
+    x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    outputs = attention(inputs[0], at, model.scheme[0]), theirs(inputs[1], (None, None), mask)[0]
+    assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
+    ours, expected = (
+        torch.autograd.grad((y * weight).sum(), [leaf, gates])
+        for y, leaf, gates in zip(outputs, inputs, (matrix, theirs.gate_proj.weight), strict=True)
+    )
+    assert (ours[0] - expected[0]).abs().max() < 1e-12
+    assert (ours[1] - expected[1].unflatten(0, (ROWS[gate], -1)).sum(1)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gate", ROWS)
+def test_a_gated_scheme_is_certified_with_sinks_and_a_shared_kv(gate):
+    for scheme in ("qk_rope", "sink_nope", "shared_kv_qkvo_rope"):
+        assert certify(gated(gate, scheme)).holds
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ROWS)
+def test_documents_are_read_as_if_each_were_alone_in_pieces_and_by_token(gate):
+    config, bos = gated(gate, "qk_rope", "data.document_mask=true"), VOCAB - 1
+    model = build_model(config, VOCAB, None, bos)
+    randomise(model)
+    model.double()
+    tokens = random_tokens(40) % bos
+    tokens[0, 17] = bos
+    model.bos_id = None
+    alone = torch.cat([model(document) for document in tokens.split([17, 23], 1)], 1)
+    model.bos_id = bos
+    for model.piece in (None, 9, 1):
+        assert (model(tokens) - alone).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gate", ROWS)
+def test_its_weights_and_products_are_counted_and_other_weights_are_as_without(gate):
+    models = [build_model(config, VOCAB) for config in (gated(gate), certificate_config("nope"))]
+    weights, plain = (dict(model.named_parameters()) for model in models)
+    names = [f"blocks.{n}.attention.kind.output_gate" for n in range(2)]
+    assert weights.keys() - plain.keys() == {*names} <= decayed_parameters(models[0])
+    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.items())
+    assert [name for name, _ in models[0].shared_parts()] == [name for name, _ in models[1].shared_parts()]
+    std = models[0].config.init_std
+    assert all(weights[name].std().item() == pytest.approx(std, rel=0.1) for name in names)
+    assert not torch.equal(weights[names[0]], weights[names[1]])
+    gates = 2 * ROWS[gate] * C
+    bodies, flops = (
+        [function(model.architecture) for model in models]
+        for function in (
+            lambda architecture: num_parameters(architecture, VOCAB)["body"],
+            lambda architecture: forward_flops_per_token(architecture, VOCAB, 128),
+        )
+    )
+    assert (
+        bodies[0] - bodies[1]
+        == gates
+        == sum(p.numel() for p in models[0].parameters()) - sum(p.numel() for p in models[1].parameters())
+    )
+    assert flops[0] - flops[1] == 2 * gates
+    assert cache_size(models[0].architecture) == cache_size(models[1].architecture)
+
+
+@pytest.mark.parametrize("value", ["heads", True, 2])
+def test_other_gates_are_refused(value):
+    config = certificate_config("nope")
+    attention = {"kind": "softmax", "output_gate": value}
+    config = replace(config, scheme=replace(config.scheme, attention=attention))
+    with pytest.raises(ConfigError, match=rf"attention\.output_gate={value!r} must be head, channel or null"):
+        checked_architecture(config)
