@@ -24,6 +24,16 @@ scheme at its best rate, what the other rates cost, and the noise of its runs ar
   worse with probability 0.1, 0.3 or 0.5, half as large again off the best rate, or 1 there ("only at one rate").
 
 The worst table is reported, without and with a sign test over seeds, which contradicts a claim if its p is above SIGNS.
+
+A loop (`posbench judge --family`) that tries CANDIDATES schemes against one baseline, for the rules of RULES:
+
+- false claims: no candidate differs from the baseline; any "better" or "worse" in a loop is false. Noise of runs as in
+  the packs, normal, Student's t, three times as much for one candidate, or seeds that split in two as above.
+- found: the share of candidates called better, if they are better by 1, 2 or 4 standard deviations of the paired
+  differences.
+
+And the rules that drop a candidate at two seeds, counted in the packs: every pair of schemes, every two seeds. Better
+and worse are by the mean over all seeds.
 """
 
 from __future__ import annotations
@@ -33,6 +43,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +52,14 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 import posbench
+from posbench.evaluation.protocols.section import curves
+from posbench.reporting.judge import LOOKS
+from posbench.reporting.options import MARGIN
+from posbench.reporting.search import FIRST_SEEDS
 from posbench.reporting.statistics import LEVEL, beats, document_error, equals, holm, interval
 
 Floats = NDArray[np.float64]
-SCHEMES, SEEDS = 11, (3, 5, 8)
+SCHEMES, SEEDS, CANDIDATES = 11, (3, 5, 8), 20
 LEFT, RIGHT = np.triu_indices(SCHEMES, 1)
 CLUSTERS = np.repeat([0.0, 6.0, 12.0, 18.0], 3)[:SCHEMES]
 REFERENCE, LATE = Path("runs/reference"), 0.3  # nats that a run loses if it has not caught on yet
@@ -237,6 +252,100 @@ def procedure(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
         yield row
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A rule by which a loop tests a candidate: at which numbers of seeds, and for how many tests it corrects."""
+
+    name: str
+    looks: tuple[int, ...]
+    size: int  # p-values are multiplied by it
+    drops: bool  # whether candidates that are worse by more than MARGIN with both first seeds are dropped
+
+
+RULES = (
+    Rule("a test at each number of seeds from 3 to 8", (3, 4, 5, 6, 7, 8), 1, False),
+    Rule("tests at 5 and 8 seeds, --family 1", LOOKS, len(LOOKS), True),
+    Rule(f"tests at 5 and 8 seeds, --family {CANDIDATES}", LOOKS, len(LOOKS) * CANDIDATES, True),
+)
+
+
+def looked_at(gaps: Floats, rule: Rule) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
+    """Return which candidates are called better, which worse, and the seeds trained, [trials, candidates] each.
+
+    Arguments: gaps [trials, candidates, seeds], each candidate's losses minus the baseline's, in nats.
+    """
+    first = (gaps[..., :FIRST_SEEDS] > MARGIN).all(-1) & rule.drops
+    is_open, seeds = ~first, np.full(first.shape, float(FIRST_SEEDS))
+    better, worse = np.zeros_like(first), np.zeros_like(first)
+    for look in rule.looks:
+        seeds[is_open] = look
+        seen, zero = gaps[..., :look], np.zeros(look)
+        for claimed, p in ((better, beats(zero + seen, [zero])), (worse, beats(zero, [seen]))):
+            claimed |= is_open & (p * rule.size <= LEVEL)
+        is_open = is_open & ~better & ~worse
+    return better, worse, seeds
+
+
+def loops(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
+    """Yield the rows of a table of rules: % of loops with a false claim by noise, seeds trained, % found by size."""
+    _, spread, pool = packs()
+    scale = float(np.median(spread))
+    noises: dict[str, Callable[[tuple[int, ...]], Floats]] = {
+        "the packs'": lambda shape: scale * random.choice(pool, shape),
+        "normal": lambda shape: scale * random.normal(size=shape),
+        "t, 3 degrees": lambda shape: scale * random.standard_t(3, size=shape),
+        "one x3": lambda shape: scale * random.normal(size=shape) * np.where(np.arange(shape[1]) == 1, 3, 1)[:, None],
+        **{
+            f"{share:.0%} late": lambda shape, share=share: (  # type: ignore[misc]
+                scale * random.choice(pool, shape) + LATE * (random.random(shape) < share)
+            )
+            for share in (0.1, 0.3, 0.5)
+        },
+    }
+    sizes = (1, 2, 4)
+    yield [f"rule, {CANDIDATES} candidates", *noises, "better only, the packs'", "seeds", *(f"{n} sd" for n in sizes)]
+    drawn = {name: noise((trials, CANDIDATES + 1, max(LOOKS))) for name, noise in noises.items()}
+    gaps = {name: losses[:, 1:] - losses[:, :1] for name, losses in drawn.items()}
+    for rule in RULES:
+        claims = {name: looked_at(of_noise, rule) for name, of_noise in gaps.items()}
+        false = [(better | worse).any(1).mean() for better, worse, _ in claims.values()]
+        better, _, seeds = claims["the packs'"]
+        usual = gaps["the packs'"]
+        shares = [looked_at(usual - size * usual.std(), rule)[0].mean() for size in sizes]
+        yield [
+            rule.name,
+            *(f"{100 * share:.1f}" for share in (*false, better.any(1).mean())),
+            f"{seeds.sum(1).mean():.0f}",
+            *(f"{100 * share:.0f}" for share in shares),
+        ]
+
+
+def drops() -> Iterator[list[str]]:
+    """Yield the rows of a table of rules that drop at two seeds: % of pairs dropped, by how they end with all seeds."""
+    gaps = []  # at a quarter of the tokens and at the end, of two seeds; with all seeds
+    for name in ("headline", "demo_cpu", "ladder_s", "ladder_m"):
+        runs = posbench.results(REFERENCE / name)
+        logged = curves(runs["path"], "validation", ["loss"]).merge(runs[["path", "scheme", "seed"]], on="path")
+        quarter = {
+            key: np.interp(run["tokens"].max() / 4, run["tokens"], run["loss"])
+            for key, run in logged.groupby(["scheme", "seed"])
+        }
+        early, final = pd.Series(quarter).unstack(0), runs.pivot(index="seed", columns="scheme", values="loss")
+        for a, b in permutations(final, 2):
+            at_quarter, at_end = early[a] - early[b], final[a] - final[b]
+            for pair in combinations(final.index, 2):
+                of_pair = at_end.loc[list(pair)]
+                gaps.append((at_quarter.loc[list(pair)].mean(), of_pair.mean(), of_pair.min(), at_end.mean()))
+    early_mean, mean, least, true = np.array(gaps).T
+    rules = {f"mean above {gap} at a quarter of the tokens": early_mean > gap for gap in (0.1, 0.2)}
+    rules |= {"mean above 0.2 at the end": mean > 0.2, f"both seeds above {MARGIN} at the end": least > MARGIN}
+    ends = {"better by 0.05 or more": true <= -0.05, "better by less": (true < 0) & (true > -0.05)}
+    ends |= {"worse by less than 0.05": (true > 0) & (true < 0.05), "worse by more": true >= 0.05}
+    yield ["dropped at two seeds, %", *(f"{name} ({chosen.sum()})" for name, chosen in ends.items())]
+    for name, dropped in rules.items():
+        yield [name, *(f"{100 * dropped[chosen].mean():.1f}" for chosen in ends.values())]
+
+
 def documents(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
     """Yield (what was counted, gaps, number of documents, rate) for intervals over documents."""
     with (Path(__file__).parent / "documents.csv").open(encoding="utf-8") as file:
@@ -265,8 +374,10 @@ def main() -> None:
         for quantity, noise, number, rate in counted:
             print(f"{quantity} | {noise} | {number} | {100 * rate:.1f}")
     print()
-    for row in procedure(n, random):
-        print(" | ".join(row), flush=True)
+    for table in (loops(10 * n, random), drops(), procedure(n, random)):
+        for row in table:
+            print(" | ".join(row), flush=True)
+        print()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
     frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
     rows = posbench.results("runs/demo", tidy=True)                        # one row per scored window and metric
     files = posbench.report("runs/demo", latex=True)                       # paths of tables, figures and pages
+    verdict = posbench.judge("runs/demo", scheme="alibi").verdict          # better, worse, equal or open
 
 Names are imported when they are first used, so that `import posbench` is fast.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_MODULE
     from posbench.composition.compose import compose
     from posbench.config import Config, ConfigError
     from posbench.model.decoder import build_model
+    from posbench.reporting.judge import judge
     from posbench.reporting.report import report
     from posbench.reporting.table import results
     from posbench.runs import Run, load_run
@@ -43,6 +45,7 @@ __all__ = [
     "build_model",
     "compose",
     "evaluate",
+    "judge",
     "load_run",
     "report",
     "results",
@@ -57,6 +60,7 @@ _MODULES = {
     "load_run": "posbench.runs",
     "results": "posbench.reporting.table",
     "report": "posbench.reporting.report",
+    "judge": "posbench.reporting.judge",
     "SCHEMES": "posbench.schemes",
     "Config": "posbench.config",
     "Run": "posbench.runs",

@@ -2,7 +2,7 @@
 
 Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` is
 fast. Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by
-Ctrl-C or SIGTERM.
+Ctrl-C or SIGTERM. `ls` and `judge` have others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +21,7 @@ from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import place_of, trust_file
 from posbench.config import Config, ConfigError
 from posbench.evaluation.request import Request
-from posbench.reporting.options import ReportOptions
+from posbench.reporting.options import JudgeOptions, ReportOptions
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
     no_runs,
@@ -30,7 +32,7 @@ from posbench.runs.finding import (
     runs_named,
     search_folder,
 )
-from posbench.system.console import console, say
+from posbench.system.console import console, json_text, say
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, takes
 from posbench.system.signals import end_with, is_worker
 
@@ -328,9 +330,44 @@ def report(
     write_report(list(dict.fromkeys(folders)), console=console(), **vars(options) | {"beside": reference})
 
 
+@app.command()
+@takes(JudgeOptions, on_command_line=True)
+def judge(
+    place: Annotated[str, typer.Argument(metavar="PLACE", help="An experiment, or its folder.")],
+    *,
+    options: JudgeOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Say whether a scheme is better than the baseline, for scripts and agents: one line, or JSON, and an exit status.
+
+    `posbench judge loop --scheme faded --baseline qk_rope --family 20 --json`
+
+    Exit status: 0 better, 10 worse, 11 equal, 12 open; 1 and 2 failures; with several schemes 0.
+    """
+    from posbench.reporting.judge import judge_all
+
+    reference = place_named(str(options.beside), runs_dir) if options.beside else None
+    judgements = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
+    results = console()
+    if as_json and options.scheme:
+        results.out(judgements[0].as_json())
+    elif as_json:
+        results.out(json_text({"schemes": {j.scheme: asdict(j) for j in judgements}}))
+    else:
+        for judgement in judgements:
+            results.out(str(judgement))
+            if judgement.next_command:
+                results.out(f"  {judgement.next_command}")
+        for warning in dict.fromkeys(chain.from_iterable(judgement.warnings for judgement in judgements)):
+            say(f"warning: {warning}")
+    raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
+
+
 @app.command(name="ls")
 def list_runs(
     runs: Names = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
     """List runs: state, tokens, loss, age, evaluated lengths.
@@ -347,7 +384,10 @@ def list_runs(
     if len(shown) < len(selected):
         say(f"{len(selected) - len(shown)} packed runs hidden: name their experiment to list them")
     rows = [listing.summarise(run) for run in shown]
-    listing.show(rows, console())
+    if as_json:
+        console().out(json_text({"runs": listing.as_data(rows)}))
+    else:
+        listing.show(rows, console())
     raise SystemExit(listing.exit_status(rows))
 
 

@@ -15,6 +15,7 @@ ONE_OF_EACH = (
     "decay_vo_rope",
     "fire",
     "fox",
+    "gdn",
     "gemma_4",
     "grape_ap",
     "hybrid_rotary_pct_25",

@@ -41,8 +41,8 @@ from posbench.schemes import scheme_class
 from posbench.system.console import console, say
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "scaling")
-GUIDES += ("huggingface",)
+GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "loops")
+GUIDES += ("scaling", "huggingface")
 PILOTS = ("recipe", "headline-tune")  # folders of packs without a page: their losses are not compared
 PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
 
@@ -261,7 +261,14 @@ def on_config(config: Any) -> Any:
     config.nav = [
         {"Home": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
-        {"Results": ["docs/results.md", *below["results"], "runs/reference/README.md"]},
+        {
+            "Results": [
+                "docs/results.md",
+                "docs/how-far-a-small-result-carries.md",
+                *below["results"],
+                "runs/reference/README.md",
+            ]
+        },
         {"Schemes": schemes},
         {"Tasks": below["tasks"]},
         {"Reference": ["api.md", *internals, "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from posbench.attention.gdn import GatedDeltaRule
 from posbench.attention.kind import Kind, KVCache
 from posbench.attention.linear import DecayAttention, LinearAttention
 from posbench.attention.softmax import Softmax
@@ -18,7 +19,8 @@ from posbench.schemes import Shape
 __all__ = ["KINDS", "DecayAttention", "KVCache", "Kind", "LinearAttention", "Softmax", "build_kind"]
 
 KINDS: Classes[Kind] = with_packages(
-    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention}, "posbench.attention"
+    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention, "gdn": GatedDeltaRule},
+    "posbench.attention",
 )
 
 

@@ -89,11 +89,13 @@ class Kind(nn.Module, ABC):
     (`model.qk_norm`) if there is one; there is then no projection for values.
     """
 
+    takes_bias: bool = True  # whether a scheme may add a bias
     has_keys: bool = True  # whether a bias may read keys
     takes_windows: bool = False  # whether it supports sliding windows and document masks
     parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device
     value_norm: bool = False  # whether values are divided by their RMS; a shared K = V is then the key before its norm
+    sensitivity: float = 1.0  # how much more roundings of its inputs change its output than in softmax attention
     may_compile: bool = False  # whether it may compile its own code while the code around it is not compiled
 
     def __init__(self, shape: Shape, shared_kv: bool = False) -> None:

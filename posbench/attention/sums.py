@@ -40,7 +40,7 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
         inside = ((q @ k.mT) * within[:, None]) @ v
         return inside + (q * from_entry[:, None, :, None]) @ entering, state
 
-    return _in_chunks(sum_chunks, [q, k, v], state)
+    return in_chunks(sum_chunks, [q, k, v], state)
 
 
 def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tu
         entering, state = _chunk_states(inside[..., -1:, :], log_decay * x.shape[3], state)
         return inside + from_entry[:, None, :, None] * entering, state
 
-    return _in_chunks(sum_chunks, [x], state)
+    return in_chunks(sum_chunks, [x], state)
 
 
 def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +92,7 @@ def _chunk_states(added: Tensor, log_decay: Tensor, initial: Tensor | None) -> t
     return states[:, :, :-1], states[:, :, -1]
 
 
-def _in_chunks(
+def in_chunks(
     sum_chunks: Callable[[list[Tensor], Tensor | None], tuple[Tensor, Tensor]],
     tensors: list[Tensor],
     state: Tensor | None,

@@ -17,7 +17,6 @@ from posbench.catalogue.own_files import place_of
 from posbench.config import Config, ConfigError, ModelConfig, SchemeConfig
 from posbench.schemes import Layers, Placement, Scheme, Shape, build_scheme
 from posbench.schemes.base import apply_hook
-from posbench.schemes.earlier import EarlierRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +37,11 @@ class Architecture:
             if scheme.window and not kind.takes_windows:
                 raise ConfigError(
                     f"scheme.window needs scheme.attention={{kind: softmax}}, and this is {name}: leave it out"
+                )
+            if "bias" in scheme.acts_on and not kind.takes_bias:
+                raise ConfigError(
+                    f"{type(scheme).__name__} adds a bias to scores, and attention of the kind {name} has no scores: "
+                    "choose scheme.attention={kind: softmax} or {kind: linear}, or a scheme without a bias"
                 )
             if scheme.reads_keys and not kind.has_keys:
                 raise ConfigError(
@@ -128,16 +132,16 @@ def call_hooks(
 ) -> None:
     """Run a scheme's methods and a kind of attention once, on tensors of zeros. Errors are raised to the caller.
 
-    Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the zeros, by default the dtype of the
-    scheme's parameters; cache, to which keys and values are appended, or None.
+    Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the activations after the embedding, by
+    default the dtype of the scheme's parameters; cache, to which keys and values are appended, or None.
     """
     B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
     prepared = round_prepared(weights, scheme.prepare(pos, T))
     at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
     rows = None if cache is None else cache.rows
-    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=dtype or weights), prepared, EarlierRows())
-    x = apply_hook(scheme, "hidden", x, prepared, at.past(rows))
+    x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=weights), prepared, at.past(rows))
+    x = apply_hook(scheme, "hidden", x.to(dtype or weights), prepared, at.past(rows))
     parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
     k = parts.get("k")
     kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)

@@ -259,7 +259,8 @@ def initialise(model: Decoder, seed: int) -> None:
 
     Matrices are normal with `init_std`, divided by sqrt(2 num_layers) if they write to the stream (GPT-2); norm weights
     are 1. The packed projection is always drawn for q, k and v, and a kind of attention takes the parts that it has. A
-    scheme's random tensors (`Scheme.normal`) are drawn the same way, and do not change if it is combined with others.
+    parameter with an attribute `init_std` has this deviation instead. A scheme's random tensors (`Scheme.normal`) are
+    drawn the same way, and do not change if it is combined with others.
     """
     config = model.config
     for name, parameter in model.named_parameters():
@@ -280,7 +281,7 @@ def initialise(model: Decoder, seed: int) -> None:
             parts = dict(zip(rows, drawn.split(list(rows.values())), strict=True))
             value = torch.cat([parts[part] for part in block.attention.rows()])
         else:
-            value = _draw(seed, name, tuple(parameter.shape), std)
+            value = _draw(seed, name, tuple(parameter.shape), getattr(parameter, "init_std", std))
         with torch.no_grad():
             parameter.copy_(value)
 

@@ -65,18 +65,21 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
     length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
-        sum(_cached_bytes(kind, scheme, tokens, dtype) for scheme, kind in layers) for tokens in (length, length + 1)
+        sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
+        for tokens in (length, length + 1)
     )
     return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))
 
 
-def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype) -> int:
+def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype, is_first: bool) -> int:
     """Return the bytes in the cache of one layer after `length` tokens.
 
-    Arguments: kind, the layer's attention; scheme, its position scheme; dtype, of the activations.
+    Arguments: kind, the layer's attention; scheme, its position scheme; dtype, of the activations; is_first, whether it
+    is the first layer, whose cache also holds the embeddings that the scheme looks back at.
     """
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
+    cache.rows = {key: x for key, x in cache.rows.items() if is_first or not key.endswith("embed")}
     return cache.num_bytes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from posbench.config import Config
 from posbench.reference.biases import alibi_slopes
+from posbench.reference.convolutions import convolved
 from posbench.reference.definition import Array, Definition, Rows
 from posbench.reference.rotations import rotation_by
 
@@ -50,17 +51,25 @@ class Dape(Definition):
 class Path(Definition):
     """PaTH (arXiv 2505.16381): the query is reflected by each token after the key, in turn, its own token first."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], rank: int = 32) -> None:
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], rank: int = 32, convolution: int | None = None
+    ) -> None:
         super().__init__(config, weights)
         model = config.model
         self.D, self.group = model.head_width, model.num_heads // model.kv_heads
 
-    def gate(self, x: Array, h: int) -> Array:
+    def gates(self, x: Array, h: int) -> list[Array]:
         W, g = self.weights, h // self.group
-        w = W["B"][g * self.D : (g + 1) * self.D] @ (W["A"] @ x)
-        b = 2 / (1 + np.exp(-(W["u"][g] @ x + W["c"][g])))
-        direction = w / sqrt(float(w @ w))
-        return np.asarray(np.eye(self.D) - b * np.outer(direction, direction))
+        channels = slice(g * self.D, (g + 1) * self.D)
+        w = x @ (W["B"][channels] @ W["A"]).T
+        if "convolution" in W:
+            w = convolved(w, W["convolution"][channels])
+            w = w / (1 + np.exp(-w))
+        reflections = []
+        for direction, token in zip(w, x, strict=True):
+            b = 2 / (1 + np.exp(-(W["u"][g] @ token + W["c"][g])))
+            reflections.append(np.eye(self.D) - b * np.outer(direction, direction) / float(direction @ direction))
+        return reflections
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q = rows.queries[h][t]
@@ -72,16 +81,23 @@ class Path(Definition):
 class SelectiveRope(Definition):
     """Selective RoPE: q and k are rotated by angles that sum a term of every token so far (arXiv 2511.17388)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, rank: int = 16) -> None:
+    def __init__(
+        self,
+        config: Config,
+        weights: Mapping[str, Array],
+        base: float = 500000.0,
+        rank: int = 16,
+        convolution: int | None = None,
+    ) -> None:
         super().__init__(config, weights)
         model = config.model
         self.half, self.group = model.head_width // 2, model.num_heads // model.kv_heads
         self.w = np.array([base ** (-t / self.half) for t in range(self.half)])
 
-    def gate(self, x: Array, h: int) -> Array:
-        head_slice = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
-        direction = x / sqrt(float(x @ x))
-        return np.asarray(self.weights["u"][head_slice] @ (self.weights["V"] @ direction))
+    def gates(self, x: Array, h: int) -> list[Array]:
+        W, head_slice = self.weights, slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        angles = np.stack([W["u"][head_slice] @ (W["V"] @ token) / sqrt(float(token @ token)) for token in x])
+        return list(convolved(angles, W["convolution"][head_slice]) if "convolution" in W else angles)
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
         head_slice = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
@@ -92,6 +108,16 @@ class SelectiveRope(Definition):
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
+
+
+class SelectiveQkvoRope(SelectiveRope):
+    """Selective RoPE that also rotates values, and the attention output by the inverse (arXiv 2606.24975)."""
+
+    def v(self, x: Array, p: Any, h: int) -> Array:
+        return self.k(x, p, h)
+
+    def o(self, x: Array, p: Any, h: int) -> Array:
+        return rotation_by(tuple(p), len(x)).T @ x
 
 
 class Repo(Definition):

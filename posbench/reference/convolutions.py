@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from posbench.config import Config
-from posbench.reference.definition import Array, Definition
+from posbench.reference.definition import Array, Definition, Rows
+
+
+def convolved(x: Array, w: Array) -> Array:
+    """Return `sum_n w[:, n] x[t - n]` for each row t of x [T, C], with weights w [C, width] and zeros before row 0."""
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        for n in range(min(w.shape[1], t + 1)):
+            y[t] += w[:, n] * x[t - n]
+    return y
 
 
 class Canon(Definition):
@@ -23,7 +32,7 @@ class Canon(Definition):
         width: int = 4,
     ) -> None:
         super().__init__(config, weights)
-        self.sites, self.width = sites, width
+        self.sites = sites
         self.group = config.model.num_heads // config.model.kv_heads
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
@@ -32,11 +41,7 @@ class Canon(Definition):
         w = self.weights[f"{site}_weight"]
         if h:
             w = w[h[0] // self.group if site in ("k", "v") else h[0], 0]
-        y = np.array(x)
-        for t in range(len(x)):
-            for n in range(min(self.width, t + 1)):
-                y[t] += w[:, n] * x[t - n]
-        return y
+        return x + convolved(x, w)
 
 
 class Smear(Definition):
@@ -53,3 +58,43 @@ class Smear(Definition):
             n = x[t] / sqrt(float(x[t] @ x[t]) / len(x[t]) + 2.0**-23)
             y[t] += self.weights["s"][0] / (1 + exp(-float(w @ n[: len(w)]))) * x[t - 1]
         return y
+
+
+class Inkling(Definition):
+    """Inkling: normalised q and k, and a bias of profiles over distances (transformers, models/inkling)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], profiles: int = 16, extent: int = 1024) -> None:
+        super().__init__(config, weights)
+        self.profiles, self.D = profiles, config.model.head_width
+        self.extent = min(extent, config.train.context_length)
+
+    def gate(self, x: Array, h: int) -> Array:
+        return np.asarray(self.weights["W"][h * self.profiles : (h + 1) * self.profiles] @ x)
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return self._normed(x) * self.weights["q_weight"] / sqrt(self.D)
+
+    def k(self, x: Array, p: Any, h: int) -> Array:
+        return self._normed(x) * self.weights["k_weight"]
+
+    def _normed(self, x: Array) -> Array:
+        return x / sqrt(float(x @ x) / self.D + 1e-6)
+
+    def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        distance = rows.distance(t, s)
+        return float(rows.gates[h][t] @ self.weights["P"][:, distance]) if distance < self.extent else 0.0
+
+
+class InklingConv(Inkling):
+    """Inkling with a convolution of keys before their norm, and one of values."""
+
+    def __init__(
+        self, config: Config, weights: Mapping[str, Array], profiles: int = 16, extent: int = 1024, width: int = 4
+    ) -> None:
+        super().__init__(config, weights, profiles, extent)
+        self.group = config.model.num_heads // config.model.kv_heads
+
+    def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
+        if site in ("k", "v"):
+            x = x + convolved(x, self.weights[f"{site}_convolution"][h[0] // self.group, 0])
+        return super().after_hook(site, x, positions, *h)

@@ -67,6 +67,13 @@ class Definition:
         """
         return None
 
+    def gates(self, x: Array, h: int) -> list[Any]:
+        """Return the values of all tokens for head h, by default `gate` of each hidden state in x [T, C].
+
+        A scheme that reads earlier tokens overrides this in place of `gate`.
+        """
+        return [self.gate(row, h) for row in x]
+
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
         """Return the position that the methods q, k, v and o of head h receive instead of p; by default p itself.
 

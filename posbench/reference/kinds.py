@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, inf, sqrt
+from math import exp, inf, log1p, sqrt
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,63 @@ def decay(
     return _outputs(scheme, v, hook_positions, attend)
 
 
+def gdn(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    **learned: Any,
+) -> list[Array]:
+    """Return the outputs [H][T, D] of the gated delta rule, token by token (arXiv 2412.06464, equation 10).
+
+    `S_t = a_t S_(t-1) (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated.
+    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
+    positions, of the T tokens; learned, the tensors of the kind by name, and its options, which they imply.
+    """
+    group = len(q) // len(learned["A_log"])
+
+    def convolved(part: str, rows: Array, h: int) -> Array:
+        y = np.array(rows)
+        if f"{part}_taps" in learned:
+            taps = learned[f"{part}_taps"][h, 0]  # [D, tokens back]
+            for t in range(len(rows)):
+                y[t] = sum(taps[:, n] * rows[t - n] for n in range(min(t + 1, taps.shape[1])))
+        return y * sigmoid(y)
+
+    heads = range(len(q))
+    q = [unit(convolved("q", q[h], h)) for h in heads]
+    k = [unit(convolved("k", k[h], h // group)) for h in heads]
+    rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
+    outputs = []
+    for h in heads:
+        values = scheme.after_hook("v", convolved("v", v[h], h // group), hook_positions[h], h)
+        state, D, m, o = np.zeros((values.shape[1], rows.keys[h].shape[1])), values.shape[1], h // group, []
+        for t, key in enumerate(rows.keys[h]):
+            a = exp(-exp(learned["A_log"][m]) * log1p(exp(learned["W_a"][m] @ x[t] + learned["dt_bias"][m])))
+            b = sigmoid(learned["W_b"][m] @ x[t])
+            state = a * state @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
+            o.append(state @ rows.queries[h][t] / sqrt(D))
+        output = scheme.after_hook("o", np.stack(o), hook_positions[h], h)
+        output = output / np.sqrt((output**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
+        if "W_z" in learned:
+            z = x @ learned["W_z"][h * D : (h + 1) * D].T
+            output = output * z * sigmoid(z)
+        outputs.append(output)
+    return outputs
+
+
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + e^-x) of a number or an array."""
+    return 1 / (1 + np.exp(-x))
+
+
+def unit(x: Array) -> Array:
+    """Return the rows of x [T, D] divided by their lengths, to which Qwen3-Next adds 1e-6 under the root."""
+    return np.stack([row / sqrt(float(row @ row) + 1e-6) for row in x])
+
+
 def _outputs(
     scheme: Definition, v: list[Array], hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
@@ -139,7 +196,7 @@ def _rows(
     Arguments: scheme, which adds position; q and k, H arrays [T, D] each, without position; x, hidden states [T, C];
     positions, of the T tokens; use_hooks, whether the scheme changes q and k.
     """
-    gates = [[scheme.gate(row, h) for row in x] for h in range(num_heads)]
+    gates = [scheme.gates(x, h) for h in range(num_heads)]
     hook_positions = [
         [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)
     ]
@@ -150,4 +207,4 @@ def _rows(
     return Rows(positions, q, k, gates), hook_positions
 
 
-KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay}
+KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay, "gdn": gdn}

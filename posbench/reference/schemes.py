@@ -31,8 +31,8 @@ class Combined(Definition):
         for member in self.members:
             member.window(length)
 
-    def gate(self, x: Array, h: int) -> list[Any]:
-        return [member.gate(x, h) for member in self.members]
+    def gates(self, x: Array, h: int) -> list[Any]:
+        return [list(values) for values in zip(*(member.gates(x, h) for member in self.members), strict=True)]
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
         return [member.locate(p, [gate[n] for gate in gates], h) for n, member in enumerate(self.members)]

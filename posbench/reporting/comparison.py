@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.evaluation.protocols.section import ComparedRuns
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
-from posbench.reporting.search import RateSearch, at_best_rates
+from posbench.reporting.search import RateSearch, at_best_rates, merge_searches, with_searches
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
@@ -33,8 +34,10 @@ from posbench.reporting.statistics import (
     fixed_pairs,
     interval,
 )
-from posbench.reporting.table import config_of, settings_of
+from posbench.reporting.table import config_of, read, settings_of
+from posbench.runs.finding import folder_of
 from posbench.runs.results import MARKS
+from posbench.system.console import Console
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
@@ -108,6 +111,34 @@ class Comparison(ComparedRuns):
     def validation(self) -> pd.DataFrame:
         """Return the figures of the validation loss, a row per scheme; no rows if no run stored its windows."""
         return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
+
+
+def read_runs(
+    places: Sequence[str | Path],
+    beside: str | Path | None,
+    console: Console,
+    schemes: Sequence[str] = (),
+    seeds: Collection[int] = (),
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the summary (a row per run) of these places and their searches, and their tidy table.
+
+    Arguments: places, folders or packs (zip files) of runs; beside, the folder of a reference experiment whose runs are
+    added; console, to print how well this posbench computes what the reference recorded; schemes and seeds, to select
+    runs, empty for all.
+    Raises: ConfigError if there are no runs, a name is unknown, or these cannot share a table with the reference.
+    """
+    reference = folder_of(Path(beside)) if beside else None
+    if reference:
+        from posbench.reporting.reference_table import check_same_losses, join_reference  # imports torch and Hydra
+
+        check_same_losses(reference, console)
+        places = [reference, *places]  # first, because the first run defines the experiment
+    summary, rows = read(with_searches(places))
+    summary = merge_searches(summary)
+    if summary.empty:
+        raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
+    chosen = choose(summary, schemes, seeds)
+    return join_reference(chosen, reference, console) if reference else chosen, rows
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Define the options of a report, the same for `posbench report` and `posbench.report`."""
+"""Define the options of `posbench report` and `posbench judge`, the same for the Python functions of these names."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ class ReportOptions:
             str | None, typer.Option(help="Only these seeds, separated by commas. Default: all.", show_default=False)
         ],
     ] = ()
+    as_json: Annotated[bool, typer.Option("--json", help="Print the first screen as one JSON object, for scripts.")] = (
+        False
+    )
     every_length: Annotated[
         bool, typer.Option("--every-length", help="Also show lengths just past the training length (T+1, T+10, ...).")
     ] = False
@@ -91,13 +94,59 @@ class ReportOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.margin < math.inf:
-            raise ConfigError(
-                f"--margin {self.margin} must be above 0: it is a difference in nats per token, such as {MARGIN}"
-            )
+        check_margin(self.margin)
         for name in ("schemes", "seeds"):
             if isinstance(words := getattr(self, name), str):
                 object.__setattr__(self, name, [word.strip() for word in words.split(",") if word.strip()])
         if wrong := [seed for seed in self.seeds if not str(seed).isdecimal()]:
             raise ConfigError(f"--seeds {wrong[0]} is not a seed: give whole numbers with commas, such as 0,1,2")
         object.__setattr__(self, "seeds", list(map(int, self.seeds)))
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Options that select the pairs of schemes to judge, and how many of them are planned.
+
+    Raises: ConfigError for a margin that is not above 0, or a family below 1.
+    """
+
+    scheme: Annotated[
+        str | None, typer.Option(help="The scheme to judge. Default: all but the baseline.", show_default=False)
+    ] = None
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The scheme to compare with. Default: the experiment's baseline.", show_default=False),
+    ] = None
+    beside: Annotated[
+        str | Path | None,
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Add the runs of a reference experiment, as `posbench report` does.",
+                show_default=False,
+            ),
+        ],
+    ] = None
+    family: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Judge as one of N candidates that a loop tries against one baseline, with looks at two, five and "
+            "eight seeds. Default: the report's verdict.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None
+    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
+
+    def __post_init__(self) -> None:
+        check_margin(self.margin)
+        if self.family is not None and self.family < 1:
+            raise ConfigError(f"--family {self.family} must be 1 or more: the number of candidates that you may try")
+
+
+def check_margin(margin: float) -> None:
+    """Raise ConfigError for a margin that is not above 0 or not finite."""
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")

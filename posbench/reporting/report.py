@@ -19,17 +19,18 @@ from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, choose, finished_runs
+from posbench.reporting.comparison import Comparison, build, finished_runs, read_runs
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
-from posbench.reporting.search import merge_searches, with_searches
 from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import conclusions, verdict
-from posbench.reporting.table import config_of, read, settings_of
+from posbench.reporting.table import config_of, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
 from posbench.runs.tracking import log_report
+from posbench.system.console import console as new_console
+from posbench.system.console import json_text
 from posbench.system.options import takes
 
 
@@ -52,23 +53,8 @@ def report(
     target = (
         Path(options.output) if options.output else first_place / (f"report-by-{group_by}" if group_by else "report")
     )
-    if options.beside:
-        from posbench.reporting.reference_table import (
-            check_same_losses,
-            how_to_train,
-            join_reference,
-        )  # imports torch and Hydra
-
-        reference = folder_of(Path(options.beside))
-        check_same_losses(reference, console)
-        places = [reference, *places]  # first, because the first run defines the experiment
-    summary, rows = read(with_searches(places))
-    summary = merge_searches(summary)
-    if summary.empty:
-        raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
-    chosen = choose(summary, options.schemes, options.seeds)
-    if options.beside:
-        chosen = join_reference(chosen, reference, console)
+    notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
+    chosen, rows = read_runs(places, options.beside, notices, options.schemes, options.seeds)
     target.mkdir(parents=True, exist_ok=True)
     published = load_published(options.against) if options.against else _published_of(chosen)
     if is_of_tasks(chosen):
@@ -96,18 +82,25 @@ def report(
     page = templates.get_template(content["page"]).render(content | {"conclusions": paragraph})
     page = re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
     paths = write(target, page, content, files, options.latex)
-    show(console, content["title"], first, paragraph)
-    for line in content.get("holes", ()):
-        console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
-    )
+    if options.as_json:
+        screen = {"title": content["title"], "schemes": content["numbers"], "table": first.to_dict("records")}
+        screen |= {"conclusions": paragraph, "left_out": content.get("holes", []), "files": paths}
+        console.out(json_text(screen))
+    else:
+        show(console, content["title"], first, paragraph)
+        for line in content.get("holes", ()):
+            console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
+        )
     if options.beside:
-        console.out(how_to_train(reference))
+        from posbench.reporting.reference_table import how_to_train  # imports torch and Hydra
+
+        notices.out(how_to_train(folder_of(Path(options.beside))))
     if options.wandb:
         run = finished_runs(chosen)[0].iloc[0]
         message = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
-        console.print(message, highlight=False, soft_wrap=True)
+        notices.print(message, highlight=False, soft_wrap=True)
     if options.open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
@@ -140,6 +133,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "c": c,
         "margin": margin,
         "ranking": ranking,
+        "numbers": tables.numbers(c),
         "unranked": [s for s in c.schemes if s not in c.ranked],
         "always": {side: names for side, names in always.items() if names},
         "detectable": float(c.pairs.dropna(subset="p_claimed")["detectable"].median()) if c.can_rank else math.nan,
@@ -332,6 +326,9 @@ def _grouped_content(
         "best": best,
         "at_edge": [scheme for scheme in best.index if best[scheme] in edges[scheme]],
         "across": _across(groups),
+        "numbers": [
+            {"group": tables.text_of(value), **row} for value, c in groups.items() for row in tables.numbers(c)
+        ],
         "lowest": [(s, tables.text_of(means.loc[s].idxmin())) for s in means.min(axis=1).nsmallest(3).index],
         "figures": pictures.trend(groups, group_by, is_rate),
         "sections": sections,

@@ -104,6 +104,7 @@ def compare(
     margin: float = MARGIN,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
+    size: int = 0,
 ) -> pd.DataFrame:
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
@@ -111,7 +112,8 @@ def compare(
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
     then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
     nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
-    each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested.
+    each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested;
+    size, the number of planned tests, if more are planned than the pairs of `losses` or of `primary`.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -138,9 +140,9 @@ def compare(
     }
     for (family, inside), p in product(families.items(), ("p", "p_at_rates", "p_equal")):
         tested = inside & pairs[p].notna().to_numpy(bool)
-        size = len(fixed) if family == "claimed" and is_fixed.any() else 0
+        planned = len(fixed) if family == "claimed" and is_fixed.any() else size
         pairs[f"{p}_{family}"] = math.nan
-        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), size)
+        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned)
     level, rates = LEVEL / max(1, int(families["claimed"].sum())), 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
     return pairs

@@ -72,6 +72,22 @@ def loss_table(c: Comparison) -> pd.DataFrame:
     return text_table(rows)
 
 
+def numbers(c: Comparison) -> list[dict[str, Any]]:
+    """Return the numbers of `loss_table`, a dict per scheme, best first: seeds, loss, gap to the baseline, verdict.
+
+    The verdict is better, worse, equal or open; None for the baseline, and for pairs that are not tested.
+    """
+    rows = []
+    for scheme in c.schemes:
+        losses = c.losses[scheme].dropna()
+        row: dict[str, Any] = {"scheme": scheme, "baseline": c.baseline, "scope": c.scope.removeprefix("at ")}
+        row["seeds"] = losses.index.to_list()
+        for name, values in (("loss", losses), ("gap", (losses - c.losses[c.baseline]).dropna())):
+            row[name], row[f"{name}_low"], row[f"{name}_high"] = interval(values)
+        rows.append(row | {"verdict": (verdict(c.pairs, scheme, c.baseline) if c.can_rank else "") or None})
+    return rows
+
+
 def name_with_remarks(c: Comparison, scheme: str) -> str:
     """Return the scheme's name, with a remark in brackets if runs diverged or if it has more layers than the model."""
     is_scheme = c.runs["scheme"] == scheme

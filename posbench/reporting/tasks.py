@@ -296,6 +296,17 @@ def content_of_tasks(
         "sections": sections,
         "figures": draw_all(tasks) | draw_sections(None, brought),
         "notes": notes,
+        "numbers": [
+            {
+                "task": t.name,
+                "scheme": scheme,
+                **{name: int(t.learners[name][scheme]) for name in ("seeds", "learnt")},
+                "accurate_to": t.limits.get(scheme, math.nan),  # items; infinite: at every tested length
+                "trained_to": t.trained,
+            }
+            for t in tasks.values()
+            for scheme in t.schemes
+        ],
         "latex": {"summary": (summary, f"Length at which accuracy falls below {KEPT}, items.")},
     }, {
         "accuracy.csv": pd.concat(scores),

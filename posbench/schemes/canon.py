@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_integer
-from posbench.schemes.earlier import Earlier
+from posbench.schemes.earlier import Earlier, convolution_weight, convolved
 from posbench.system.torch_internals import as_dtype
 
 SITES = ("hidden", "q", "k", "v", "o")
@@ -42,8 +41,7 @@ class Canon(Scheme):
         heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         for site in (site for site in SITES if site in self.sites):
             sizes = (shape.d_model,) if site == "hidden" else (heads[site], 1, shape.head_dim)
-            weight = torch.empty(*sizes, width).uniform_(-(width**-0.5), width**-0.5)
-            self.register_parameter(f"{site}_weight", nn.Parameter(weight))
+            self.register_parameter(f"{site}_weight", convolution_weight(*sizes, width))
 
     @property
     def acts_on(self) -> frozenset[str]:
@@ -73,10 +71,7 @@ class Canon(Scheme):
         if site not in self.sites:
             return x
         weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]
-        y = x * (1 + weight[..., 0])
-        for n in range(1, self.looks_back + 1):
-            y = y + earlier(n) * weight[..., n]
-        return as_dtype(y, x.dtype)
+        return as_dtype(convolved(earlier, weight, residual=1.0), x.dtype)
 
     def flops_per_token(self, length: int) -> float:
         return 2.0 * sum(parameter.numel() for parameter in self.parameters())

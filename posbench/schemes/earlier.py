@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbench.config import ConfigError
 
@@ -68,3 +68,21 @@ def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, l
         return shifted
     tokens_before = past.positions[:, -T:] - past.first  # of each token's document
     return shifted.masked_fill(tokens_before.reshape(-1, *(1 for _ in x.shape[1:-2]), T, 1) < n, 0)
+
+
+def convolution_weight(*sizes: int) -> nn.Parameter:
+    """Return the weights of a convolution over tokens, [..., width], uniform in +-1 / sqrt(width) like `Conv1d`'s."""
+    bound = sizes[-1] ** -0.5
+    return nn.Parameter(torch.empty(sizes).uniform_(-bound, bound))
+
+
+def convolved(earlier: Earlier, weight: Tensor, residual: float = 0.0) -> Tensor:
+    """Return `residual * x_t + sum_n weight[..., n] x_{t-n}` for each token t, in at least the dtype of `weight`.
+
+    Arguments: earlier, the function for which `earlier(n)` is x, n tokens earlier; weight, [..., width], whose first
+    dimensions broadcast to x's.
+    """
+    y = earlier(0) * (residual + weight[..., 0])
+    for n in range(1, weight.shape[-1]):
+        y = y + earlier(n) * weight[..., n]
+    return y

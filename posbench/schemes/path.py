@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_integer
+from posbench.schemes.earlier import Earlier, convolution_weight, convolved
 
 BLOCK = 32  # rows of queries and keys whose reflections are multiplied together
 
@@ -20,30 +21,41 @@ class Path(Scheme):
     The name is the paper's ("Position Encoding via Accumulating Householder Transformations"), and has nothing to do
     with file paths. `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is
     the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each
-    key head has its own w and b. A, B and u are initialised like the model's matrices and c to 0. The paper's short
-    convolution of w is omitted. With fewer key heads than query heads, the authors' map to w has full rank.
-    Options: `rank` (32 in the authors' code). Raises: ConfigError unless it is a whole number above 0.
+    key head has its own w and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads
+    than query heads, the authors' map to w has full rank.
+    Options: `rank` (32 in the authors' code); `convolution`, the width of a short convolution over tokens (3 in the
+    authors' code), or None: `B A x_t` becomes `silu(sum_n w_n B A x_{t-n})`, with a number w_n for each channel.
+    Raises: ConfigError unless they are whole numbers above 0.
     """
 
     per_layer = True
     reads_keys = True
-    decayed = frozenset({"A", "B", "u"})
+    decayed = frozenset({"A", "B", "u", "convolution"})
 
-    def __init__(self, shape: Shape, rank: int = 32) -> None:
+    def __init__(self, shape: Shape, rank: int = 32, convolution: int | None = None) -> None:
         super().__init__(shape)
         self.A = self.normal(require_integer("rank", rank, 1, "32 is the authors'"), shape.d_model)
         self.B = self.normal(shape.num_kv_heads * shape.head_dim, rank)
         self.u = self.normal(shape.num_kv_heads, shape.d_model)
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))
+        self.convolution = None
+        if convolution is not None:
+            self.looks_back = require_integer("convolution", convolution, 1, "3 is the authors'") - 1
+            self.convolution = convolution_weight(len(self.B), convolution)
 
-    def gate(self, x: Tensor, pos: Any) -> Tensor:
+    def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
         """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1].
 
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos is not used.
+        Arguments: x, the hidden states after the layer's norm, [B, T, C]; earlier, which gives them n tokens earlier;
+        pos is not used.
         """
-        x = x.to(self.A.dtype)
-        w = F.normalize(F.linear(F.linear(x, self.A), self.B).unflatten(-1, (self.shape.num_kv_heads, -1)), dim=-1)
-        b = 2 * F.linear(x, self.u, self.c).sigmoid()
+
+        def directions(n: int) -> Tensor:
+            return F.linear(F.linear(earlier(n).to(self.A.dtype), self.A), self.B)
+
+        w = directions(0) if self.convolution is None else F.silu(convolved(directions, self.convolution))
+        w = F.normalize(w.unflatten(-1, (self.shape.num_kv_heads, -1)), dim=-1)
+        b = 2 * F.linear(x.to(self.u.dtype), self.u, self.c).sigmoid()
         return torch.cat((w, b[..., None]), dim=-1).transpose(1, 2)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
@@ -60,10 +72,10 @@ class Path(Scheme):
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs per token, in one layer, of computing the reflections, applying them, and scoring twice.
 
-        The reflections come from the matrices A, B and u, and are applied in blocks.
+        The reflections come from the matrices A, B and u and the convolution, and are applied in blocks.
         """
         D, H = self.shape.head_dim, self.shape.num_heads
-        maps = 2.0 * (self.A.numel() + self.B.numel() + self.u.numel())
+        maps = 2.0 * (sum(parameter.numel() for parameter in self.parameters()) - len(self.c))
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
         return maps + within + H * length * D * (1 + D / BLOCK)
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posbench.schemes.base import Scheme, Shape, require_integer, require_number
+from posbench.schemes.earlier import Earlier, convolution_weight, convolved
 from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
@@ -18,17 +19,18 @@ class SelectiveRope(Scheme):
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
     matrices and b to 0, so the scheme starts near RoPE. This is the low-rank map of the paper's module with its
-    constant; the short convolution and the gate are omitted. The authors' code divides
-    each head's part of x by its own norm.
-    Options: `base` and `rank` (500000 and 16, as in the authors' code).
-    Raises: ConfigError unless the base is above 1 and the rank a whole number above 0.
+    constant; the gate is omitted. The authors' code divides each head's part of x by its own norm.
+    Options: `base` and `rank` (500000 and 16, as in the authors' code); `convolution`, the width of a short convolution
+    over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n w_n a_{l-n}`, with a
+    number w_n for each pair.
+    Raises: ConfigError unless the base is above 1, and the rank and the width are whole numbers above 0.
     """
 
     per_layer = True
-    decayed = frozenset({"V", "u"})
+    decayed = frozenset({"V", "u", "convolution"})
     frequency_bits: Tensor
 
-    def __init__(self, shape: Shape, base: float = 500000.0, rank: int = 16) -> None:
+    def __init__(self, shape: Shape, base: float = 500000.0, rank: int = 16, convolution: int | None = None) -> None:
         super().__init__(shape)
         base = require_number("base", base, 1.001, 1e15, "500000 is the authors'")
         frequencies = inverse_frequencies(shape.head_dim, base)
@@ -38,14 +40,22 @@ class SelectiveRope(Scheme):
         self.V = self.normal(require_integer("rank", rank, 1, "16 is the authors'"), shape.d_model)
         self.u = self.normal(shape.num_kv_heads * shape.head_dim // 2, rank)
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))
+        self.convolution = None
+        if convolution is not None:
+            self.looks_back = require_integer("convolution", convolution, 1, "4 is the authors'") - 1
+            self.convolution = convolution_weight(len(self.u), convolution)
 
-    def gate(self, x: Tensor, pos: Any) -> Tensor:
+    def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
         """Return the angle that each token l adds for each pair t, [B, Hkv, T, D/2], in float64 for exact sums.
 
-        It is `u_t . V x_l / |x_l|`, with learned u and V. Arguments: x, the hidden states after the layer's norm, [B,
-        T, C]; pos is not used.
+        It is `u_t . V x_l / |x_l|`, with learned u and V, or a convolution of that. Arguments: x, the hidden states
+        after the layer's norm, [B, T, C]; earlier, which gives them n tokens earlier; pos is not used.
         """
-        selected = F.linear(F.linear(F.normalize(x.to(self.V.dtype), dim=-1), self.V), self.u)
+
+        def angles(n: int) -> Tensor:
+            return F.linear(F.linear(F.normalize(earlier(n).to(self.V.dtype), dim=-1), self.V), self.u)
+
+        selected = angles(0) if self.convolution is None else convolved(angles, self.convolution)
         return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 
     def locate(self, pos: Any, gates: Any) -> Turn:
@@ -63,4 +73,21 @@ class SelectiveRope(Scheme):
         return turn(x, pos)
 
     def flops_per_token(self, length: int) -> float:
-        return 2.0 * (self.V.numel() + self.u.numel())
+        return 2.0 * (sum(parameter.numel() for parameter in self.parameters()) - len(self.b))
+
+
+class SelectiveQkvoRope(SelectiveRope):
+    """Selective RoPE that also rotates values, and the attention output back (arXiv 2606.24975).
+
+    So `o_i = sum_j a_ij R(A_j - A_i) v_j`, with A_i the angles summed up to token i; the paper predicts that this
+    extends the range of usable context.
+    Options: those of `SelectiveRope`.
+    """
+
+    moves_k_and_v_alike = True
+
+    def v(self, x: Tensor, pos: Turn) -> Tensor:
+        return turn(x, pos)
+
+    def o(self, x: Tensor, pos: Turn) -> Tensor:
+        return turn(x, pos, inverse=True)

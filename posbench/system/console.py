@@ -1,7 +1,9 @@
-"""Print for a person: results on standard output, progress on standard error."""
+"""Print results to standard output, for a person or as JSON for a script, and progress to standard error."""
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +40,19 @@ def plain_table(*columns: str) -> Table:
 def say(text: str) -> None:
     """Print a line to standard error."""
     console(stderr=True).out(text.rstrip())
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON. Numbers that JSON lacks (NaN and infinity) become null; paths become text."""
+    return json.dumps(_plain(value), indent=2, allow_nan=False, default=str, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @cache

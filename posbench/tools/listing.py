@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +48,25 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
     """
     states = {row.state for row in rows}
     return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
+
+
+def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return what the table of `show` says, a dict per run, for scripts; times are seconds since 1970."""
+    return [
+        {
+            "experiment": row.run.path.parents[1].name,
+            "scheme": row.run.path.parent.name,
+            "seed": int(row.run.path.name.removeprefix("seed=")),
+            "path": row.run.path,
+            **{name: getattr(row, name) for name in ("state", "reason", "tokens", "loss", "changed")},
+            "share": 1.0 if row.state == FINISHED else row.share,
+            "evaluated": [
+                {"protocol": key.protocol, "length": key.length, "options": list(key.options), "data": key.data}
+                for key in row.evaluated
+            ],
+        }
+        for row in rows
+    ]
 
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:

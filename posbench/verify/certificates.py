@@ -3,7 +3,7 @@
 A small grouped-query decoder with random weights is built under the scheme (`random_model`) and tested in float64:
 
     shift   do logits stay the same if all positions grow by 37 (relative; tested 1,024 tokens out too), or do they
-            clearly change (absolute), as promised?
+            clearly change (absolute), as promised? (if rotations grow by more than a radian per token, divided by that)
     norm    does the scheme keep the lengths of q, k, v and o, if it promises to?
     trip    does the inverse rotation undo the rotation at each rotated site?
     offset  with values and outputs rotated, is the output sum_j a_ij R_(j-i) v_j?
@@ -20,9 +20,9 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
 In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel of
 the kind of attention, and piece by piece with its cache, do the logits equal the definition up to rounding? Does each
 of the scheme's methods q, k, v and o by itself give its float64 result? If they make q and k longer, scores round in
-proportion, and the limit grows in proportion. On a GPU, or with `compiled`, the gradients of all weights are tested
-too, for text, for positions per sequence and for masked documents; with `compiled` the blocks are also compiled, as in
-training.
+proportion, and the limit grows in proportion; a kind of attention may state such a factor too. On a GPU, or with
+`compiled`, the gradients of all weights are tested too, for text, for positions per sequence and for masked documents;
+with `compiled` the blocks are also compiled, as in training.
 
 A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
 plug-in's), the table says so, and fp32 and bf16 are compared with the model's own float64 logits.

@@ -125,7 +125,8 @@ def training_errors(
     """Yield the name and error of each code path of training: gradients of all weights and, if compiled, logits.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm (for small gradients,
-    by an average norm) and by `rounding`, and for gradients also by the factor that their rounding may grow by.
+    by an average norm) and by `rounding`, and by the factor that rounding may grow by in the kinds of attention and in
+    gradients.
 
     Arguments: random_model, the float64 model and its tokens; narrow, the same model in `dtype` on its device;
     rounding, the relative rounding of `dtype`; compiled, whether to compile its blocks too, which takes a minute.
@@ -137,7 +138,9 @@ def training_errors(
     }
     sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
-    allowance = ALLOWANCE[dtype] * (KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0)
+    sensitivity = random_model.sensitivity
+    allowance = ALLOWANCE[dtype] * sensitivity**2  # a gradient passes through the model twice
+    allowance *= KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0
     for mode in ("eager", *(["compiled"] if compiled else [])):
         set_kernels(narrow, [None for _ in narrow.architecture.kinds])
         narrow.piece = None
@@ -146,7 +149,7 @@ def training_errors(
             narrow.compile_blocks()
             with torch.enable_grad():
                 logits = narrow(random_model.tokens.to(narrow.embedding.weight.device), offset=random_model.far)[0]
-            yield "compiled", _error(logits, random_model.far_logits) / rounding
+            yield "compiled", _error(logits, random_model.far_logits) / rounding / sensitivity
         for setting, gradients in exact.items():
             torch.compiler.reset()  # after eight versions of a block the compiler gives up and runs it uncompiled
             measured = gradients_of(narrow, random_model, dict(narrow.named_parameters()), setting)

@@ -18,7 +18,7 @@ from posbench.reference.kinds import softmax_weights
 from posbench.reference.rotations import rotation
 from posbench.schemes import Scheme, rotate
 from posbench.schemes.earlier import EarlierRows
-from posbench.schemes.rotary import Rotary
+from posbench.schemes.rotary import Rotary, Turn
 from posbench.verify.gradients import training_errors
 from posbench.verify.random_model import SHIFT, VOCAB, RandomModel, set_kernels
 
@@ -32,10 +32,11 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def shift(random_model: RandomModel) -> float:
-    """Return the largest change of a logit when every position grows by `SHIFT`.
+    """Return the largest change of a logit when every position grows by `SHIFT`, per radian that a token adds.
 
-    Tokens beyond the scheme's longest input are dropped. FIRE is absolute only beyond the training length, so schemes
-    that promise to be absolute are also tested there. Schemes that promise to be relative are also tested further out.
+    Cosines of large angles round in proportion to the angle, so a change may grow with the angles. Tokens beyond the
+    scheme's longest input are dropped. FIRE is absolute only beyond the training length, so schemes that promise to be
+    absolute are also tested there. Schemes that promise to be relative are also tested further out.
     """
     model, tokens, scheme = random_model.wide, random_model.tokens, random_model.wide.scheme
     if scheme.longest is not None:
@@ -44,7 +45,22 @@ def shift(random_model: RandomModel) -> float:
     if scheme.longest is None:
         beyond = 2 * scheme.shape.context_length
         moves.append((0, OUT) if scheme.is_relative else (beyond, beyond + SHIFT))
-    return max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
+    change = max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
+    return change / radians_per_token(random_model)
+
+
+def radians_per_token(random_model: RandomModel) -> float:
+    """Return the mean angle by which the fastest rotation grows from token to token: at least 1 (RoPE's), at most pi.
+
+    Angles are known only up to whole turns. Schemes whose hooks do not receive a `Turn` count as 1.
+    """
+    fastest = 1.0
+    for scheme in random_model.wide.scheme.modules():
+        turns = random_model.hook_positions(scheme)["k"] if isinstance(scheme, Scheme) else None
+        if isinstance(turns, Turn):
+            z = torch.complex(turns.cos, turns.sin)
+            fastest = max(fastest, float((z[..., 1:, :] * z[..., :-1, :].conj()).angle().abs().mean(-2).max()))
+    return fastest
 
 
 def norm(random_model: RandomModel) -> float:
@@ -187,8 +203,8 @@ def path_errors(
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
-    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme
-    enlarges scores.
+    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme or
+    the kind of attention enlarges roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -208,10 +224,8 @@ def path_errors(
             set_kernels(narrow, kernels)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
-                yield (
-                    f"{device} {path}",
-                    error(narrow(tokens, offset=random_model.far)[0], random_model.far_logits) / stretch,
-                )
+                logits = narrow(tokens, offset=random_model.far)[0]
+            yield f"{device} {path}", error(logits, random_model.far_logits) / stretch / random_model.sensitivity
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), random_model.schemes, strict=True):
             rounded = random_model.hook_positions(scheme, random_model.far, device)
             precise = random_model.hook_positions(exact, random_model.far)

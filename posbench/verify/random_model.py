@@ -167,6 +167,11 @@ class RandomModel:
         masks_documents = all(kind.takes_windows for kind in self.wide.architecture.kinds)
         return ("text", "positions", *(["documents"] if masks_documents else []))
 
+    @property
+    def sensitivity(self) -> float:
+        """Return how much more roundings change the logits than with softmax attention in all layers."""
+        return max(kind.sensitivity for kind in self.wide.architecture.kinds)
+
     @cached_property
     def schemes(self) -> list[Scheme]:
         """Return the distinct schemes of the layers, in float64."""

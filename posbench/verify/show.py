@@ -99,9 +99,10 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
         "to its NumPy definition (fp64), with right gradients (grad) and small rounding errors (fp32, bf16)"
     )
     yield (
-        f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out. At most "
-        f"{EXACT:g} is relative, above {APART:g} absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: "
-        f"at most {SLOPE:g}. fp32, bf16: errors at position {FAR:,} in roundings, at most {limits}. "
+        f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out, divided by the "
+        f"radians that a token adds to rotations, if more than 1. At most {EXACT:g} is relative, above {APART:g} "
+        f"absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most {SLOPE:g}. fp32, bf16: errors at "
+        f"position {FAR:,} in roundings, at most {limits}. "
         "See posbench/verify/certificates.py"
     )
     for row in certificates:

@@ -43,13 +43,20 @@ def test_what_is_kept_of_the_past_by_hand(scheme, rows, state):
     assert cache_size(architecture(scheme), torch.float32) == CacheSize(4 * LAYERS * rows * D, 4 * LAYERS * state)
 
 
-@pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope"])
+def test_a_gated_delta_rule_keeps_its_states_and_the_tokens_that_its_convolutions_read():
+    rows = 3 * (H + 2 * HKV) * D  # three tokens of q, k and v in the activations' dtype; states in float32
+    for dtype, size in ((torch.bfloat16, 2), (torch.float32, 4)):
+        expected = CacheSize(0, LAYERS * (4 * HKV * D * D + size * rows))
+        assert cache_size(architecture("gdn"), dtype) == expected
+
+
+@pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope", "gdn"])
 def test_parameters_are_those_of_the_built_model(scheme):
     counted = sum(num_parameters(architecture(scheme), V).values())
     assert counted == sum(p.numel() for p in build_model(config(scheme), V).parameters())
 
 
-@pytest.mark.parametrize("scheme", ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope"])
+@pytest.mark.parametrize("scheme", ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope", "gdn"])
 def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
     def mixing(scheme, length):
         weights = LAYERS * C * (D * sum({"q": H, "k": HKV, "v": HKV, "o": H}.values()))
@@ -62,6 +69,9 @@ def test_operations_a_token_grow_with_length_under_softmax_alone(scheme):
 
     assert mixing("qk_rope", 2048) == LAYERS * 2 * H * D * 2048
     by_hand = LAYERS * (2 * H * D if scheme.startswith("decay") else 4 * H * D * (D + 1))
+    if scheme == "gdn":
+        gates, taps = C * (2 * HKV + H * D), 4 * (H + 2 * HKV) * D
+        by_hand = LAYERS * 2 * (gates + taps + D * D * (2 * HKV + H))
     assert mixing(scheme, 128) == mixing(scheme, 32768) == by_hand
 
 

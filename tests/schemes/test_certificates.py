@@ -14,8 +14,8 @@ from posbench.attention import KVCache, kernels
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import SCHEMES, Scheme, alibi, rotary, transformer_xl
-from posbench.verify import MODEL, certificate_config, certify, list_schemes, measures, relativity, verify
+from posbench.schemes import SCHEMES, Scheme, Turn, alibi, rotary, selective_rope, transformer_xl
+from posbench.verify import EXACT, MODEL, certificate_config, certify, list_schemes, measures, relativity, verify
 from posbench.verify.certificates import ROUNDINGS, SLOPE
 from posbench.verify.gradients import gradients, training_errors
 from posbench.verify.random_model import RandomModel
@@ -200,6 +200,19 @@ def test_a_scheme_that_is_absolute_beyond_the_training_length_is_asked_there():
     assert relativity(drift) == "absolute"
 
 
+@torch.no_grad()
+def test_a_change_counts_per_radian_but_float32_angles_are_noticed_all_the_same(monkeypatch):
+    """Right angles that grow faster round more. Angles of the wrong dtype are wrong by a thousand times that."""
+    models = [RandomModel.build(certificate_config(name)) for name in ("qk_rope", "selective_qkvo_rope")]
+    assert [round(measures.radians_per_token(model), 1) for model in models] == [1, 2.9]
+    changes = [measures.shift(model) * measures.radians_per_token(model) for model in models]
+    assert 2 * changes[0] < changes[1] < 2.9 * EXACT
+    locate = selective_rope.SelectiveRope.locate
+    narrow = lambda self, pos, gates: Turn(*(x.float().double() for x in locate(self, pos, gates)))  # noqa: E731
+    monkeypatch.setattr(selective_rope.SelectiveRope, "locate", narrow)
+    assert relativity(measures.shift(models[1])) == "unclear"
+
+
 @pytest.mark.parametrize(
     "name, noticed_by", [("LooksAhead", "future"), ("Boastful", "shift"), ("Modest", "shift"), ("Deaf", "future")]
 )
@@ -232,7 +245,19 @@ def beyond(name, number_format):
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(
     "name",
-    ["nope", "qkvo_rope", "alibi", "t5", "fire", "fox", "selective_rope", "dape", "qk_rope_learned", "linear_alibi"],
+    [
+        "nope",
+        "qkvo_rope",
+        "alibi",
+        "t5",
+        "fire",
+        "fox",
+        "selective_rope",
+        "dape",
+        "qk_rope_learned",
+        "linear_alibi",
+        "gdn",
+    ],
 )
 def test_gradients_of_all_weights_are_those_of_float64(name, number_format):
     assert beyond(name, number_format) == {}

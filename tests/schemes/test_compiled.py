@@ -33,7 +33,7 @@ SCHEMES = (
 )
 CASES = [
     *((name, "documents", torch.float32) for name in SCHEMES),
-    *((name, "positions", torch.float32) for name in ("decay_vo_rope", "grape_ap", "linear_qk_rope")),
+    *((name, "positions", torch.float32) for name in ("decay_vo_rope", "gdn", "grape_ap", "linear_qk_rope")),
     ("fox", "text", torch.float32),
     ("grape_ap", "documents", torch.bfloat16),
 ]

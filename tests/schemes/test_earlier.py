@@ -16,14 +16,16 @@ from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
-ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset")
+ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset", "inkling_conv")
+OPTIONAL = ("path scheme.convolution=3", "selective_rope scheme.convolution=4")
 H, HKV, D, C, T = 6, 2, 16, 48, 40
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
 
 
 def built(name, bos_id=None):
-    """Return a float64 decoder with random weights under a row of conf/scheme, or under the trial `Back`."""
-    config = certificate_config("nope" if name == "Back" else name)
+    """Return a float64 decoder with random weights under a row of conf/scheme and words, or under the trial `Back`."""
+    row, *words = name.split()
+    config = certificate_config("nope" if name == "Back" else row, words)
     config = replace(config, scheme=trial(name)) if name == "Back" else config
     model = build_model(
         replace(config, data=replace(config.data, document_mask=bos_id is not None)), VOCAB, None, bos_id
@@ -56,7 +58,7 @@ def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_d
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["Back", *ROWS])
+@pytest.mark.parametrize("name", ["Back", *ROWS, *OPTIONAL])
 @pytest.mark.parametrize("is_border_ignored", [False, True])
 def test_a_document_does_not_feel_the_end_of_the_one_before_it(name, is_border_ignored, monkeypatch):
     """Part of a published gain leaked across packed documents. The test notices if hooks ignore borders."""
@@ -111,6 +113,36 @@ def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initia
         assert (gradients[0] - gradients[1]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_the_convolutions_of_path_and_selective_rope_are_torchs(name):
+    """Their gates are those of rows without a convolution, whose angles or directions torch's convolution changed."""
+    row, width = name.split()[0], int(name[-1])
+    options = {"rank": 5}
+    scheme = build_scheme(SchemeConfig("mine", row, options | {"convolution": width}), SHAPE)[0].double()
+    plain = build_scheme(SchemeConfig("mine", row, options), SHAPE)[0].double()
+    for parameter in scheme.parameters():
+        parameter.data = random(*parameter.shape)
+    plain.load_state_dict({key: x for key, x in scheme.state_dict().items() if key != "convolution"})
+    x, kernel = random(2, T, C), scheme.convolution.flip(-1)[:, None]  # torch's last tap is the current token
+    a, b = (plain.A, plain.B) if row == "path" else (plain.V, plain.u)
+    wide = (x if row == "path" else F.normalize(x, dim=-1)) @ (b @ a).T  # [2, T, channels]
+    convolved = F.conv1d(F.pad(wide.mT, (width - 1, 0)), kernel, groups=len(b)).mT
+    expected = plain.call_hook("gate", x, None, EarlierRows())
+    heads = convolved.unflatten(-1, (HKV, -1)).transpose(1, 2)
+    if row == "path":
+        expected[..., :D] = F.normalize(F.silu(heads), dim=-1)
+    else:
+        assert (expected - wide.unflatten(-1, (HKV, -1)).transpose(1, 2)).abs().max() < 1e-12
+        expected = heads
+    assert (scheme.call_hook("gate", x, None, EarlierRows()) - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_row_with_its_papers_convolution_is_certified(name):
+    row, *words = name.split()
+    assert certify(certificate_config(row, ["model.num_layers=1", *words])).holds
+
+
 def test_smear_and_key_offset_by_hand():
     smear = build_scheme(SchemeConfig("mine", "smear"), SHAPE).double()[0]
     torch.nn.init.normal_(smear.w)
@@ -153,9 +185,23 @@ def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
         assert size.bytes_per_token == 2 * layers * 2 * HKV * D
 
 
+def test_the_embedding_that_smear_looks_back_at_is_counted_once():
+    """It is the previous token's, in float32 also if activations are in bfloat16, and only the first layer has it."""
+    model = built("smear_nope").float()
+    caches = model.caches(T)
+    model.compute_dtype = torch.bfloat16
+    with torch.no_grad():
+        model.hidden(random_tokens(9), caches=caches)
+    held = [sum(x.numel() * x.element_size() for x in cache.rows.values()) for cache in caches]
+    assert held == [4 * C, 0] and cache_size(model.architecture).state_bytes == 4 * C
+
+
 def test_the_products_of_a_convolution_are_counted():
     nope, canon, smear = (built(name).architecture for name in ("nope", "canon_nope", "smear_nope"))
     layers = canon.model.num_layers
+    for name, channels in zip(OPTIONAL, (HKV * D, HKV * D // 2), strict=True):
+        pair = (forward_flops_per_token(built(words).architecture, VOCAB, 128) for words in (name, name.split()[0]))
+        assert next(pair) - next(pair) == layers * 2 * int(name[-1]) * channels
     flops = [forward_flops_per_token(architecture, VOCAB, 128) for architecture in (nope, canon, smear)]
     assert flops[1] - flops[0] == layers * 2 * 4 * (C + (H + 2 * HKV) * D)
     assert flops[2] - flops[0] == pytest.approx(2 * (24 + C))

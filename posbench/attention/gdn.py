@@ -1,0 +1,165 @@
+"""The gated delta rule, a linear recurrence that overwrites what it stored under a key (`GatedDeltaRule`).
+
+Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464), as in the linear layers of Qwen3-Next and Qwen3.5. With a decay a_t
+and a strength b_t, both between 0 and 1 and computed from the hidden states:
+
+    S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T,    o_t = S_t q_t / sqrt(D)
+
+The product with I - b_t k_t k_t^T first removes a part b_t of the value that the state holds for k_t. Time is linear:
+within a chunk of L tokens the recurrence is one triangular system (the WY representation, section 3.3 of the paper),
+and the state passes from chunk to chunk. `delta_rule` keeps the transpose M = S^T, [D, E], so that with rows q_t, k_t
+and v_t
+
+    M_t = a_t M_(t-1) + k_t^T u_t,    u_t = b_t (v_t - a_t k_t M_(t-1)),    o_t = q_t M_t
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posbench.attention.kind import Kind, KVCache
+from posbench.attention.sums import in_chunks
+from posbench.config import ConfigError
+from posbench.schemes import Placement, Scheme, Shape
+from posbench.schemes.base import apply_hook, require_integer
+from posbench.schemes.earlier import EarlierRows
+from posbench.system.matmul import linear
+
+EPS = 1e-6  # added to squared lengths of q and k, and to the mean square of outputs, as in Qwen3-Next
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the gated delta rule, [B, H, T, E], and the state after the last token, [B, Hkv, D, E].
+
+    Arguments: q [B, H, T, D], H being a multiple of Hkv; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at
+    most 0, and strength, b_t, both [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None. All have
+    one dtype, at least float32.
+    """
+
+    def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v, log_decay, strength = parts  # [B, H or Hkv, N, L, .]: N chunks of L tokens
+        total = log_decay.cumsum(3)  # since the chunk began
+        from_start, last = total.exp(), total[..., -1:, :]
+        later = torch.ones(q.shape[3], q.shape[3], dtype=torch.bool, device=q.device).triu(1)
+        decay = (total - total.mT).masked_fill(later, -torch.inf).exp()  # from token j (column) to token i (row)
+        # The diagonal and what is above it are not read. u is a function of the state M before the chunk: u_v - u_k M.
+        system, right = strength * (k @ k.mT) * decay, strength * torch.cat((v, from_start * k), dim=-1)
+        solution = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        u_v, u_k = solution.split((v.shape[-1], k.shape[-1]), dim=-1)
+        to_end = ((last - total).exp() * k).mT
+        kept, removed, added = last.exp(), to_end @ u_k, to_end @ u_v
+        state = torch.zeros_like(added[:, :, 0]) if state is None else state
+        entering = []  # M before each chunk
+        for n in range(q.shape[2]):
+            entering.append(state)
+            state = kept[:, :, n] * state - removed[:, :, n] @ state + added[:, :, n]
+        before = torch.stack(entering, dim=2)
+        q = q.unflatten(1, (k.shape[1], -1))  # [B, Hkv, heads that share a key head, N, L, D]
+        u, before, k, decay, from_start = (x[:, :, None] for x in (u_v - u_k @ before, before, k, decay, from_start))
+        return (((q @ k.mT) * decay) @ u + (q * from_start) @ before).flatten(1, 2), state
+
+    return in_chunks(sum_chunks, [q, k, v, log_decay, strength], state)
+
+
+class GatedDeltaRule(Kind):
+    """The gated delta rule (Gated DeltaNet): a state of fixed size in which a key's value can be overwritten.
+
+    `S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `o_t = S_t q_t / sqrt(D)`, with `a_t = exp(-e^A_log
+    softplus(W_a x_t + dt_bias))` and `b_t = sigmoid(W_b x_t)`; x is the hidden states that the projections read. q, k
+    and v pass through a convolution over the last tokens, by channel, and SiLU; q and k are divided by their lengths.
+    Then a scheme may rotate them. The output, after the scheme's hook `o`, is divided by its root mean square in each
+    head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength.
+    A bias is refused, because the decay is learned from content.
+
+    W_a, W_b and W_z are drawn like the model's matrices, convolutions with the standard deviation of PyTorch's. e^A_log
+    and softplus(dt_bias) begin in the middle of equal parts, one for each key head, of the ranges from which the
+    authors draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
+    Options: `convolution`, its width in tokens, 4 in the paper; 0 means none. `output_gate`, whether there is W_z.
+    Raises: ConfigError for a convolution below 0, or an output_gate that is not true or false.
+    """
+
+    takes_bias = False
+    # Outputs are sums with signs, and their normalisation enlarges small ones. In the decoder of `posbench verify`,
+    # with all of `mix` in float64, its rounded inputs and outputs alone cause 18 roundings in fp32 and 7.5 in bf16, and
+    # gradients reach 1.7 and 5 times the limits. With one layer no allowance is needed.
+    sensitivity = 4.0
+
+    def __init__(self, shape: Shape, shared_kv: bool = False, convolution: int = 4, output_gate: bool = True) -> None:
+        super().__init__(shape, shared_kv)
+        if not isinstance(output_gate, bool):
+            raise ConfigError(f"scheme.attention.output_gate={output_gate!r} must be true or false for gdn")
+        self.convolution = require_integer("attention.convolution", convolution, 0, "4 is the paper's, 0 means none")
+        H, Hkv, D, C = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.d_model
+        for part, heads in {"q": H, "k": Hkv, "v": Hkv}.items():
+            taps = nn.Parameter(torch.empty(heads, 1, D, convolution)) if convolution else None
+            self.register_parameter(f"{part}_taps", taps)
+            if taps is not None:
+                taps.init_std = (3 * convolution) ** -0.5  # type: ignore[attr-defined]  # read by `initialise`
+        self.W_a, self.W_b = (nn.Parameter(torch.empty(Hkv, C)) for _ in range(2))
+        self.W_z = nn.Parameter(torch.empty(H * D, C)) if output_gate else None
+        middle = (torch.arange(Hkv, dtype=torch.float64) + 0.5) / Hkv
+        dt = 0.001 * 100**middle
+        self.A_log = nn.Parameter((16 * middle).log().float())
+        self.dt_bias = nn.Parameter(dt.expm1().log().float())  # the inverse of softplus
+        self.norm_weight = nn.Parameter(torch.ones(D))
+
+    def mix(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        x: Tensor,
+        scheme: Scheme,
+        at: Placement,
+        cache: KVCache | None,
+    ) -> Tensor:
+        assert q is not None and k is not None
+        _, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
+        past = at.past(None if cache is None else cache.rows)
+        q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))
+        q, k = (part * (part.square().sum(-1, keepdim=True) + EPS).rsqrt() for part in (q, k))
+        q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
+        v = apply_hook(scheme, "v", v, pos_of_keys, past)
+        wide = x.to(self.A_log.dtype)
+        log_decay = -self.A_log.exp() * F.softplus(F.linear(wide, self.W_a, self.dt_bias))
+        strength = F.linear(wide, self.W_b).sigmoid()  # both [B, T, Hkv]
+        state = cache.state[0] if cache is not None and cache.state else None
+        o, state = delta_rule(q * self.scale, k, v, log_decay.mT[..., None], strength.mT[..., None], state)
+        if cache is not None:
+            cache.advance(x.shape[1])
+            cache.state = (state,)
+        o = apply_hook(scheme, "o", o, pos, past)
+        o = F.rms_norm(o, o.shape[-1:], self.norm_weight.to(o.dtype), EPS)
+        if self.W_z is not None:
+            z = F.silu(linear(x, self.W_z.to(x.dtype)).to(o.dtype))
+            o = o * z.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+        return o.to(x.dtype)
+
+    def _convolved(self, part: str, x: Tensor, past: EarlierRows) -> Tensor:
+        """Return SiLU of the convolution of `x` over the last tokens, [B, heads, T, D] in at least float32.
+
+        Arguments: part, q, k or v; x, its tensor, [B, heads, T, D]; past, which has the tokens before x.
+        """
+        taps = getattr(self, f"{part}_taps")  # [heads, 1, D, tokens back]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if taps is None:
+            return F.silu(wide)
+        earlier = past.earlier(f"gdn.{part}", x, self.convolution - 1)
+        y = wide * taps[..., 0]
+        for n in range(1, self.convolution):
+            y = y + earlier(n) * taps[..., n]
+        return F.silu(y)
+
+    def flops_per_token(self, length: int, scheme: Scheme) -> float:
+        """Return the FLOPs per token of attention in one layer, without the projections to q, k, v and the output.
+
+        These are the products with the matrices of the gates, the convolutions, two products of a key with the D x D
+        state of its head (reading the old value, adding the new one), and one product of each query with a state.
+        """
+        D, H, Hkv = self.shape.head_dim, self.shape.num_heads, self.shape.num_kv_heads
+        weights = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
+        return 2.0 * weights + 2.0 * D * D * (2 * Hkv + H)

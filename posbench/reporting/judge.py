@@ -1,0 +1,271 @@
+"""Judge schemes against a baseline for scripts (`posbench judge`): a verdict each, and whether to train more seeds.
+
+The tests are the report's (`posbench.reporting.statistics`). Without `family`, the verdict is the report's. With
+`family`, a loop tries up to that many candidates against one baseline, and looks at each candidate at planned numbers
+of seeds only (docs/loops.md): at FIRST_SEEDS it can be dropped, at each of LOOKS it is tested. The first test that
+decides counts. Bonferroni's correction for all candidates and looks keeps the chance of any false claim at 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from posbench.config import ConfigError, nearest
+from posbench.config.fields import PLANNED_SEEDS
+from posbench.config.units import count_of, number
+from posbench.reporting.comparison import Comparison, build, read_runs
+from posbench.reporting.onset_gap import decayed_points, worth
+from posbench.reporting.options import JudgeOptions
+from posbench.reporting.search import FIRST_SEEDS
+from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, verdict
+from posbench.runs import run_at
+from posbench.runs.results import perplexity
+from posbench.system.console import Console, json_text
+from posbench.system.console import console as new_console
+from posbench.system.options import takes
+
+LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
+OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
+EXIT_STATUS = {"better": 0, "worse": 10, "equal": 11, "open": 12}
+Figures = dict[str, float]  # figures by name; NaN if unknown
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one scheme compares with the baseline, and what to do next. Losses and gaps are in nats per token."""
+
+    scheme: str
+    baseline: str
+    verdict: str  # better, worse, equal or open
+    scope: str  # learning rates at which the verdict holds: this rate, these rates or best rates
+    gap: float  # the scheme's loss minus the baseline's, mean over the seeds that both have
+    gap_low: float  # lower end of its 95 % interval over seeds, not corrected; NaN for fewer than three seeds
+    gap_high: float
+    p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
+    family: int | None  # number of candidates that the loop may try; None: the verdict is the report's
+    seeds: list[int]  # of the scheme
+    baseline_seeds: list[int]
+    go_on: bool  # whether the plan is to train more seeds of this scheme
+    next_command: str | None  # trains the seeds up to the next look; None if there is none, or it is not recorded
+    noise_floor: Figures  # spread of equal runs: sd of the baseline's losses over its seeds, and number of runs
+    beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
+    onset: Figures | None  # median tokens until distant order was used: tokens, baseline_tokens; infinite if never
+    worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
+    flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
+    warnings: list[str]
+
+    @property
+    def exit_status(self) -> int:
+        """Return the exit status of `posbench judge`: 0 better, 10 worse, 11 equal, 12 open."""
+        return EXIT_STATUS[self.verdict]
+
+    def as_json(self) -> str:
+        """Return all fields as a JSON object; unknown and infinite numbers are null."""
+        return json_text(asdict(self))
+
+    def __str__(self) -> str:
+        outcome = {"equal": "equal to", "open": "open against"}.get(self.verdict, f"{self.verdict} than")
+        details = [f"p {self.p:.2g}"] if math.isfinite(self.p) else []
+        if math.isfinite(self.gap_low):
+            details.insert(0, f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
+        details.append(count_of(len({*self.seeds} & {*self.baseline_seeds}), "seed"))
+        plan = "go on" if self.go_on else "stop"
+        return (
+            f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {number(self.gap, sign=True)} nats per token "
+            f"({'; '.join(details)}); {plan}"
+        )
+
+
+@takes(JudgeOptions)
+def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
+    """Return how one scheme's runs at `place` compare with the baseline's, as `posbench judge` does.
+
+    Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
+    baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
+    the number of candidates that a loop may try against this baseline (None: the report's verdict); margin, nats per
+    token below which losses count as equal.
+    Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
+    runs cannot share a table.
+    """
+    judgements = judge_all(place, options)
+    if len(judgements) > 1:
+        raise ConfigError(f"name one scheme to judge: {', '.join(judgement.scheme for judgement in judgements)}")
+    return judgements[0]
+
+
+def judge_all(place: str | Path, options: JudgeOptions, console: Console | None = None) -> list[Judgement]:
+    """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best scheme first.
+
+    Arguments: place, the folder or pack of an experiment; console, to print how well this posbench computes what the
+    reference recorded, by default standard error.
+    Raises: ConfigError as `judge` does.
+    """
+    summary, rows = read_runs([place], options.beside, console or new_console(stderr=True))
+    if (summary.get("data.source", summary["scheme"]) == "task").any():
+        raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    c = build(summary, rows, options.baseline, margin=options.margin)
+    if c.wanted_baseline != c.baseline:
+        raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
+    candidates = [scheme for scheme in c.schemes if scheme != c.baseline]
+    if options.scheme and options.scheme not in candidates:
+        hint = f"{nearest(options.scheme, candidates)} ({', '.join(candidates)})"
+        failures = "".join(f"\n  {line}" for line in c.left_out if line.startswith(f"{options.scheme} "))
+        raise ConfigError(f"{options.scheme!r} has no finished run to compare with {c.baseline}{hint}{failures}")
+    return [_judgement(c, rows, scheme, options) for scheme in ([options.scheme] if options.scheme else candidates)]
+
+
+def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions) -> Judgement:
+    names = [scheme, c.baseline]
+    seeds = {name: c.losses[name].dropna().index.to_list() for name in names}
+    losses = c.losses[names].dropna()
+    gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
+    mean, low, high = interval(gaps)
+    second = c.search.second(names).reindex(c.losses.index) if c.is_at_best_rates and c.search else None
+    planned = c.search.planned if c.search else c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)
+    looks = LOOKS if options.family and not c.search else (planned,)
+    size = options.family * len(looks) if options.family else int(c.pairs["p_claimed"].notna().sum())
+    tests = _first_decision(losses, second, looks, size, options.margin) if options.family else c.pairs
+    outcome = (verdict(tests, scheme, c.baseline) if c.can_rank else "") or "open"
+    is_pair = tests["left"].isin(names) & tests["right"].isin(names)
+    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and (gaps[:FIRST_SEEDS] > options.margin).all()
+    target = next((look for look in (FIRST_SEEDS, *looks) if len(gaps) < look), 0)
+    go_on = outcome == "open" and bool(target) and not is_dropped
+    runs = c.runs[c.runs["scheme"].isin(names)]
+    costs = (runs["training_flops"] / runs["tokens"]).groupby(runs["scheme"]).mean()
+    onsets = c.onsets[names].median() if c.has_onsets else None
+    shares = worth(decayed_points(runs), scheme, c.baseline)
+    return Judgement(
+        scheme=scheme,
+        baseline=c.baseline,
+        verdict=outcome,
+        scope=c.scope.removeprefix("at "),
+        gap=mean,
+        gap_low=low,
+        gap_high=high,
+        p=float(next(iter(tests[is_pair]["p_claimed"]), math.nan)) if c.can_rank else math.nan,
+        family=options.family,
+        seeds=seeds[scheme],
+        baseline_seeds=seeds[c.baseline],
+        go_on=go_on,
+        next_command=_next_command(c, names, seeds, target) if go_on else None,
+        noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
+        beyond=_beyond(c, rows, names, looks if options.family else (), size, options.margin),
+        onset=None if onsets is None else {"tokens": onsets[scheme], "baseline_tokens": onsets[c.baseline]},
+        worth_in_tokens=dict(zip(("share", "low", "high"), shares, strict=True)) if shares else None,
+        flops_per_token={
+            "scheme": costs[scheme],
+            "baseline": costs[c.baseline],
+            "ratio": costs[scheme] / costs[c.baseline],
+        },
+        warnings=list(_warnings(c, names, runs, gaps, options)),
+    )
+
+
+def _first_decision(
+    losses: pd.DataFrame, second: pd.DataFrame | None, looks: Sequence[int], size: int, margin: float
+) -> pd.DataFrame:
+    """Return the tests of the first of the looks that decides, or of the last one for which there are enough seeds.
+
+    Arguments: losses, a row per seed that scheme and baseline have, and a column for each of the two; second, the same
+    at the second rate that each search kept; looks, numbers of seeds; size, the number of planned tests; margin, nats
+    per token below which losses count as equal.
+    """
+    tests = compare(losses.head(0))
+    for look in looks:
+        if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
+            tests = compare(losses.head(look), second, margin=margin, size=size)
+    return tests
+
+
+def _beyond(
+    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, margin: float
+) -> dict[str, Any] | None:
+    """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
+
+    They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
+    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks, size
+    and margin, as in `_first_decision`, without looks for all seeds.
+    """
+    cells = c.at(metric="loss", last=0)
+    cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
+    has_both = cells.groupby(["protocol", "length"], observed=True)["scheme"].transform("size") == len(names)
+    cells = cells[has_both]
+    if cells.empty:
+        return None
+    protocol = cells["protocol"].min()
+    length = int(cells[cells["protocol"] == protocol]["length"].max())
+    is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
+    is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
+    sums = rows[is_scored & is_as_trained].groupby(["seed", "scheme"], observed=True)[["value", "count"]].sum()
+    losses = (sums["value"] / sums["count"]).unstack()[list(names)].dropna()
+    mean, low, high = interval(losses[names[0]] - losses[names[1]])
+    tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
+    return {
+        "length": length,
+        "perplexity": perplexity(float(losses[names[0]].mean())),
+        "baseline_perplexity": perplexity(float(losses[names[1]].mean())),
+        "gap": mean,
+        "gap_low": low,
+        "gap_high": high,
+        "verdict": verdict(tests, *names) or "open",
+    }
+
+
+def _next_command(c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], target: int) -> str | None:
+    """Return the command that trains the seeds which scheme and baseline lack to have `target` seeds in common.
+
+    It is None if the runs do not record their commands. With a learning-rate search, it is the search's command.
+    Arguments: names, the scheme and the baseline; seeds, of each scheme.
+    """
+    common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
+    wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *range(target)]))[:target]
+    recorded = [run_at(c.runs[c.runs["scheme"] == name]["path"].iloc[0]).manifest.command for name in names]
+    commands, place = list[str](), list[str]()
+    for name, words in zip(names, recorded, strict=True):
+        missing = [seed for seed in wanted if seed not in seeds[name]]
+        if words is None:
+            return None
+        place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
+        others = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
+        if c.search and name in c.unfinished:
+            searched = [word for word in others if _key(word) != "scheme.lr"]
+            commands.append(shlex.join(["posbench", "tune", *searched, f"experiment_name={c.experiment}"]))
+        elif missing and not c.search:
+            commands.append(
+                shlex.join(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
+            )
+    return " && ".join(commands) or None
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _warnings(
+    c: Comparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
+) -> Iterator[str]:
+    """Yield a sentence for each reason to read the verdict with care.
+
+    Arguments: names, the scheme and the baseline; runs, their rows; gaps [seeds], in nats per token.
+    """
+    if not c.is_at_best_rates:
+        yield f"the verdict holds {c.scope} only: posbench tune finds the best rates of each scheme"
+    if c.unfinished:
+        yield f"the search for learning rates is unfinished, so nothing is ranked: {', '.join(c.unfinished)}"
+    devices = sorted(set(runs["device"]))
+    if len(devices) > 1:
+        yield f"the runs were trained on different processors ({', '.join(devices)}), so rounding differs too"
+    if len(gaps) and not gaps.any():
+        yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
+    if options.family is None and c.can_rank and not verdict(c.pairs, *names) and len(gaps) >= FEWEST_SEEDS:
+        yield "the experiment fixed its pairs before training, and this is not one of them: --family N tests it"
+    for scheme, seed, reason in runs.dropna(subset="diverged")[["scheme", "seed", "diverged"]].to_numpy().tolist():
+        yield f"{scheme} seed {seed} diverged: {reason}"
+    yield from (f"left out: {line}" for line in c.left_out if line.startswith(tuple(f"{name} " for name in names)))

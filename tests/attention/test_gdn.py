@@ -1,0 +1,184 @@
+"""The gated delta rule: its recurrence, Qwen3-Next's code, pieces, what it caches, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from posbench.attention.gdn import delta_rule
+from posbench.composition.compose import compose
+from posbench.config import ConfigError
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+
+B, H, HKV, D, E, T = 2, 6, 2, 8, 5, 150
+
+
+def built(name, *words):
+    model = build_model(certificate_config(name, words), VOCAB)
+    randomise(model)
+    return model.double()
+
+
+def inputs(*, heads=HKV, decay=1.0):
+    """Return random q, k, v, log-decays and strengths in float64, with unit keys, each with a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, a, b = (
+        torch.randn(B, *sizes, generator=generator, dtype=torch.float64)
+        for sizes in ((H, T, D), (heads, T, D), (heads, T, E), (heads, T, 1), (heads, T, 1))
+    )
+    tensors = q, F.normalize(k, dim=-1), v, -decay * F.softplus(a), b.sigmoid()
+    return [x.requires_grad_() for x in tensors]
+
+
+def recurrence(q, k, v, log_decay, strength):
+    """Compute the rule token by token, with the state S [E, D] of the paper, for each query head separately."""
+    k, v, log_decay, strength = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v, log_decay, strength))
+    state, rows = torch.zeros(B, H, E, D, dtype=torch.float64), []
+    for t in range(T):
+        key, value = k[:, :, t, :, None], v[:, :, t, :, None]
+        a, b = log_decay[:, :, t, :, None].exp(), strength[:, :, t, :, None]
+        state = a * state @ (torch.eye(D, dtype=torch.float64) - b * key @ key.mT) + b * value @ key.mT
+        rows.append((state @ q[:, :, t, :, None])[..., 0])
+    return torch.stack(rows, 2), state
+
+
+@pytest.mark.parametrize("decay", [0.01, 1.0, 1000.0])
+def test_chunks_are_the_recurrence_with_its_gradients(decay):
+    tensors = inputs(decay=decay)
+    (ours, state), (theirs, last) = delta_rule(*tensors), recurrence(*tensors)
+    assert theirs.abs().max() > 0.5 and (ours - theirs).abs().max() < 1e-12
+    assert (state - last[:, :: H // HKV].mT).abs().max() < 1e-12
+    gradients = [torch.autograd.grad(o.sin().sum(), tensors) for o in (ours, theirs)]
+    for gradient, expected in zip(*gradients, strict=True):
+        assert expected.isfinite().all() and (gradient - expected).abs().max() < 1e-10
+
+
+@torch.no_grad()
+def test_a_state_goes_on_from_piece_to_piece():
+    tensors = inputs()
+    whole, last = delta_rule(*tensors)
+    state, pieces = None, []
+    for sizes in zip(*(x.split([1, 64, 2, 83], 2) for x in tensors), strict=True):
+        o, state = delta_rule(*sizes, state)
+        pieces.append(o)
+    assert (torch.cat(pieces, 2) - whole).abs().max() < 1e-13 and (state - last).abs().max() < 1e-13
+
+
+@torch.no_grad()
+def test_a_full_strength_overwrites_the_value_of_a_key_and_leaves_other_keys():
+    k = torch.eye(3, dtype=torch.float64)[[0, 1, 0]][None, None]
+    v = torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64)[None, None]
+    full = torch.ones(1, 1, 3, 1, dtype=torch.float64)
+    q = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    o, state = delta_rule(q, k, v, 0 * full, full)
+    assert o.flatten().tolist() == [1, 3, 7] and state.flatten().tolist() == [5, 2, 0]
+    o, _ = delta_rule(q, k, v, math.log(0.5) * full, full)
+    assert torch.allclose(o.flatten(), torch.tensor([1, 2.5, 6.0], dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+class Float64:
+    """torch, with float64 under the name of float32: transformers casts to float32 by name."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 64, 150])
+def test_a_layer_is_qwen3_nexts_with_its_weights(length, monkeypatch):
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    monkeypatch.setattr(qwen, "torch", Float64())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model = built("gdn", "model.num_kv_heads=6")  # theirs has as many key heads as query heads
+    ours, C, D = model.blocks[0].attention, model.config.d_model, model.config.head_width
+    sizes = {"key_head_dim": D, "value_head_dim": D, "num_key_heads": H, "num_value_heads": H, "conv_kernel_dim": 4}
+    config = qwen.Qwen3NextConfig(
+        hidden_size=C, num_hidden_layers=1, layer_types=["linear_attention"], rms_norm_eps=1e-6,
+        **{f"linear_{name}": size for name, size in sizes.items()},
+    )  # fmt: skip
+    layer = qwen.Qwen3NextGatedDeltaNet(config, 0).double()
+    kind, q_k_v = ours.kind, ours.qkv.weight.view(3, H, D, C)
+    taps = [getattr(kind, f"{part}_taps").flatten(0, 2) for part in "qkv"]
+    theirs = {
+        "in_proj_qkvz.weight": torch.cat((q_k_v, kind.W_z.view(1, H, D, C))).transpose(0, 1).reshape(-1, C),
+        "in_proj_ba.weight": torch.stack((kind.W_b, kind.W_a), 1).reshape(-1, C),
+        "conv1d.weight": torch.cat(taps).flip(-1)[:, None],  # theirs ends with the current token
+        "out_proj.weight": ours.out.weight,
+        "norm.weight": kind.norm_weight,
+        "A_log": kind.A_log,
+        "dt_bias": kind.dt_bias,
+    }
+    layer.load_state_dict(theirs, strict=True)
+    x = torch.randn(B, length, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
+    expected = layer(x)
+    assert expected.dtype == torch.float64 and expected.abs().max() > 1
+    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("words", [[], ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"]], ids=["nope", "qkvo_rope"])
+def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
+    model, tokens = built("gdn", *words), random_tokens(T)
+    caches = model.caches(T)
+    pieces = [model.hidden(piece, 5, caches) for piece in tokens.split([1, 2, 1, 70, 76], 1)]
+    assert (torch.cat(pieces, 1) - model.hidden(tokens, 5)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scheme.attention.convolution=0"],
+        ["scheme.attention.convolution=2", "scheme.attention.output_gate=false"],
+        ["scheme.attention.shared_kv=true"],
+        ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"],
+        ["scheme.kind=canon"],
+        ["model.num_kv_heads=6", "model.qk_norm=true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_option_is_certified(words, monkeypatch):
+    monkeypatch.setattr("posbench.verify.random_model.LENGTH", 80)
+    certificate = certify(certificate_config("gdn", ["model.num_layers=1", *words]))
+    failed = {check.name: f"{check} {check.worst_path}" for check in certificate.checks if not check.holds}
+    assert failed == {} and certificate.defined and certificate.measured == "relative"
+
+
+def test_shared_weights_are_those_of_other_schemes_and_its_own_depend_on_the_seed():
+    models = [build_model(compose([f"scheme={name}", f"seed={seed}"]), VOCAB) for name, seed in
+              (("gdn", 0), ("nope", 0), ("gdn", 1))]  # fmt: skip
+    ours, plain, other = (dict(model.named_parameters()) for model in models)
+    assert all(torch.equal(ours[name], parameter) for name, parameter in plain.items())
+    for name in ("W_a", "W_b", "W_z", "q_taps", "k_taps", "v_taps"):
+        first, again = (weights[f"blocks.0.attention.kind.{name}"] for weights in (ours, other))
+        std = 12**-0.5 if "taps" in name else models[0].config.init_std
+        assert first.std().item() == pytest.approx(std, rel=0.15) and not torch.equal(first, again)
+        assert not torch.equal(first, ours[f"blocks.1.attention.kind.{name}"])
+    kind = models[0].blocks[0].attention.kind
+    rates = (kind.A_log.exp() * F.softplus(kind.dt_bias)).tolist()  # decay per token where W_a x is 0
+    assert rates == sorted(rates) and 0.002 < rates[0] < 0.02 and 0.2 < rates[-1] < 1.6
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["scheme.kind=alibi"], "Alibi adds a bias to scores, and attention of the kind gdn has no scores: choose"),
+        (["scheme.kind=path"], "Path adds a bias to scores, and attention of the kind gdn has no scores"),
+        (["scheme.window=64"], "scheme.window needs scheme.attention={kind: softmax}, and this is gdn"),
+        (["data.document_mask=true"], "data.document_mask=true needs scheme.attention={kind: softmax}"),
+        (["scheme.attention.convolution=-1"], "scheme.attention.convolution=-1 must be a whole number, 0 or more"),
+        (["scheme.attention.output_gate=head"], "scheme.attention.output_gate='head' must be true or false"),
+    ],
+    ids=lambda case: case[0] if isinstance(case, list) else None,
+)
+def test_what_it_does_not_support_is_refused_before_training(words, message):
+    words = [word if word.count("scheme.attention.") == 0 else f"+{word}" for word in words]
+    words = ["+" + word if word.startswith("scheme.window") else word for word in words]
+    with pytest.raises(ConfigError) as refused:
+        checked_architecture(compose(["scheme=gdn", *words]))
+    assert message in str(refused.value)

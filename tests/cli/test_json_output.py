@@ -1,0 +1,116 @@
+"""`posbench judge` and `--json`: exit status, one JSON object on standard output, and the page about loops."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import posbench as api
+from posbench.composition.compose import compose
+from posbench.model.decoder import build_model
+from posbench.runs.finding import REFERENCE
+from tests.cli.commands import Give
+from tests.json_schema import DEFINITIONS, faults
+from tests.reporting.fabricate import World, fabricate
+
+PAGE = Path(__file__).parents[2] / "docs/loops.md"
+
+
+@pytest.fixture
+def judged(posbench: Give) -> Path:
+    """Write runs of one scheme for each verdict; k_rope has two seeds."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "qkvo_rope": 0.0, "k_rope": -0.1}
+    random = np.random.default_rng(7)
+    folder = fabricate(Path("runs"), World(effects, lengths=(512,), probes=False, experiment="loop", random=random))
+    for seed in (2, 3, 4):
+        shutil.rmtree(folder / "k_rope" / f"seed={seed}")
+    return folder
+
+
+@pytest.mark.usefixtures("judged")
+def test_the_exit_status_is_the_verdict(posbench: Give) -> None:
+    statuses = {"alibi": 0, "nope": 10, "qkvo_rope": 11, "k_rope": 12}
+    for scheme, status in statuses.items():
+        words = ("judge", "loop", "--scheme", scheme, "--family", "5")
+        line, data = posbench(*words), posbench(*words, "--json")
+        assert line.status == data.status == status, (line, data)
+        assert line.out.startswith(f"{scheme}: {json.loads(data.out)['verdict']} ")
+        assert not faults(json.loads(data.out), "judge") and "this rate only" in line.error
+    every = posbench("judge", "loop", "--json")
+    assert every.status == 0 and not faults(json.loads(every.out), "judge_all")
+    assert set(json.loads(every.out)["schemes"]) == set(statuses)
+    only = api.judge("runs/loop", scheme="alibi")
+    assert json.loads(only.as_json()) == json.loads(every.out)["schemes"]["alibi"]
+
+
+@pytest.mark.usefixtures("judged")
+def test_failures_do_not_look_like_verdicts(posbench: Give) -> None:
+    for words in (("loop", "--scheme", "alib"), ("nowhere",), ("loop", "--margin", "0"), ("loop", "--family", "0")):
+        assert posbench("judge", *words).status == 2
+    assert "'alib' has no finished run" in posbench("judge", "loop", "--scheme", "alib").refusal
+    assert posbench("judge", str(REFERENCE / "tasks/copy")).refusal.endswith(
+        "these runs learn tasks: use posbench report"
+    )
+
+
+@pytest.mark.slow
+def test_runs_of_ones_own_are_judged_beside_a_reference(posbench: Give, runs: Path, short: list[str]) -> None:
+    """Words about the reference go to standard error, and the command trains both schemes in the user's experiment."""
+    posbench("train", "-m", *short, "scheme=alibi", "seed=0,1", "experiment_name=mine")
+    words = ("judge", "mine", "--beside", "demo", "--scheme", "alibi", "--baseline", "nope", "--family", "1")
+    result = posbench(*words, "--json")
+    data = json.loads(result.out)
+    assert result.status == 12 and not faults(data, "judge") and "recorded in demo" in result.error
+    assert data["go_on"]
+    for scheme in ("alibi", "nope"):
+        assert re.search(rf"scheme={scheme} .*experiment_name=mine seed=2,3,4", data["next_command"])
+    report = posbench("report", "mine", "--beside", "demo", "--json")
+    assert not faults(json.loads(report.out), "report") and "recorded in demo" in report.error
+
+
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize("experiments", [["loop"], ["loop", "--by", "train.lr"], [str(REFERENCE / "tasks/copy")]])
+def test_the_first_screen_of_a_report_is_data(posbench: Give, experiments: list[str]) -> None:
+    result = posbench("report", *experiments, "--json", "--output", "report")
+    data = json.loads(result.out)
+    assert result.status == 0 and not faults(data, "report")
+    assert all(Path(file).is_file() for file in data["files"]) and len(data["table"]) >= 4
+    for row in data["schemes"]:
+        assert row.get("group") == ("0.005" if "--by" in experiments else None) or "task" in row
+    if experiments == ["loop"]:
+        gaps = {row["scheme"]: row["gap"] for row in data["schemes"]}
+        printed = {row["scheme"]: row["gap to qk_rope"] for row in data["table"]}
+        assert gaps["qk_rope"] == 0 and float(printed["alibi"].split()[0]) == pytest.approx(gaps["alibi"], abs=6e-4)
+
+
+@pytest.mark.usefixtures("judged")
+def test_the_list_of_runs_is_data_with_the_same_exit_status(posbench: Give) -> None:
+    Path("runs/loop/nope/seed=1/run.json").write_text("{", encoding="utf-8")
+    result = posbench("ls", "loop", "--json")
+    data = json.loads(result.out)
+    assert result.status == posbench("ls", "loop").status == 1 and not faults(data, "ls")
+    assert len(data["runs"]) == 22 and data["runs"][0]["share"] == 1.0
+    assert [run["scheme"] for run in data["runs"] if run["state"] == "unreadable"] == ["nope"]
+
+
+def test_the_page_explains_every_field_and_its_schemes_are_what_it_says(tmp_path: Path, monkeypatch: Any) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert not [name for name in DEFINITIONS["judge"]["properties"] if f"`{name}`" not in page]
+    [code] = re.findall(r"```python\n(.*?class Forgetting.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("candidates.py").write_text(code, encoding="utf-8")
+    tokens = torch.arange(64)[None] % 29
+    logits = {}
+    for scheme in ("qk_rope", *(f"candidates.py:{name}" for name in ("Forgetting", "Renamed", "Distant"))):
+        config = compose([f"scheme={scheme}", "model=tiny", "train.context_length=64"])
+        logits[scheme] = build_model(config, 32)(tokens)
+    renamed = logits["candidates.py:Renamed"]
+    torch.testing.assert_close(renamed, logits["qk_rope"], rtol=0, atol=1e-4)
+    assert all((logits[f"candidates.py:{name}"] - renamed).abs().max() > 0.01 for name in ("Forgetting", "Distant"))

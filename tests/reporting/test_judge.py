@@ -1,0 +1,199 @@
+"""`posbench judge`: the report's verdict for scripts, and the planned looks of a loop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, run_of
+
+import posbench
+from posbench.config import ConfigError
+from posbench.reporting import tables
+from posbench.reporting.comparison import build, read_runs
+from posbench.reporting.judge import LOOKS, Judgement, judge_all
+from posbench.reporting.options import JudgeOptions
+from posbench.runs import find_runs
+from posbench.runs.finding import REFERENCE
+from posbench.system.console import console
+from tests.json_schema import DEFINITIONS, faults
+
+
+@pytest.mark.parametrize("name", ["headline", "demo_cpu", "ladder_s", "ladder_m", "all_schemes"])
+def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
+    place = REFERENCE / name
+    comparison = build(*read_runs([place], None, console(quiet=True)))
+    table = tables.loss_table(comparison).set_index("scheme")
+    judgements = judge_all(place, JudgeOptions())
+    assert {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
+    for judgement in judgements:
+        data = json.loads(judgement.as_json())
+        assert not faults(data, "judge")
+        if not comparison.can_rank:
+            assert data["verdict"] == "open" and data["p"] is None
+            continue
+        row = table.loc[tables.name_with_remarks(comparison, judgement.scheme)]
+        assert data["verdict"] == row[f"verdict at {judgement.scope}"]
+        assert float(row[f"gap to {comparison.baseline}"].split()[0]) == pytest.approx(judgement.gap, abs=6e-3)
+        assert (data["p"] <= 0.05) == (data["verdict"] in ("better", "worse"))
+
+
+def test_the_schema_has_every_field() -> None:
+    schema = DEFINITIONS["judge"]
+    assert [field.name for field in fields(Judgement)] == list(schema["properties"]) == schema["required"]
+    data = json.loads(posbench.judge(REFERENCE / "headline", scheme="alibi").as_json())
+    broken = [data | {"verdict": "good"}, data | {"p": "small"}, data | {"beyond": {}}, data | {"go_on": 0}]
+    assert all(faults(wrong, "judge") for wrong in (*broken, {**data, "more": 1}, {"verdict": "open"}))
+
+
+def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand() -> None:
+    """Interpolate each seed's loss in ln(tokens) between 3.07M, 6.14M and 12.3M tokens, at qk_rope's final loss."""
+    runs = [posbench.results(REFERENCE / name) for name in ("headline-3.07M", "headline-6.14M", "headline")]
+    losses = pd.concat(runs).pivot(index="tokens", columns=["scheme", "seed"], values="loss").sort_index()
+    logs = []
+    for seed in range(5):
+        curve, goal = losses["alibi", seed], losses["qk_rope", seed].iloc[-1]
+        tokens = np.interp(goal, curve.to_numpy()[::-1], np.log(curve.index.to_numpy(float))[::-1])
+        logs.append(tokens - np.log(curve.index[-1]))
+    half = 2.776445 * np.std(logs, ddof=1) / np.sqrt(5)  # Student's t with 4 degrees of freedom
+    expected = np.exp([np.mean(logs), np.mean(logs) - half, np.mean(logs) + half])
+    worth = posbench.judge(REFERENCE / "headline", scheme="alibi").worth_in_tokens
+    assert worth is not None and [worth[key] for key in ("share", "low", "high")] == pytest.approx(expected, rel=1e-6)
+
+
+def test_beyond_the_training_length_there_is_a_verdict_of_its_own(experiment: Path) -> None:
+    """Alibi is worse by 0.05 at the training length, and its loss grows by 0.02 per doubling instead of 0.25."""
+    alibi = posbench.judge(experiment, scheme="alibi", baseline="qk_rope")
+    beyond = comparison(experiment).at("fixed", 2048, metric="loss").set_index("scheme")
+    assert alibi.verdict == "worse" and alibi.beyond is not None and alibi.beyond["verdict"] == "better"
+    assert alibi.beyond["perplexity"] == pytest.approx(np.exp(beyond["value"]["alibi"]))
+    gap = beyond.loc["alibi", ["gap", "gap_low", "gap_high"]].to_list()
+    assert [alibi.beyond[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(gap)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a baseline of eight seeds, candidates of eight, and one that has the baseline's losses."""
+    effects = {"qk_rope": 0.0, "vo_rope": -0.1, "alibi": -0.005, "nope": 0.1}
+    world = World(effects, tuple(range(8)), noise_sd=0.004, lengths=(), probes=False, experiment="loop")
+    folder = fabricate(tmp_path_factory.mktemp("loop"), world)
+    for run in find_runs(folder):
+        run.update_manifest(
+            command=[f"scheme={run.manifest.scheme}", f"seed={run.manifest.seed}", "experiment_name=loop"]
+        )
+    return folder
+
+
+def after(loop: Path, seeds: int, scheme: str, **options: Any) -> Judgement:
+    """Return the judgement of a scheme after this many seeds of it, as one of 20 candidates."""
+    summary, rows = read_runs([loop], None, console(quiet=True))
+    summary = summary[(summary["scheme"] != scheme) | (summary["seed"] < seeds)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (summary, rows))
+        return posbench.judge(loop, scheme=scheme, baseline="qk_rope", **{"family": 20, **options})
+
+
+def test_a_loop_looks_at_two_five_and_eight_seeds_only(loop: Path) -> None:
+    better = {seeds: after(loop, seeds, "vo_rope") for seeds in range(1, 9)}
+    assert [j.verdict for j in better.values()] == ["open"] * 4 + ["better"] * 4
+    assert [j.go_on for j in better.values()] == [True] * 4 + [False] * 4
+    assert {j.p for j in list(better.values())[4:]} == {better[5].p}  # the first look that decides counts
+    small = {seeds: after(loop, seeds, "alibi") for seeds in (5, 6, 7, 8)}
+    assert [j.verdict for j in small.values()] == ["open"] * 4 and [j.go_on for j in small.values()] == [True] * 3 + [
+        False
+    ]
+    assert small[6].p == small[5].p != small[8].p
+
+
+def test_p_is_corrected_for_all_candidates_and_both_looks(loop: Path) -> None:
+    one, twenty = after(loop, 5, "vo_rope", family=1), after(loop, 5, "vo_rope")
+    losses = comparison(loop).losses.loc[:4]
+    differences = losses["qk_rope"] - losses["vo_rope"]
+    t = differences.mean() / (differences.std() / np.sqrt(5))
+    from scipy.stats import t as student
+
+    assert one.p == pytest.approx(2 * student.sf(t, 4) * len(LOOKS)) and twenty.p == pytest.approx(20 * one.p)
+
+
+def test_a_candidate_that_both_first_seeds_find_worse_is_dropped_without_a_verdict(loop: Path) -> None:
+    worse = after(loop, 2, "nope")
+    assert (worse.verdict, worse.go_on, worse.next_command, worse.exit_status) == ("open", False, None, 12)
+    assert after(loop, 1, "nope").go_on and after(loop, 5, "nope").verdict == "worse"
+
+
+def test_the_next_command_trains_the_seeds_that_are_missing(loop: Path) -> None:
+    words = "posbench train -m scheme={} experiment_name=loop seed={}"
+    assert [after(loop, seeds, "vo_rope").next_command for seeds in (1, 2, 4)] == [
+        words.format("vo_rope", "1"),
+        words.format("vo_rope", "2,3,4"),
+        words.format("vo_rope", "4"),
+    ]
+    assert after(loop, 5, "alibi").next_command == words.format("alibi", "5,6,7")
+    summary, rows = read_runs([loop], None, console(quiet=True))
+    few = summary[summary["seed"] < 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (few, rows))
+        command = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_command
+    assert command == f"{words.format('vo_rope', '2,3,4')} && {words.format('qk_rope', '2,3,4')}"
+
+
+def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path: Path) -> None:
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate} for rate in rates}
+    seeds = {rate: range(5 if rate < 3e-3 else 2) for rate in rates}
+    place = fabricate_search(tmp_path, effects, seeds, {})
+    finished = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=20)
+    assert (finished.verdict, finished.scope) == ("better", "best rates")
+    table = tables.loss_table(build(*read_runs([place], None, console(quiet=True)))).set_index("scheme")
+    by_report = posbench.judge(place, scheme="alibi", baseline="qk_rope")
+    assert by_report.verdict == table.loc["alibi", "verdict at best rates"] == "better"
+    stopped, *_ = [run for run in find_runs(place.with_name("demo-tune")) if run.manifest.seed == 4]
+    stopped.update_manifest(status="stopped")
+    for run in find_runs(place.with_name("demo-tune")):
+        run.update_manifest(command=[f"scheme={run.manifest.scheme}", "scheme.lr=0.001", "seed=4", "data=files"])
+    for family in (None, 20):
+        waiting = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=family)
+        assert (waiting.verdict, waiting.scope) == ("open", "this rate")
+        assert any("unfinished" in warning for warning in waiting.warnings)
+        assert waiting.next_command == "posbench tune scheme=alibi data=files experiment_name=demo"
+
+
+def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
+    world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)), lengths=(), probes=False)
+    folder = fabricate(tmp_path, world)
+    for run in find_runs(folder / "stranger"):
+        same = run_of(folder, "qk_rope", run.manifest.seed)
+        for result in same.results()[0]:
+            run.store(result.key, result.windows, result.header | {"weights": run.manifest.weights})
+    judgement = posbench.judge(folder, scheme="stranger", baseline="qk_rope", family=20)
+    assert (judgement.verdict, judgement.gap, judgement.go_on) == ("equal", 0, False)
+    assert any("exactly the losses" in warning for warning in judgement.warnings)
+
+
+def test_warnings_name_one_rate_another_processor_and_what_is_left_out(loop: Path, tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1}, (0, 1, 2), lengths=(), probes=False))
+    run = run_of(folder, "nope", 2)
+    run.update_manifest(device=run.manifest.device | {"name": "another CPU"})
+    run_of(folder, "nope", 1).update_manifest(status="died", reason="the loss is NaN")
+    warnings = " ".join(posbench.judge(folder, scheme="nope", baseline="qk_rope").warnings)
+    assert all(
+        text in warnings for text in ("at this rate only", "a CPU, another CPU", "nope seed 1: died: the loss is NaN")
+    )
+
+
+def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1), lengths=(), probes=False))
+    with pytest.raises(ConfigError, match=r"'nop' has no finished run to compare with qk_rope.*nope"):
+        posbench.judge(folder, scheme="nop", baseline="qk_rope")
+    with pytest.raises(ConfigError, match="name one scheme to judge"):
+        posbench.judge(folder, baseline="qk_rope")
+    with pytest.raises(ConfigError, match="family 0 must be 1 or more"):
+        posbench.judge(folder, family=0)
+    change_fingerprints(run_of(folder, "nope", 0), data="other text")
+    with pytest.raises(ConfigError, match="the text or its splits"):
+        posbench.judge(folder, scheme="nope")

@@ -1,0 +1,81 @@
+"""Inkling's profiles, with and without its convolutions, held to transformers' class; what its options mean."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.models.inkling import modeling_inkling
+from transformers.models.inkling.configuration_inkling import InklingTextConfig
+
+from posbench.config import ConfigError, SchemeConfig
+from posbench.model.decoder import build_model
+from posbench.schemes import Shape, build_scheme
+from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from tests.schemes.test_independent import Float64
+
+H, HKV, D, C, EXTENT, T = 6, 2, 16, 48, 24, 60
+SHAPE = Shape(C, H, HKV, D, context_length=128)
+
+
+def inkling(attention, scheme):
+    """Return transformers' attention layer, with the weights of ours."""
+    config = InklingTextConfig(
+        hidden_size=C,
+        num_attention_heads=H,
+        num_key_value_heads=HKV,
+        head_dim=D,
+        num_hidden_layers=1,
+        rel_extent=EXTENT,
+        layer_types=["hybrid"],
+        attn_implementation="eager",
+    )
+    theirs = modeling_inkling.InklingAttention(config, layer_idx=0).double()
+    parts = attention.qkv.weight.split([H * D, HKV * D, HKV * D])
+    weights = {f"{part}_proj.weight": weight for part, weight in zip("qkv", parts, strict=True)}
+    weights |= {"o_proj.weight": attention.out.weight, "r_proj.weight": scheme.W, "rel_logits_proj.proj": scheme.P}
+    weights |= {"q_norm.weight": scheme.q_weight, "k_norm.weight": scheme.k_weight}
+    for site in "kv":
+        convolution = getattr(scheme, f"{site}_convolution", torch.zeros(HKV, 1, D, 4))
+        weights[f"{site}_sconv.conv1d.weight"] = convolution.flatten(0, 2).flip(-1)[:, None]  # torch's last tap is x_t
+    theirs.load_state_dict(weights)
+    return theirs
+
+
+@pytest.mark.parametrize("name", ["inkling", "inkling_conv"])
+def test_inkling_is_its_authors_class_with_its_gradients(name, monkeypatch):
+    monkeypatch.setattr(modeling_inkling, "torch", Float64())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    config = certificate_config(name)
+    config.scheme.options["extent"] = EXTENT
+    model = build_model(config, VOCAB)
+    randomise(model)
+    scheme, (_, (at, *_)) = model.double().scheme[0], model._embed(random_tokens(T), 7, 0, T, None)
+    attention = model.blocks[0].attention
+    theirs = inkling(attention, scheme)
+    x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    outputs = attention(inputs[0], at, scheme), theirs(inputs[1], mask)[0]
+    assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
+    for output in outputs:
+        (output * weight).sum().backward()
+    pairs = [(inputs[0].grad, inputs[1].grad), (scheme.W.grad, theirs.r_proj.weight.grad)]
+    pairs += [(scheme.P.grad, theirs.rel_logits_proj.proj.grad), (scheme.q_weight.grad, theirs.q_norm.weight.grad)]
+    if name == "inkling_conv":
+        gradient = theirs.k_sconv.conv1d.weight.grad[:, 0].flip(-1).view(HKV, 1, D, 4)
+        pairs.append((scheme.k_convolution.grad, gradient))
+    assert all(theirs.abs().max() > 1e-3 and (ours - theirs).abs().max() < 1e-11 for ours, theirs in pairs)
+
+
+def test_an_extent_beyond_the_training_context_is_reduced_to_it():
+    """Profiles of distances that training never shows would stay random."""
+    for context, extent, columns in ((128, 1024, 128), (2048, 1024, 1024), (128, 16, 16)):
+        shape = replace(SHAPE, context_length=context)
+        [scheme] = build_scheme(SchemeConfig("mine", "inkling", {"extent": extent}), shape)
+        assert scheme.P.shape == (16, columns)
+
+
+@pytest.mark.parametrize("option", ["profiles", "extent", "width"])
+def test_options_that_are_not_whole_numbers_are_refused(option):
+    with pytest.raises(ConfigError, match=rf"scheme\.{option}=0 must be a whole number, 1 or more"):
+        build_scheme(SchemeConfig("mine", "inkling_conv", {option: 0}), SHAPE)
