@@ -51,12 +51,13 @@ def evaluate(
     Raises: ConfigError if no run can be scored, or if scoring a run failed; earlier results are stored.
     """
     from posbench.evaluation.command import evaluate_runs
-    from posbench.runs.finding import runs_named
+    from posbench.evaluation.subjects import runs_to_score
     from posbench.runs.results import perplexity
 
     sources = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
     names = [str(source.path if isinstance(source, Run) else source) for source in sources]
-    evaluations = evaluate_runs(runs_named(names, Path("runs")), options, console(quiet=quiet))
+    output = console(quiet=quiet)
+    evaluations = evaluate_runs(runs_to_score(names, options, Path("runs"), output), options, output)
     return pd.DataFrame(
         {
             "experiment": run.config.experiment_name,

@@ -283,13 +283,16 @@ def evaluate(
     options: Request,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Score finished runs at lengths other than the training length, or on other text.
+    """Score finished runs, or models in Hugging Face folders, at other lengths than the training length or other text.
 
-    `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length)
+    `posbench eval --length 8k`, `posbench eval demo --data wikitext103` (the loss at the training length),
+    `posbench eval SmolLM2-135M --data sotu --length 2k,8k,16k --under rescale=yarn evaluation.windows=8`
     """
     from posbench.evaluation.command import evaluate_runs
+    from posbench.evaluation.subjects import runs_to_score
 
-    evaluate_runs(runs_named(runs or [], runs_dir), options, console(), by_name=bool(runs))
+    to_score = runs_to_score(runs or [], options, runs_dir, console())
+    evaluate_runs(to_score, options, console(), by_name=bool(runs))
 
 
 @app.command()

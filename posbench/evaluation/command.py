@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
-from posbench.evaluation.evaluate import evaluate_run
+from posbench.evaluation.evaluate import Begin, evaluate_run
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
@@ -53,10 +53,12 @@ def evaluate_runs(
     failures: dict[str, list[str]] = {}  # error -> names of the runs
     try:
         with _progress(console) as bar:
-            task = bar.add_task("", total=len(scorable), doing="")
-            is_in_process = jobs == 1  # only then can the bar show the progress of a run
-            advance = (lambda n: bar.update(task, doing=f"{n} tokens")) if is_in_process else (lambda n: None)
-            score = partial(_evaluate, advance=advance, say=say_once if is_in_process else None)
+            task = bar.add_task("", total=len(scorable))
+            score = partial(_evaluate, begin=_ignore, advance=_ignore, say=None)
+            if jobs == 1:  # only then can a second bar show the progress of a run
+                length = bar.add_task("", total=None)
+                begin = partial(bar.reset, length)
+                score = partial(_evaluate, begin=begin, advance=partial(bar.advance, length), say=say_once)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(
                 map(joblib.delayed(score), scorable, requests, headers)
             )
@@ -89,11 +91,14 @@ def evaluate_runs(
     return [(run, result) for run, result in evaluations if any(options <= set(result.key.under) for options in asked)]
 
 
+def _ignore(*_: object, **__: object) -> None:
+    """Show nothing, in a process that has no bar."""
+
+
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<32}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[doing]}", markup=False),
         TimeRemainingColumn(),
         console=console,
         transient=True,
@@ -114,13 +119,15 @@ def _evaluate(
     run: Run,
     request: Request,
     headers: Sequence[Mapping[str, Any]],
+    begin: Begin,
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
     """Score one run and return its results, and its error if the user can fix that.
 
-    Arguments: headers, the headers (settings and means) of all results of the run's experiment; advance, called with
-    the number of tokens after each forward pass; say, called with each notice at once. Without `say`, the notices are
+    Arguments: headers, the headers (settings and means) of all results of the run's experiment; begin, called before
+    each length with its `description` and its `total` tokens; advance, called with the number of tokens after each
+    forward pass; say, called with each notice at once. Without `say`, the notices are
     returned.
     """
     scoring = _Scoring()
@@ -131,7 +138,7 @@ def _evaluate(
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
-        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers)
+        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers, begin)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:
@@ -191,7 +198,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")
     if by_name:
         return finished
-    with_weights = [run for run in finished if run.has_weights]
+    with_weights = [run for run in finished if run.has_weights and run.manifest.subject is None]
     if len(with_weights) < len(finished):
         notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
     if not with_weights:
@@ -211,7 +218,8 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
         try:
             for variant in request.variants[1:]:
                 build_architecture(run.config_under(variant.under))
-            requests.append(request)
+            is_own_text = run.manifest.subject is not None and request.data == run.config.data
+            requests.append(replace(request, data=None) if is_own_text else request)
         except ConfigError as error:
             requests.append(replace(request, under=()))
             refused[run.path.parent.name] = str(error)
@@ -238,8 +246,11 @@ def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
         return [result.header for run in finished for result in run.results()[0]]
 
     def in_experiment(run: Run) -> bool:  # false for a copy in another folder
-        return state_of(run) == FINISHED and run.manifest.run_name.split("/")[1:] == list(
-            run.path.absolute().parts[-2:]
+        # Subjects have tokenizers of their own, so their windows differ at any length.
+        return (
+            state_of(run) == FINISHED
+            and run.manifest.subject is None
+            and run.manifest.run_name.split("/")[1:] == list(run.path.absolute().parts[-2:])
         )
 
     return [stored_in(run.path.absolute().parents[1]) if in_experiment(run) else [] for run in runs]

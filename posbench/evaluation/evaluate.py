@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.config.units import short_length
 from posbench.data import Dataset
 from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
 from posbench.evaluation.request import Request
@@ -20,10 +21,11 @@ from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
-from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey
+from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey, row_name
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
+Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
 
 
@@ -74,6 +76,7 @@ def evaluate_run(
     tell: Tell = lambda result, is_new: None,
     notice: Say = lambda text: None,
     experiment: Sequence[Mapping[str, Any]] = (),
+    begin: Begin = lambda description, total: None,
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
@@ -84,7 +87,7 @@ def evaluate_run(
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); request, what
     to score: lengths, protocols and options; advance, called with the number of tokens after each forward pass; tell,
     called with each result and whether it is new; experiment, the headers (settings and means) of all results of the
-    run's experiment.
+    run's experiment; begin, called with a `description` and a `total` of tokens before each length is scored.
     Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result, but
     it still counts for the anchor, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
@@ -94,7 +97,7 @@ def evaluate_run(
     stored = {result.key: result for result in run.results()[0]}
     results = []
     for variant in request.variants:
-        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, experiment):
+        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, experiment, begin):
             stored[result.key] = result
             tell(result, is_new)
             results.append(result)
@@ -109,6 +112,7 @@ def _evaluate_variant(
     advance: Advance,
     notice: Say,
     experiment: Sequence[Mapping[str, Any]],
+    begin: Begin,
 ) -> Iterator[tuple[Result, bool]]:
     """Score a run with one set of scheme options, and yield (result, whether it is new) for each length.
 
@@ -144,6 +148,9 @@ def _evaluate_variant(
                 if longest is not None and tokens > longest:
                     notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                     continue
+                if length not in usable:
+                    total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
+                    begin(description=f"{row_name(protocol.name, options)} {short_length(length)}", total=total)
                 result = usable.get(length) or of_scorer.score(protocol, length, anchor, advance)
                 yield result, length not in usable
 

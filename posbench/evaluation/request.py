@@ -162,7 +162,7 @@ class Request:
         """
         trained_at, asked = config.trained_length, set(self.lengths)
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
-            asked |= {trained_at} if trained_at >= protocol.shortest(config.evaluation) else set()
+            asked |= {trained_at} if protocol.shortest(config.evaluation) <= trained_at <= max(asked) else set()
         lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
         if lengths and lengths[0] < config.data.shortest:
             raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")

@@ -337,13 +337,20 @@ def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
 def by_head(plot: Plot) -> Figure:
     """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
+    A scheme with many layers has several rows, of at most ten panels.
+
     Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
     and last (distance or channel pair), value and value_windows (half its interval).
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
-    figure = Figure(figsize=(WIDTH, 0.6 + 1.15 * len(schemes)), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
-    panels: Any = figure.subplots(len(schemes), len(layers), sharex=True, sharey=True, squeeze=False)
+    depth = math.ceil(len(layers) / 10)  # rows of a scheme
+    across, height = math.ceil(len(layers) / depth), 0.6 + 1.15 * len(schemes) * depth
+    figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
+    grid: Any = figure.subplots(len(schemes) * depth, across, sharex=True, sharey=True, squeeze=False)
+    panels = grid.reshape(len(schemes), depth * across)
+    for axes in panels[:, len(layers) :].flat:
+        axes.axis("off")
     for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE
@@ -353,8 +360,8 @@ def by_head(plot: Plot) -> Figure:
         axes.fill_between(x, value - interval, value + interval, color=colour, alpha=0.12, linewidth=0)
     for scheme, row in zip(schemes, panels, strict=True):
         row[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
-    for layer, axes in zip(layers, panels[0], strict=True):
-        axes.set_title(f"layer {layer}")
+    for layer, axes in zip(layers, panels[0], strict=False):
+        axes.set_title(f"layer {layer}" if depth == 1 else f"{layer}")
     for axes in panels.flat:
         if not by_pair:
             axes.set_xscale("log", base=2)

@@ -25,6 +25,7 @@ from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import conclusions, verdict
+from posbench.reporting.subjects import content_of_subjects, is_of_subjects
 from posbench.reporting.table import config_of, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import folder_of
@@ -56,8 +57,12 @@ def report(
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
     chosen, rows = read_runs(places, options.beside, notices, options.schemes, options.seeds)
     target.mkdir(parents=True, exist_ok=True)
-    published = load_published(options.against) if options.against else _published_of(chosen)
-    if is_of_tasks(chosen):
+    of_subjects = is_of_subjects(chosen) and not group_by
+    published = load_published(options.against) if options.against else None if of_subjects else _published_of(chosen)
+    if of_subjects:
+        content, files = content_of_subjects(chosen, rows)
+        names, first = content["names"], content["sections"][0].table
+    elif is_of_tasks(chosen):
         if options.against:
             raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
         runs, left_out = finished_runs(chosen)

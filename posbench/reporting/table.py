@@ -205,6 +205,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
     final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+    if manifest.subject:
+        T = manifest.identity["train.context_length"]
+        within = [r for r in stored if PROTOCOLS[r.protocol].is_by_length and not r.key.under and r.length <= T]
+        final = max(within, key=lambda result: result.length, default=None)
     answered = {}
     if final and "right" in final.table.column_names:  # one row per problem of a task
         right, answers = final.windows["right"], final.windows["targets"]

@@ -21,6 +21,7 @@ from posbench.system.files import is_locked
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written to a manifest; `state_of` returns them
 
 MAX_NAMES = 6  # experiments that a message lists
+SUBJECTS = "subjects"  # folder of models that were not trained here (`posbench.evaluation.subjects`)
 REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
 
 
@@ -166,12 +167,13 @@ def run_named(name: str, runs_dir: Path) -> Run:
 
 
 def only_experiment(runs_dir: Path) -> Path:
-    """Return the folder of the only experiment in `runs_dir`, not counting `reference/`.
+    """Return the folder of the only experiment in `runs_dir`, not counting `reference/` and `subjects/`.
 
     Raises: ConfigError if there are no experiments, or several.
     """
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
-    experiments = sorted(folder for folder in folders if runs_dir / "reference" not in folder.parents)
+    others = {runs_dir / "reference", runs_dir / SUBJECTS}
+    experiments = sorted(folder for folder in folders if not others & {folder, *folder.parents})
     if len(experiments) != 1:
         if not experiments:
             raise ConfigError(_no_experiments(runs_dir))

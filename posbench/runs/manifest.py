@@ -72,6 +72,7 @@ class Manifest:
     text_tokens: int | None = None  # tokens of the train split; None if not recorded
     weights: str | None = None  # SHA-256 of the last step's model.safetensors; None until finished
     branched_at: int | None = None  # step of the trunk's checkpoint that the run began with; None: it began at 0
+    subject: dict[str, Any] | None = None  # facts about a model that was not trained here, such as its path
     continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.start.Start.record`)
     wandb: dict[str, Any] | None = None
     scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own files: path -> SHA-256

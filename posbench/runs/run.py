@@ -124,8 +124,10 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Return the run's tokenizer. Raises: ConfigError if its file is missing or has another fingerprint."""
-        from posbench.data.text.tokenizer import tokenizer_in
+        from posbench.data.text.tokenizer import read_file, tokenizer_in
 
+        if self.manifest.subject is not None:
+            return read_file(self.config.tokenizer, ())
         return tokenizer_in(
             self.content("tokenizer.json"), str(self.path / "tokenizer.json"), self.manifest.fingerprints.tokenizer
         )
@@ -185,8 +187,9 @@ class Run:
 
     @property
     def has_weights(self) -> bool:
-        """Return True if the run has a checkpoint, intact or not."""
-        return any((self.path / "checkpoints").glob("step=*"))
+        """Return True if the run has a checkpoint, intact or not, or if the folder of a subject's weights exists."""
+        subject = self.manifest.subject
+        return Path(subject["path"]).is_dir() if subject else any((self.path / "checkpoints").glob("step=*"))
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Return True if a user's file that defines the run's scheme has changed since training, else False.
@@ -234,12 +237,18 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """Return {name: tensor}, the weights of the last step, or of step `at_step`.
+        """Return {name: tensor}, the weights of the last step, or of step `at_step`, or of a subject's folder.
 
-        Raises: ConfigError if they are missing or damaged.
+        Raises: ConfigError if they are missing, damaged, or no longer those of the subject.
         """
         from posbench.runs.checkpoint import load_weights
+        from posbench.runs.start import start_of
 
+        if subject := self.manifest.subject:
+            start = start_of(subject["path"], self.manifest.seed, self.path.parents[2])
+            if start is None or start.digest != self.weights_digest:
+                raise ConfigError(f"the weights in {subject['path']} have changed since {self.name} was scored")
+            return start.load()
         return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:

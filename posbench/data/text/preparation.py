@@ -64,11 +64,12 @@ _NOTICE_SECONDS = 10.0  # seconds between lines about a long preparation
 _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test_path", "document_mask"}
 
 
-def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool = False) -> Corpus:
+def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool | str = False) -> Corpus:
     """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
     Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
-    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text.
+    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text; WHOLE
+    to score the documents of all splits that posbench makes.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
@@ -97,14 +98,16 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
         ) from error
 
 
-def prepare_held_out(config: Config, notice: Say = say) -> Corpus:
+def prepare_held_out(config: Config, notice: Say = say, whole: bool = False) -> Corpus:
     """Return the tokenized text of this configuration, to score models that were trained on another text.
+
+    If `whole`, splits that posbench itself makes (`data=sotu`, `stdlib`) are read as one.
 
     The tokenizer must be a file. If the source has only a validation or only a test split, the corpus uses it for both;
     if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
     read. Raises: ConfigError if the text cannot be read or is too short.
     """
-    corpus = prepare(config, notice, held_out=True)
+    corpus = prepare(config, notice, held_out=WHOLE if whole else True)
     held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]
     splits = held_out_splits or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
@@ -149,7 +152,7 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
     return [f"warning: data={data}: {line}" for line in lines]
 
 
-def _folder(config: Config, source: Source, held_out: bool) -> Path:
+def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
     """Return the folder of a configuration's tokenized text, named by a hash of everything that decides its content.
 
     No text is read. Arguments: source, of the documents; held_out, True if the text is only scored.
@@ -170,7 +173,7 @@ def _write_corpus(
     source: Source,
     folder: Path,
     notice: Say,
-    held_out: bool,
+    held_out: bool | str,
     splitter: Splitter | None = None,
 ) -> None:
     """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
@@ -191,7 +194,9 @@ def _write_corpus(
         if not held_out and (sentence := source.cut_few_files()):
             notice(sentence)
     streams = source.streams()
-    if held_out:
+    if held_out == WHOLE and not source.by_document:
+        streams = {"train": chain.from_iterable(streams.values())}
+    elif held_out:
         streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
     budget, writers = config.data.token_budget, dict[str, SplitWriter]()
 
@@ -311,7 +316,7 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 
 
 def _check_splits(
-    source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool
+    source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool | str
 ) -> None:
     """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose.
 

@@ -17,7 +17,7 @@ tokens. Windows of a task are problems, by default of the longest trained length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from posbench.schemes import Bias
 
 WINDOWS = 32
+LONGEST = 1024  # tokens of a window: attention is computed in float64, and time grows with the square of the length
 CELLS = 2**24  # attention weights of a layer in memory at a time
 
 PLACE = ["scheme", "seed", "measure", "layer", "head", "first", "last"]
@@ -114,6 +115,12 @@ class Mechanism(EvalProtocol):
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 2 * WINDOWS * length
 
+    def lengths(
+        self, asked: Sequence[int], context_length: int, split: Any = None, configured: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the requested lengths, else the training length `context_length`, each at most LONGEST."""
+        return sorted({min(n, LONGEST) for n in super().lengths(asked, context_length, split, configured)})
+
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         heads = read_heads(compared.runs, compared.schemes, compared.training_length)
         if heads.empty:
@@ -148,22 +155,24 @@ class Mechanism(EvalProtocol):
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
     """Read the measures of attention heads that runs have stored, and average them over windows.
 
-    For each scheme, only the first seed that was scored at this length is read.
-    Arguments: runs, a table with a row per run and its path; schemes, the names to read; length, of the scored windows,
-    in tokens.
+    They are read at the stored length that is nearest to `length`. For each scheme, only the first seed that was scored
+    at it is read.
+    Arguments: runs, a table with a row per run and its path; schemes, the names to read; length, in tokens or items.
     Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
     and half of its 95 % interval (`value_windows`).
     """
     from scipy.special import stdtrit  # not needed to train or to score
 
-    tables = []
-    for scheme in schemes:
-        for run in runs[runs["scheme"] == scheme].sort_values("seed").itertuples():
-            results, _ = run_at(str(run.path)).results()
-            stored = [r for r in results if (r.protocol, r.length) == (Mechanism.name, length) and not r.key.under]
-            if stored:
-                tables.append(stored[0].windows.assign(scheme=scheme, seed=int(str(run.seed))))
-                break
+    stored = [
+        (scheme, int(str(run.seed)), result)
+        for scheme in schemes
+        for run in runs[runs["scheme"] == scheme].sort_values("seed").itertuples()
+        for result in run_at(str(run.path)).results()[0]
+        if result.protocol == Mechanism.name and not result.key.under
+    ]
+    nearest = min((result.length for _, _, result in stored), key=lambda n: abs(n - length), default=length)
+    first = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
+    tables = [first[s][1].windows.assign(scheme=s, seed=first[s][0]) for s in schemes if s in first]
     if not tables:
         return pd.DataFrame(columns=[*PLACE, "value", "value_windows"])
     rows = pd.concat(tables, ignore_index=True)
@@ -253,17 +262,20 @@ def measure(
     device = model.embedding.weight.device
     ids, length = torch.from_numpy(tokens).to(device), tokens.shape[1] - 1
     position_ids = None if positions is None else torch.from_numpy(positions).to(device)
-    with torch.no_grad(), _recording(model) as layers:
-        nll = model.nll(ids[:, :-1], ids[:, 1:], last=length - length // 2, positions=position_ids)
     measured: list[Measured] = []
-    for n, layer in sorted(layers.items()):
+
+    def record(n: int, layer: dict[str, Any]) -> None:
         weights = layer["weights"][:, :, length // 2 :]
         if are_repeated:
             shares = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
             measured.append(_by_head("induction", n, shares))
         else:
-            measured += [_by_head("first_token", n, weights[..., 0]), *_by_distance(n, weights, layer.get("bias"))]
-            measured += _norms(n, model.scheme[n], layer)
+            measured.append(_by_head("first_token", n, weights[..., 0]))
+            measured.extend(_by_distance(n, weights, layer.get("bias")))
+            measured.extend(_norms(n, model.scheme[n], layer))
+
+    with torch.no_grad(), _recording(model, record):
+        nll = model.nll(ids[:, :-1], ids[:, 1:], last=length - length // 2, positions=position_ids)
     return nll.double().cpu().numpy(), measured
 
 
@@ -293,21 +305,21 @@ def attention_weights(
 
 
 @contextmanager
-def _recording(model: Decoder) -> Iterator[dict[int, dict[str, Any]]]:
-    """Replace the kernels of softmax attention by a plain one in a `with` block, and record what they compute.
+def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
+    """Replace the kernels of softmax attention by a plain one in a `with` block.
 
-    Yields: a dict that gets, for each layer with softmax attention, a dict of q, k, attention weights and bias.
+    Arguments: record, called in each layer with softmax attention, with its number and its q, k, attention weights and
+    bias, so that memory holds the weights of one layer only.
     """
     from posbench.attention import Softmax
 
     kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
-    layers: dict[int, dict[str, Any]] = {}
 
     def kernel(
         n: int, q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
     ) -> Tensor:
         weights, added = attention_weights(q, k, bias, scale, sink, window)
-        layers[n] = {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added})
+        record(n, {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
     kernels, piece = [kind.kernel for kind in kinds.values()], model.piece
@@ -315,7 +327,7 @@ def _recording(model: Decoder) -> Iterator[dict[int, dict[str, Any]]]:
         kind.kernel = partial(kernel, n)
     model.piece = None
     try:
-        yield layers
+        yield
     finally:
         for kind, usual_kernel in zip(kinds.values(), kernels, strict=True):
             kind.kernel = usual_kernel

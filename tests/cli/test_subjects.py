@@ -1,0 +1,169 @@
+"""`posbench eval FOLDER`: a Hugging Face folder is scored like a run, and nothing is copied."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import posbench as api
+from posbench.config import TokenizerConfig
+from posbench.data.text.tokenizer import plain_bytes, train_bpe
+from posbench.evaluation.texts import corpus_for
+from tests.cli.commands import Give
+from tests.conftest import write_documents
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "bos_token_id": 256,
+    "pad_token_id": None,
+}
+TEXT = ["--data", "files", "--data", "data.path=books", "--data", "data.name=books"]
+ON_CPU = ["--device", "cpu", "--dtype", "float32"]
+FEW = "evaluation.windows=4"
+
+
+@pytest.fixture
+def folder(posbench: Give) -> Path:
+    """Return a folder with a small Llama, its tokenizer, and random weights, beside a folder of books."""
+    write_documents(Path("books"), count=6)
+    return saved("mini", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257)
+
+
+def saved(name: str, tokenizer: Any, class_name: str = "LlamaConfig", **config: Any) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**SIZES | config))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(0.0, 2 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(name)
+    tokenizer.save(f"{name}/tokenizer.json")
+    return Path(name)
+
+
+def test_a_folder_is_scored_as_transformers_scores_it(posbench: Give, folder: Path) -> None:
+    result = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64,256", FEW)
+    assert result.status == 0, result.error
+    run = api.load_run("runs/subjects/mini/seed=0")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = corpus_for(run, None, print).test.tokens
+    assert [stored.length for stored in run.results()[0]] == [64, 128, 256]  # 128 is its training length
+    for stored in run.results()[0]:
+        for row in stored.windows.itertuples():
+            end = row.start + row.targets
+            ids = torch.from_numpy(np.asarray(tokens[end - stored.length - 1 : end]).astype(np.int64))
+            with torch.no_grad():
+                logits = model(ids[None, :-1]).logits[0, -row.targets :]
+            nll = F.cross_entropy(logits, ids[-row.targets :], reduction="sum").item()
+            assert abs(nll - row.nll) / row.targets < 1e-4
+
+
+def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, folder: Path) -> None:
+    assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    run = api.load_run("runs/subjects/mini/seed=0")
+    assert run.manifest.subject is not None and run.manifest.subject["path"] == str(folder)
+    assert run.manifest.weights and len(run.manifest.weights) == 64
+    assert {file.suffix for file in run.path.rglob("*") if file.is_file()} == {".json", ".yaml", ".parquet"}
+    assert not (run.path / "tokenizer.json").exists()
+    assert sum(run.manifest.subject["document_tokens"]) == corpus_for(run, None, print).test.num_tokens
+    assert "already there" in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).out
+    assert "scored fixed 32" not in posbench("eval", "mini", *ON_CPU, "--length", "64", "evaluation.windows=5").out
+
+
+def test_another_model_of_the_same_name_is_refused(posbench: Give, folder: Path) -> None:
+    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
+    assert posbench(*command).status == 0
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}})
+    )
+    assert "has results of another model of this name" in posbench(*command).refusal
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
+    assert "has results of another model of this name" in posbench(*command).refusal
+    assert "have changed since" in posbench("eval", "subjects", *ON_CPU, "--length", "64,128").refusal
+    shutil.rmtree("runs/subjects/mini")
+    assert posbench(*command).status == 0
+
+
+def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench: Give, folder: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    out = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "256", "--under", "rescale=pi", FEW).out
+    assert "trained on windows of 64 tokens" in out and "'factor': 4.0" in out
+    lines = [line.split() for line in out.splitlines()]
+    slowest = 10000.0 ** (-14 / 16) / 4
+    assert ["as", "in", "config.json", "10000", "yarn", "4", "1", f"{slowest:.3g}"] in lines
+    assert ["rescale=pi", "10000", "pi", "4", "0.25", f"{slowest:.3g}"] in lines
+
+
+def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posbench: Give, folder: Path) -> None:
+    bpe = train_bpe(TokenizerConfig(kind="bpe", vocab_size=300), [file.read_text() for file in Path("books").iterdir()])
+    saved("wide", bpe, vocab_size=300)
+    protocols = ["--protocol", "fixed,order,mechanism"]
+    command = ["eval", "mini", "wide", *TEXT, *ON_CPU, "--length", "128,256", "--under", "rescale=pi,yarn"]
+    result = posbench(*command, *protocols, FEW, "evaluation.order_windows=4")
+    assert result.status == 0, result.error
+    result = posbench("report", "subjects")
+    assert result.status == 0, result.error
+    page = Path("runs/subjects/report/report.md").read_text()
+    for words in ("mini: Perplexity by length", "wide: What a model uses of its context", "wide: What heads do"):
+        assert f"## {words}" in page
+    assert "mini · rescale=yarn |" in page and "128 (trained)" in page and "6 of 6 documents are longer" in page
+    bits = api.results("runs/subjects", tidy=True).query("metric == 'bits_per_byte' and under == '' and length == 256")
+    sums = bits.groupby("scheme", observed=True)[["value", "count"]].sum()
+    for name, value in (sums["value"] / sums["count"]).items():
+        assert any(line.startswith(f"{name} |") and f" {value:.4f} (" in line for line in page.splitlines())
+    scored = json.loads(posbench("report", "subjects", "--json").out)["schemes"]
+    assert {(row["scheme"], row["length"]) for row in scored} >= {("mini · rescale=pi", 256), ("mini", 128)}
+    assert posbench("report", "subjects", "--by", "model.name").status == 0
+    assert posbench("pack", "subjects").status == 0
+    shutil.rmtree("runs/subjects")
+    shutil.rmtree("mini")
+    assert posbench("report", "subjects").status == 0
+    assert Path("runs/subjects/report/report.md").read_text() == page
+    assert "mini/tokenizer.json" in posbench("eval", "subjects/mini", *ON_CPU, "--length", "64").refusal
+
+
+def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Path) -> None:
+    assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    result = posbench("eval", *ON_CPU, "--length", "64")
+    assert "demo/nope/seed=0" in result.out and "subjects/mini" not in result.out
+    assert "posbench: demo" in posbench("report").out
+    assert "is for Hugging Face folders" in posbench("eval", "demo", FEW).refusal
+    mixed = posbench("report", "subjects", "demo").refusal
+    assert "some of these runs were trained here and others only scored" in mixed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no safetensors files"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "is not a safetensors file"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_in_a_line(posbench: Give, folder: Path, change: Any, message: str) -> None:
+    change(folder)
+    assert message in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
+
+
+def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench: Give) -> None:
+    assert "hf download owner/name --local-dir name" in posbench("eval", "owner/name", "--length", "64").refusal
