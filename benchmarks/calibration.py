@@ -374,7 +374,7 @@ def main() -> None:
         for quantity, noise, number, rate in counted:
             print(f"{quantity} | {noise} | {number} | {100 * rate:.1f}")
     print()
-    for table in (loops(10 * n, random), drops(), procedure(n, random)):
+    for table in (procedure(n, random), loops(10 * n, np.random.default_rng(options.seed)), drops()):
         for row in table:
             print(" | ".join(row), flush=True)
         print()

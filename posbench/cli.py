@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import place_of, trust_file
 from posbench.config import Config, ConfigError
 from posbench.evaluation.request import Request
@@ -51,10 +52,24 @@ _GROUPS = (
 )
 HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that contains the experiments.")]
+
+
+def _complete_experiment(incomplete: str) -> list[str]:
+    """Return the experiments in `runs/` whose names start with `incomplete`."""
+    names = {run.path.parents[1].relative_to("runs").as_posix() for run in find_runs(Path("runs"))}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _complete_scheme(incomplete: str) -> list[str]:
+    """Return the schemes whose names start with `incomplete`."""
+    return [name for name in choices("scheme") if name.startswith(incomplete)]
+
+
 Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUNS",
+        autocompletion=_complete_experiment,
         help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all.",
         show_default=False,
     ),
@@ -287,6 +302,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="EXPERIMENT...",
+            autocompletion=_complete_experiment,
             help="An experiment, or its folder. Default: the only one in the runs folder. Several make one table if "
             "they differ only in schemes and seeds; otherwise group them with --by.",
             show_default=False,
@@ -481,6 +497,7 @@ def schemes(
         list[str] | None,
         typer.Argument(
             metavar="NAMES",
+            autocompletion=_complete_scheme,
             help="Schemes to list (my_scheme.py:Faded); with --plot: finished runs, to plot what they have learned.",
             show_default=False,
         ),
@@ -515,7 +532,12 @@ def schemes(
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCHEMES", help="Schemes of conf/scheme. Default: all.", show_default=False),
+        typer.Argument(
+            metavar="SCHEMES",
+            autocompletion=_complete_scheme,
+            help="Schemes of conf/scheme. Default: all.",
+            show_default=False,
+        ),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also check compiled blocks, as in training: two minutes per scheme.")

@@ -1,5 +1,7 @@
 """Python's way in: what the commands do, as functions with types and errors."""
 
+from pathlib import Path
+
 import pytest
 
 import posbench
@@ -44,3 +46,8 @@ def test_what_a_user_can_fix_is_one_kind_of_error(tmp_path, monkeypatch):
 
 def test_every_name_is_there():
     assert all(getattr(posbench, name) is not None for name in posbench.__all__)
+
+
+def test_only_public_names_are_listed_and_a_run_shows_its_folder():
+    assert dir(posbench) == sorted(posbench.__all__)
+    assert repr(posbench.Run(Path("runs/demo/nope/seed=0"))) == "Run('runs/demo/nope/seed=0')"

@@ -11,8 +11,10 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -225,8 +227,16 @@ def api_page() -> str:
         if callable(value):
             signature = str(inspect.signature(value)) if inspect.isfunction(value) else ""
             signature = re.sub(r"(: |-> )'([^']+)'", r"\1\2", signature)
-            parts += [f"## {name}", fenced("python", f"posbench.{name}{signature}"), prose(value)]
+            parts += [f"## {name}", fenced("python", f"posbench.{name}{signature}"), prose(value), members(value)]
     return "\n\n".join(parts)
+
+
+def members(thing: Any) -> str:
+    """Return a list of a class's own attributes and methods that have docstrings, with their first lines, or ""."""
+    kinds = (property, cached_property, FunctionType)
+    public = [name for name, value in vars(thing).items() if isinstance(value, kinds) and not name.startswith("_")]
+    texts = {name: inspect.getdoc(vars(thing)[name]) for name in public} if inspect.isclass(thing) else {}
+    return "\n".join(f"- `.{name}`: {text.splitlines()[0]}" for name, text in texts.items() if text)
 
 
 def prose(thing: Any) -> str:

@@ -40,8 +40,8 @@ def _short(count: float, *units: str) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2 schemes`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2,000 schemes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short_length(tokens: int) -> str:
@@ -70,12 +70,12 @@ def decimals(half_width: float, most: int = 4) -> int:
 def perplexity_text(value: Any, half_width: float = math.nan) -> str:
     """Return a perplexity as text: `18.83`, `1,631` or `2.5e+07`.
 
-    Arguments: half_width, half an interval in nats, which decides the number of decimals (3 at most) if it is finite.
+    Arguments: half_width, half an interval in nats, which decides the number of decimals (2 at most) if it is finite.
     """
     if value >= 1e6:
         return f"{value:.1e}"
     if math.isfinite(half_width):
-        return f"{value:,.{decimals(value * half_width, most=3)}f}"
+        return f"{value:,.{decimals(value * half_width, most=2)}f}"
     if value < 100:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"

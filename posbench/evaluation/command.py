@@ -82,9 +82,10 @@ def evaluate_runs(
         for (title, protocol), of_table in tables.items():
             _show(console, title, protocol, of_table)
     if failures:
+        error, names = next(iter(failures.items()))
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
         raise ConfigError(
-            "\n  ".join(["not all runs could be scored", *lines]) if scorable[1:] else next(iter(failures))
+            "\n  ".join(["not all runs could be scored", *lines]) if len(names) < len(scorable) else error
         )
     asked = [set(variant.under) for variant in request.variants if variant.under or not request.under]
     return [(run, result) for run, result in evaluations if any(options <= set(result.key.under) for options in asked)]

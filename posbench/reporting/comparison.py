@@ -21,7 +21,7 @@ import pandas as pd
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
-from posbench.evaluation.protocols.section import ComparedRuns, curves
+from posbench.evaluation.protocols.section import ComparedRuns
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
 from posbench.reporting.search import RateSearch, at_best_rates, merge_searches, with_searches
@@ -44,12 +44,11 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class Comparison(ComparedRuns):
-    """The runs that one report compares, with the tests, curves and notes that the report shows about them."""
+    """The runs that one report compares, with the tests and notes that the report shows about them."""
 
     experiment: str
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
-    curves: pd.DataFrame  # validation losses while training: scheme, seed, tokens, loss
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     published: Published | None
     left_out: list[str]  # runs that are not compared, and why
@@ -191,7 +190,6 @@ def build(
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
-    run_names = runs[["path", "scheme", "seed"]]
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -200,7 +198,6 @@ def build(
         cells=cells,
         pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest),
         ngrams=_ngrams(rows, losses, base),
-        curves=curves(runs["path"], "validation", ["loss"]).merge(run_names, on="path").drop(columns="path"),
         search=search,
         published=published,
         left_out=left_out,

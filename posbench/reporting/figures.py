@@ -144,7 +144,7 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     decided = significant_pairs(c.pairs)
     gaps = plot.points.sub(plot.points[c.baseline], axis=0)
     pitch = 0.3 if len(c.schemes) <= 20 else 0.21
-    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.75 * WIDTH)
+    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.6 * WIDTH)
     validation = c.validation()
     for y, scheme in enumerate(c.schemes):
         colour, _, marker = look[scheme]
@@ -168,6 +168,8 @@ def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones.
 
+    Cells show the difference in nats per token if there is room, for up to MOST_LINES schemes.
+
     Arguments: c, the compared runs; plot, whose `points` are the tests, a row per pair of schemes; look is not used.
     """
     names, count = c.schemes, len(c.schemes)
@@ -177,12 +179,13 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     most = float(np.nanmax(differences)) or 1.0
     figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
-    for marks, sign in ((significant_pairs(plot.points), "●"), (equivalent_pairs(plot.points), "=")):
-        for pair in marks:
-            y, x = sorted(names.index(name) for name in pair)
-            y, x = (x, y) if math.isnan(differences[y, x]) else (y, x)
-            colour = "white" if differences[y, x] > 0.3 * most else "black"
-            axes.text(x, y, sign, ha="center", va="center", fontsize=8, color=colour)
+    decided, equal = significant_pairs(plot.points), equivalent_pairs(plot.points)
+    for y, x in np.argwhere(np.isfinite(differences)).tolist():
+        pair, difference = frozenset((names[y], names[x])), differences[y, x]
+        sign = "●" if pair in decided else "=" if pair in equal else ""
+        text = f"{difference:.2f} {sign}".strip() if count <= MOST_LINES else sign
+        colour = "white" if difference > 0.3 * most else "black"
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
     axes.set_yticks(range(count - 1), names[:-1])
     axes.set_xlim(0.5, count - 0.5)
@@ -193,6 +196,26 @@ def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
         side.set_visible(False)
     figure.colorbar(image, ax=axes, shrink=0.8, label="better by, nats/token")
     return figure
+
+
+def training(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+    """Return a figure of the loss during training, mean over seeds, in 50 equal parts; the first two may be cut off.
+
+    Arguments: c, the compared runs; plot, whose `points` have columns scheme, seed, tokens and loss; look, {scheme:
+    (colour, line style, marker)}.
+    """
+    part = np.ceil(50 * plot.points["tokens"] / plot.points["tokens"].max())
+    means = plot.points.groupby(["scheme", part])[["tokens", "loss"]].mean()
+    lines = {s: (means.loc[s, "tokens"], means.loc[s, "loss"]) for s in c.schemes}
+    later = means[means.index.get_level_values(1) > 2]["loss"]
+
+    def finish(axes: Axes) -> None:
+        axes.set_ylim(top=later[np.isfinite(later)].max())
+        axes.set_ylabel("training loss, nats/token")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        axes.margins(x=0)
+
+    return _lines(lines, look, finish, "tokens trained on", 3.6)
 
 
 def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
@@ -218,8 +241,8 @@ def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
 def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     """Return a figure of perplexity against length, both on log scales, with the training length marked.
 
-    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length) and y (perplexity); look,
-    {scheme: (colour, line style, marker)}.
+    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw
+    bands, low and high; look, {scheme: (colour, line style, marker)}.
     """
     lengths = sorted(set(plot.points["x"]))
 
@@ -228,7 +251,8 @@ def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
         length_axis(axes, lengths, c.training_length)
         axes.set_ylabel("perplexity")
 
-    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1)
+    bands = plot.points if "low" in plot.points else None
+    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1, bands=bands)
 
 
 def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
@@ -356,6 +380,7 @@ def by_head(plot: Plot) -> Figure:
 _KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
     "gaps": gaps,
     "matrix": matrix,
+    "training": training,
     "curves": curves,
     "rates": by_rate,
     "panels": panels,
@@ -411,12 +436,13 @@ def _lines(
     label: str,
     height: float,
     sharey: bool = True,
+    bands: pd.DataFrame | None = None,
 ) -> Figure:
     """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
 
     Arguments: lines, {scheme: (x, y)}; look, {scheme: (colour, line style, marker)}; finish, a function that sets up
     the axes of each panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
-    share a y scale.
+    share a y scale; bands, a table (scheme, x, low, high) of areas to shade around the lines.
     """
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
@@ -435,6 +461,11 @@ def _lines(
         )
     for axes in panels:
         finish(axes)
+    if bands is not None:
+        for n, scheme in enumerate(lines):
+            band, axes = bands[bands["scheme"] == scheme].sort_values("x"), panels[n // size]
+            axes.set_autoscale_on(False)  # keep the scales of the lines
+            axes.fill_between(band["x"], band["low"], band["high"], color=look[scheme][0], alpha=0.12, linewidth=0)
     panels[-1].set_xlabel(label)
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
     for axes in panels:
@@ -535,8 +566,8 @@ def inline_svg(drawing: str, prefix: str) -> str:
     """
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 style="max-width: \2"', body, count=1)  # text stays its size
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r"url\(#", f"url(#{prefix}-", body)
     body = re.sub(r'href="#', f'href="#{prefix}-', body)

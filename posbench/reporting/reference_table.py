@@ -103,7 +103,11 @@ def check_same_losses(reference: Path, console: Console) -> None:
             f"{versions['torch']}"
         )
     device_name, recorded_on = device.describe()["name"], manifest.device.get("name")
-    console.out(f"{figure}: {mean:.6f} on {device_name}; recorded in {reference.name}: {recorded:.6f} on {recorded_on}")
+    agreement = "the same" if f"{mean:.6f}" == f"{recorded:.6f}" else "close enough"
+    console.out(
+        f"{figure}: {mean:.6f} on {device_name}; recorded in {reference.name}: {recorded:.6f} on {recorded_on} "
+        f"({agreement})"
+    )
     if device_name != recorded_on:
         console.out("On a different processor, losses agree to about six digits at first and to fewer later in a run.")
 

@@ -41,6 +41,7 @@ def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Sectio
         *onset_gaps(c),
         *([Section("", files={"ngrams.csv": c.ngrams})] if len(c.ngrams) else []),
         *([learning_rates(c, c.search)] if c.search else []),
+        *while_training(c),
         costs(c),
         *published(c),
     ]
@@ -63,16 +64,17 @@ def losses(c: Comparison, margin: float) -> Section:
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
     """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
 
+    Up to three schemes need no picture.
     Arguments: c, the compared runs; margin, nats per token below which losses count as equal.
     """
     summary = conclusions(c.ranked, c.pairs)
     fixed = Section("Pairs fixed before training", table=tables.claims_table(c), note=_note("claims", c))
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
-    caption = f"How much better the row's scheme is than the column's. ●: decided {c.scope}{legend}."
+    caption = f"How much better the row's scheme is than the column's, nats/token. ●: decided {c.scope}{legend}."
     plot = Plot("pairs", "matrix", caption, c.pairs)
     return [
         *([fixed] if c.num_fixed_pairs else []),
-        Section("Who beats whom", plots=[plot], note=_note("pairs", c, summary)),
+        *([Section("Who beats whom", plots=[plot], note=_note("pairs", c, summary))] if len(c.schemes) > 3 else []),
     ]
 
 
@@ -86,17 +88,24 @@ def learning_rates(c: Comparison, search: RateSearch) -> Section:
     )
 
 
+def while_training(c: Comparison) -> list[Section]:
+    """Return a section with the training losses, and the gaps in validation loss if runs were validated on the way."""
+    caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
+    plots = [Plot("training", "training", caption, c.logged("train", ["loss"]))]
+    validation = c.logged("validation", ["loss"])
+    if len(c.schemes) > 1 and validation.groupby("scheme")["tokens"].nunique().max() > 2:
+        plots.append(Plot("curves", "curves", f"Gap to {c.baseline} on validation text.", validation))
+    return [Section("While training", plots=plots)] if len(plots[0].points) else []
+
+
 def costs(c: Comparison) -> Section:
-    """Return the section with the costs of each scheme and the losses during training."""
+    """Return the section with the costs of each scheme."""
     table, same = tables.costs_table(c)
-    caption = f"Gap to {c.baseline} during training; learning rates fall towards the end."
-    is_drawn = len(c.schemes) > 1 and c.curves.groupby("scheme")["tokens"].nunique().max() > 2
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
     return Section(
         "Costs",
-        plots=[Plot("curves", "curves", caption, c.curves)] if is_drawn else [],
         table=table if len(table.columns) > 1 else None,
         note=_note("costs", c, same, other_sizes),
         latex=("costs", "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),

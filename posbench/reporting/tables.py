@@ -270,6 +270,7 @@ def latex(table: pd.DataFrame, caption: str, label: str) -> str:
             value = value.replace(special, f"\\{special}")
         for sign, shown in signs.items():
             value = value.replace(sign, shown)
+        value = re.sub(r"(?<![\w.])-(?=\d)", "$-$", value)  # a minus sign, not a hyphen
         return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", value)
 
     escaped = table.rename(columns=text).map(text)

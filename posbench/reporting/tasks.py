@@ -441,7 +441,7 @@ def summary_map(tasks: Mapping[str, TaskScores]) -> Figure:
     axes.set_xticklabels([f"{title}\ntrained: {t.trained}" for title, t in zip(texts, scored, strict=True)])
     axes.xaxis.tick_top()
     axes.set_xlabel(
-        f"length at which the share of right letters, bits or pairs falls below {KEPT}; not of whole problems"
+        f"length at which the share of right letters, bits\nor pairs falls below {KEPT}; not of whole problems"
     )
     return figure
 

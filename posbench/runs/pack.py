@@ -108,14 +108,14 @@ class Pack:
             raise ConfigError(f"{self.file} cannot be read ({error}): restore it from a copy") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PackedRun(Run):
     """A run in a pack, a zip file of runs.
 
     `path` is the folder that it would have unpacked; new evaluation results are stored there.
     """
 
-    pack: Pack = field(compare=False, repr=False)
+    pack: Pack = field(compare=False)
 
     @property
     def key(self) -> str:

@@ -39,11 +39,14 @@ if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run, identified by its folder. Files are opened when they are first needed."""
 
     path: Path
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
 
     @property
     def name(self) -> str:

@@ -110,7 +110,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
             entity=tracking.entity,
             group=config.experiment_name,
             job_type="train",
-            name=tracking.name or f"{config.scheme.name}/seed={config.seed:02d}",
+            name=tracking.name or f"{config.scheme.name}/seed={config.seed}",
             # without duplicates, because wandb refuses a run that has the same tag twice
             tags=list(dict.fromkeys([config.scheme.name, config.model.name, config.data.name, *tracking.tags])),
             notes=tracking.notes,

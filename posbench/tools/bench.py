@@ -170,7 +170,8 @@ def bench(
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {rate:,.0f} GFLOP/s; first step in s"
+        f"matmul {rate:,.0f} GFLOP/s; ratio: speed over {schemes[0]}'s, timed just before ({schemes[0]}'s own shows "
+        "the noise)"
     )
     if datasheet := datasheet_rate(device["name"]):
         console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")
@@ -185,7 +186,8 @@ def bench(
             f"{100 * figures['mfu']:.1f}%",
         )
     console.print(table)
-    table = plain_table("scheme", "parameters", "FLOPs/token", "cache B/token", "state B", "first", "MiB")
+    titles = ("parameters", "FLOPs/token", "cache\nB/token", "state\nB", "first step\ns", "memory\nMiB")
+    table = plain_table("scheme", *titles)
     for name, figures in result["schemes"].items():
         keys = ("parameters", "flops_per_token", "cache_bytes_per_token", "state_bytes")
         memory = figures["peak_memory_bytes"]

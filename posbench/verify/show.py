@@ -95,6 +95,10 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
     """Yield the lines below the table of test results: what was measured, the limits, each failure, and the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
+        "ok: relative or absolute as promised, blind to later tokens (future), the same token by token (decode), equal "
+        "to its NumPy definition (fp64), with right gradients (grad) and small rounding errors (fp32, bf16)"
+    )
+    yield (
         f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out, divided by the "
         f"radians that a token adds to rotations, if more than 1. At most {EXACT:g} is relative, above {APART:g} "
         f"absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most {SLOPE:g}. fp32, bf16: errors at "

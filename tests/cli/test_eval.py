@@ -47,6 +47,11 @@ def test_a_run_that_fails_is_told_after_the_table_of_the_others(posbench: Give, 
     assert lines[2].startswith("  demo/nope/seed=1: ") and "run.json" in lines[2]
 
 
+def test_an_error_that_all_runs_share_is_told_once_without_their_names(posbench: Give, runs: Path) -> None:
+    refusal = posbench("eval", "demo", "--length", "1M", "--device", "cpu").refusal
+    assert "length 1048576 is longer than the text" in refusal and "seed=" not in refusal
+
+
 @pytest.mark.slow
 def test_it_says_what_was_scored_what_was_there_and_that_the_anchor_moved(posbench: Give, runs: Path) -> None:
     command = ["eval", "demo/nope", "--device", "cpu", "--dtype", "float32"]

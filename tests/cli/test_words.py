@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+from posbench.cli import app
 from posbench.verify import Certificate
 from tests.cli.commands import Give, snapshot
 
@@ -169,3 +171,10 @@ def test_ctrl_c_prints_no_traceback(
     result = posbench(command, *(short if command == "train" else []))
     message = "interrupted: run the same command again to resume\n" if command == "train" else ""
     assert (result.status, result.error) == (130, message)
+
+
+@pytest.mark.parametrize("typed, offered", [("report de", ["demo"]), ("eval x", []), ("verify alib", ["alibi"])])
+def test_a_shell_completes_experiments_and_schemes(runs: Path, typed: str, offered: list[str]) -> None:
+    command, word = typed.split()
+    (argument,) = (p for p in typer.main.get_command(app).commands[command].params if p.param_type_name == "argument")
+    assert [item.value for item in argument.shell_complete(None, word)] == offered  # type: ignore[arg-type]

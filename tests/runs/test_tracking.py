@@ -96,7 +96,7 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
         "mode": "offline",
         "folder": str(tmp_path / "runs/demo/wandb"),
     }
-    assert (about["run_group"], about["job_type"], about["display_name"]) == ("demo", "train", "vo_rope/seed=00")
+    assert (about["run_group"], about["job_type"], about["display_name"]) == ("demo", "train", "vo_rope/seed=0")
     assert about["tags"] == ["vo_rope", "tiny", "files", "paper"] and about["notes"] == "of section 4"
     sent = about["config"]["update"]
     assert (sent["scheme"]["name"], sent["model"]["num_layers"], sent["seed"]) == ("vo_rope", 2, 0)

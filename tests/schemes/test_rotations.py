@@ -22,8 +22,9 @@ L = 512  # tokens of training
 
 
 def scheme_of(kind="rotary", head_dim=64, context_length=L, attention="softmax", **options):
-    shape = Shape(4 * head_dim, 4, 2, head_dim, context_length=context_length, attention=attention)
-    return build_scheme(SchemeConfig("mine", kind, {"sites": ["q", "k"], **options}), shape)[0]
+    shape = Shape(4 * head_dim, 4, 2, head_dim, context_length=context_length)
+    config = SchemeConfig("mine", kind, {"sites": ["q", "k"], **options}, {"kind": attention})
+    return build_scheme(config, shape)[0]
 
 
 @st.composite

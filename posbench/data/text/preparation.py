@@ -24,6 +24,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
+from posbench.config.units import count_of
 from posbench.data.text.corpus import (
     SPLITS,
     Corpus,
@@ -252,7 +253,7 @@ def _write_corpus(
     )
     write_contents(corpus, dtype)
     counts = "; ".join(
-        f"{WHOLE if held_out and name == 'train' else name} {split.num_documents:,} documents, "
+        f"{WHOLE if held_out and name == 'train' else name} {count_of(split.num_documents, 'document')}, "
         f"{split.num_tokens:,} tokens"
         for name, split in splits.items()
         if split.num_documents or not held_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 
 from posbench.config.units import DASH, number, perplexity_text, short_length
@@ -48,6 +49,9 @@ class ByLength(Windowed):
         dashed = "" if are_relative else "; dashed: scores depend on more than distance"
         caption = f"Perplexity against length, both on log scales{dashed}."
         points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
+        if points["seeds"].min() > 2:  # two seeds give no useful intervals
+            points = points.assign(low=np.exp(points["value_low"]), high=np.exp(points["value_high"]))
+            caption = f"{caption} Bands are 95 % intervals over seeds."
         return Plot(f"perplexity-{self.name}", "lengths", caption, points)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:

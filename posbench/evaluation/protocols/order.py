@@ -33,7 +33,6 @@ from posbench.evaluation.protocols.section import (
     Section,
     by_distance,
     crossing,
-    curves,
     text_table,
 )
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
@@ -145,9 +144,7 @@ class Order(EvalProtocol):
     def _onset(self, compared: ComparedRuns) -> list[Section]:
         if not (compared.has_onsets and np.isfinite(compared.runs["onset_tokens"]).any()):
             return []
-        lines = curves(compared.runs["path"], self.name, [FAR]).merge(
-            compared.runs[["path", "scheme", "seed"]], on="path"
-        )
+        lines = compared.logged(self.name, [FAR])
         onsets = compared.onsets.melt(value_name="x").assign(y=ONSET)
         plot = Plot(
             "onset",

@@ -55,6 +55,10 @@ class ComparedRuns:
         """
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
+    def logged(self, kind: str, figures: Sequence[str]) -> pd.DataFrame:
+        """Return what the runs logged during training, as `curves` does, with the scheme and seed of each row."""
+        return curves(self.runs["path"], kind, figures).merge(self.runs[["path", "scheme", "seed"]], on="path")
+
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
         """Return the rows of `cells`, the table of all figures, in which the columns have the values passed here.
 
