@@ -188,8 +188,10 @@ class Run:
     @property
     def has_weights(self) -> bool:
         """Return True if the run has a checkpoint, intact or not, or if the folder of a subject's weights exists."""
-        subject = self.manifest.subject
-        return Path(subject["path"]).is_dir() if subject else any((self.path / "checkpoints").glob("step=*"))
+        if any((self.path / "checkpoints").glob("step=*")):
+            return True
+        subject = self.manifest.subject if (self.path / "run.json").is_file() else None
+        return subject is not None and Path(subject["path"]).is_dir()
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Return True if a user's file that defines the run's scheme has changed since training, else False.

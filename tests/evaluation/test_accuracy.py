@@ -136,6 +136,7 @@ def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
 
 def test_one_item_is_a_length_and_one_token_is_none(problems: Problems) -> None:
     request, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
-    assert request.lengths_of(ACCURACY, compose(SMALL), split) == [1, 4]
+    assert request.lengths_of(ACCURACY, compose(SMALL), split) == [1]
+    assert Request((8,)).lengths_of(ACCURACY, compose(SMALL), split) == [4, 8]
     with pytest.raises(ConfigError, match="length 1 is too short for text"):
         request.lengths_of(PROTOCOLS["fixed"], compose([]), split)
