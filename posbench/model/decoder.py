@@ -55,8 +55,9 @@ class Decoder(nn.Module):
         """Yield (name, tensor) for the weights that all schemes share, layer by layer; names repeat in each layer.
 
         The packed projection is split into `attention.q`, `attention.k` and `attention.v`, so that a run that lacks one
-        of them can still be compared with others by the rest.
+        of them, in any layer, can still be compared with others by the rest.
         """
+        in_all_layers = set.intersection(*(set(kind.heads_by_part) for kind in self.architecture.kinds))
         for name, parameter in self.named_parameters():
             part = name.removesuffix(".weight").partition(".")
             if part[0] == "scheme" or ".kind." in name:
@@ -66,7 +67,8 @@ class Decoder(nn.Module):
                 rows = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention.rows()
                 split = parameter.split(list(rows.values()))
                 suffix = inside.removeprefix("attention.qkv")
-                yield from ((f"attention.{part}{suffix}", tensor) for part, tensor in zip(rows, split, strict=True))
+                parts = dict(zip(rows, split, strict=True)).items()
+                yield from ((f"attention.{part}{suffix}", tensor) for part, tensor in parts if part in in_all_layers)
             else:
                 yield "norms" if "norm" in name else inside or part[0], parameter
 

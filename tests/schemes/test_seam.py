@@ -362,6 +362,7 @@ def test_the_shared_parts_of_every_kind_are_drawn_alike():
         assert all(torch.equal(a, b) for name in some for a, b in zip(whole[name], some[name], strict=True))
         counted = num_parameters(build_architecture(replace(certificate_config("nope"), scheme=scheme)), VOCAB)
         assert sum(x.numel() for part in some.values() for x in part) == sum(counted.values())
+    assert whole.keys() - parts(interleaved(NOPE, {**NOPE, "attention": {"shared_kv": True}})).keys() == {"attention.v"}
 
 
 @torch.no_grad()
