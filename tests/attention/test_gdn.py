@@ -130,6 +130,7 @@ def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
     assert (torch.cat(pieces, 1) - model.hidden(tokens, 5)).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

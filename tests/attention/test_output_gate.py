@@ -52,6 +52,7 @@ def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
     assert (ours[1] - expected[1].unflatten(0, (ROWS[gate], -1)).sum(1)).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ROWS)
 def test_a_gated_scheme_is_certified_with_sinks_and_a_shared_kv(gate):
     for scheme in ("qk_rope", "sink_nope", "shared_kv_qkvo_rope"):

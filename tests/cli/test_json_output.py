@@ -75,6 +75,7 @@ def test_runs_of_ones_own_are_judged_beside_a_reference(posbench: Give, runs: Pa
     assert not faults(json.loads(report.out), "report") and "recorded in demo" in report.error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judged")
 @pytest.mark.parametrize("experiments", [["loop"], ["loop", "--by", "train.lr"], [str(REFERENCE / "tasks/copy")]])
 def test_the_first_screen_of_a_report_is_data(posbench: Give, experiments: list[str]) -> None:

@@ -84,6 +84,7 @@ def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, 
     assert "scored fixed 32" not in posbench("eval", "mini", *ON_CPU, "--length", "64", "evaluation.windows=5").out
 
 
+@pytest.mark.slow
 def test_another_model_of_the_same_name_is_refused(posbench: Give, folder: Path) -> None:
     command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
     assert posbench(*command).status == 0
@@ -113,6 +114,7 @@ def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench: Give,
     assert ["rescale=pi", "10000", "pi", "4", "0.25", f"{slowest:.3g}"] in lines
 
 
+@pytest.mark.slow
 def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posbench: Give, folder: Path) -> None:
     bpe = train_bpe(TokenizerConfig(kind="bpe", vocab_size=300), [file.read_text() for file in Path("books").iterdir()])
     saved("wide", bpe, vocab_size=300)

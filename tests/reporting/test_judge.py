@@ -24,6 +24,7 @@ from posbench.system.console import console
 from tests.json_schema import DEFINITIONS, faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["headline", "demo_cpu", "ladder_s", "ladder_m", "all_schemes"])
 def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
     place = REFERENCE / name

@@ -137,6 +137,7 @@ def test_the_convolutions_of_path_and_selective_rope_are_torchs(name):
     assert (scheme.call_hook("gate", x, None, EarlierRows()) - expected).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_a_row_with_its_papers_convolution_is_certified(name):
     row, *words = name.split()
