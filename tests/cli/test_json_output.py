@@ -50,6 +50,7 @@ def test_the_exit_status_is_the_verdict(posbench: Give) -> None:
     assert json.loads(only.as_json()) == json.loads(every.out)["schemes"]["alibi"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judged")
 def test_failures_do_not_look_like_verdicts(posbench: Give) -> None:
     for words in (("loop", "--scheme", "alib"), ("nowhere",), ("loop", "--margin", "0"), ("loop", "--family", "0")):

@@ -155,6 +155,7 @@ def assert_same_greedy_tokens(model, theirs):
     assert ours == expected[0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_rescaled", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_transformers_gives_its_logits_and_writes_its_tokens(family, is_rescaled, tmp_path):

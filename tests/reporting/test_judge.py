@@ -67,6 +67,7 @@ def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand() -> Non
     assert worth is not None and [worth[key] for key in ("share", "low", "high")] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_beyond_the_training_length_there_is_a_verdict_of_its_own(experiment: Path) -> None:
     """Alibi is worse by 0.05 at the training length, and its loss grows by 0.02 per doubling instead of 0.25."""
     alibi = posbench.judge(experiment, scheme="alibi", baseline="qk_rope")
@@ -143,6 +144,7 @@ def test_the_next_command_trains_the_seeds_that_are_missing(loop: Path) -> None:
     assert command == f"{words.format('vo_rope', '2,3,4')} && {words.format('qk_rope', '2,3,4')}"
 
 
+@pytest.mark.slow
 def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path: Path) -> None:
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate} for rate in rates}
