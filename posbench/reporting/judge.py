@@ -39,7 +39,7 @@ Figures = dict[str, float]  # figures by name; NaN if unknown
 
 @dataclass(frozen=True)
 class Judgement:
-    """How one scheme compares with the baseline, and what to do next. Losses and gaps are in nats per token."""
+    """The comparison of one scheme with the baseline, and the next step. Losses and gaps are in nats per token."""
 
     scheme: str
     baseline: str

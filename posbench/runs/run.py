@@ -241,7 +241,7 @@ class Run:
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
         """Return {name: tensor}, the weights of the last step, or of step `at_step`, or of a subject's folder.
 
-        Raises: ConfigError if they are missing, damaged, or no longer those of the subject.
+        Raises: ConfigError if they are missing or damaged, or if the subject's weights have changed.
         """
         from posbench.runs.checkpoint import load_weights
         from posbench.runs.start import start_of

@@ -1,4 +1,4 @@
-"""Key offset: the unrotated part of each key is that of the previous token (KellerJordan/modded-nanogpt, PR 169)."""
+"""Key offset: take the unrotated part of each key from the previous token (KellerJordan/modded-nanogpt, PR 169)."""
 
 from __future__ import annotations
 

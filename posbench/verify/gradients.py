@@ -37,7 +37,7 @@ FLOOR = 1.0
 def gradients(random_model: RandomModel) -> tuple[float, str]:
     """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
 
-    The tensors are those of the scheme and of the attention, and the first layer's projection to q, k and v. A random
+    The tensors belong to the scheme, to the attention, and to the first layer's projection to q, k and v. A random
     sum of the logits, of size about 1, is differentiated, and compared with its central difference when a tensor moves
     in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step size that
     agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes spoil only

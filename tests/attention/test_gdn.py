@@ -94,7 +94,7 @@ def test_a_layer_is_qwen3_nexts_with_its_weights(length, monkeypatch):
     qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     monkeypatch.setattr(qwen, "torch", Float64())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    model = built("gdn", "model.num_kv_heads=6")  # theirs has as many key heads as query heads
+    model = built("gdn", "model.num_kv_heads=6")  # their class has one key head per query head
     ours, C, D = model.blocks[0].attention, model.config.d_model, model.config.head_width
     sizes = {"key_head_dim": D, "value_head_dim": D, "num_key_heads": H, "num_value_heads": H, "conv_kernel_dim": 4}
     config = qwen.Qwen3NextConfig(

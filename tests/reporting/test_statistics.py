@@ -122,7 +122,7 @@ def test_schemes_share_a_letter_exactly_where_their_pair_is_not_decided(apart: s
 
 
 def test_conclusions_name_every_decided_pair_and_every_open_one() -> None:
-    """The order is that of the means: no scheme is put above one with a lower loss."""
+    """Schemes are ordered by their mean losses: none is put above one with a lower loss."""
     table = losses(seeds=6, a=0.0, b=0.004, c=0.2, d=0.3)
     summary = conclusions(["a", "b", "c", "d"], compare(table))
     assert summary["beats"] == {"a": ["c", "d"], "b": ["c", "d"], "c": ["d"]} and summary["has_letters"]
