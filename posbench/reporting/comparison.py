@@ -387,7 +387,7 @@ def measure(
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
-    rows = rows[~older]
+    rows = _on_the_same_targets(rows[~older], runs, holes)
     places, digests = {}, {}
     problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
     # Sorted, so that a place as trained (no options) comes before the same place with options.
@@ -427,6 +427,34 @@ def measure(
     is_loss = frame["metric"] == "loss"
     frame.insert(10, "perplexity", np.where(is_loss, np.exp(np.minimum(frame["value"], 700.0)), math.nan))
     return frame
+
+
+def _on_the_same_targets(
+    rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]
+) -> pd.DataFrame:
+    """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.
+
+    It is the longest anchor that all runs with results of this protocol have, or else the longest of any run. `holes`
+    gets a line about the lengths that only have other anchors.
+    """
+    chosen = []
+    for (protocol, text), group in rows.groupby(["protocol", "text"], observed=True, sort=True):
+        counts = group.groupby("anchor")["run"].nunique()
+        shared = counts[counts == group["run"].nunique()]
+        anchor = max(shared.index if len(shared) else counts.index)
+        kept = group[group["anchor"] == anchor]
+        chosen.append(kept)
+        lengths = sorted(set(group["length"]) - set(kept["length"]))
+        if not lengths:
+            continue
+        names = " ".join(dict.fromkeys(runs["experiment"]))
+        wanted = ",".join(map(str, sorted({*lengths, *kept["length"], anchor})))
+        line = (
+            f"{protocol} at {', '.join(map(str, lengths))} is left out: it was scored on other targets than {anchor} "
+            f"tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
+        )
+        holes.setdefault((str(protocol), str(text)), []).append(line)
+    return pd.concat(chosen) if chosen else rows
 
 
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]

@@ -44,6 +44,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "under": ("options of the scheme or the task that were changed for evaluation; empty if none were", ""),
     "text": ("the text, if not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
+    "anchor": ("the longest length that was scored on the same targets; 0: targets never depend on it", "tokens"),
     "windows_digest": ("digest of the scored windows; results with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance, gap or channel pair of the group", "tokens"),
@@ -183,7 +184,7 @@ class _Rows:
 
     def frame(self) -> pd.DataFrame:
         """Return all collected rows as a table; columns of repeated text are categorical."""
-        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "anchor"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
@@ -295,6 +296,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         key |= {
             "under": " ".join(o for o in result_key.options if not o.startswith("step=")),
             "text": result_key.data or "",
+            "anchor": result_key.anchor,
         }
         targets = columns[protocol.count_column]
         place = {"document": columns[protocol.text_column]}
@@ -319,7 +321,7 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
             key = _key(-1, manifest, NGRAM.name, result.length, 0, "")
-            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
+            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
 

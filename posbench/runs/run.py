@@ -27,7 +27,7 @@ import yaml
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
-from posbench.runs.results import InvalidResult, Result, ResultKey, keys_in, parquet, read_parquet
+from posbench.runs.results import InvalidResult, Result, ResultKey, key_of, keys_in, parquet, read_parquet
 from posbench.system.files import read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -138,21 +138,21 @@ class Run:
         A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
         run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
         """
-        manifest, results, invalid = self.manifest, [], []
-        for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
-            file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
+        manifest, results, invalid = self.manifest, {}, []
+        for file, key in keys_in(self.path / "eval").items() if manifest.status == FINISHED else ():
             try:
-                header = read_json(file.with_name(f"{key.stem}.json"))
+                header = read_json(file.with_suffix(".json"))
                 expected = _expected_header(manifest, key)
                 if key.step is None and header["weights"] != self.weights_digest:
                     expected["weights"] = manifest.weights
                 for name, value in expected.items():
                     if header.get(name) != value:
                         raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
-                results.append(Result(key, header, read_parquet(file.read_bytes())))
+                result = Result(key_of(header), header, read_parquet(file.read_bytes()))
+                results[result.key] = result
             except (OSError, ValueError, KeyError) as error:
                 invalid.append(InvalidResult(key, file, str(error)))
-        return results, invalid
+        return [results[key] for key in sorted(results)], invalid
 
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
         """Write an evaluation result to the run's `eval/` folder and return it.
@@ -178,7 +178,7 @@ class Run:
 
         The files are not read, so the results may be invalid.
         """
-        return keys_in(self.path / "eval")
+        return list(keys_in(self.path / "eval").values())
 
     @property
     def weights_digest(self) -> str | None:
@@ -298,6 +298,8 @@ def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
     The text is left out for a result on another text, because the run does not know its fingerprint.
     """
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
+    if key.anchor:
+        names["anchor"] = key.anchor
     text = {} if key.data else {"data": manifest.fingerprints.data}
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 
