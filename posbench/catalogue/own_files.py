@@ -1,6 +1,6 @@
-"""Load a scheme or a task from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
+"""Load a class from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-Such a name may replace a name of posbench's: as `kind` of a scheme, or as `task` of a task.
+Such a name may replace a name of posbench's: as `kind` of a scheme, `task` of a task, or `optimizer` of training.
 
 The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
 the command line, or if it is below the working directory and not in a run folder.
@@ -23,7 +23,7 @@ from posbench.config import ConfigError, nearest
 T = TypeVar("T")
 
 _MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
-_NAMING = ("kind", "task")  # keys of a mapping that may name a class in a file
+_NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
 

@@ -138,6 +138,22 @@ class _Gated(torch.autograd.Function):
         return torch.cat((dgate, dup), dim=-1)
 
 
+def layer_matrices(model: nn.Module) -> dict[str, list[int]]:
+    """Return {name of a weight: rows of each matrix in it} for the projections of all attention and SwiGLU layers.
+
+    The packed ones hold several matrices, one below the other: q, k and v, or gate and up.
+    """
+    matrices = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Attention):
+            matrices[f"{prefix}.qkv.weight"] = list(module.rows().values())
+            matrices[f"{prefix}.out.weight"] = [len(module.out.weight)]
+        elif isinstance(module, SwiGLU):
+            matrices[f"{prefix}.gate_up.weight"] = 2 * [len(module.gate_up.weight) // 2]
+            matrices[f"{prefix}.down.weight"] = [len(module.down.weight)]
+    return matrices
+
+
 class Block(nn.Module):
     """A decoder layer: attention, then SwiGLU, each after a norm and added to the hidden states [B, T, C]."""
 

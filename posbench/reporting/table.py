@@ -265,6 +265,7 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     `train.lr` is the scheme's own learning rate if it has one.
     """
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
+    settings.setdefault("train.optimizer", "adamw")
     scheme_rate = settings.pop("scheme.lr", None)
     return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
 

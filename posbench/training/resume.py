@@ -233,7 +233,7 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
     """Load the weights of `start` into the model and, if it is a checkpoint to continue exactly, everything else.
 
-    Everything else is AdamW's moments (in `step`) and the loop's progress (`state`).
+    Everything else is the optimizer's moments (in `step`) and the loop's progress (`state`).
     Returns: names of parameters that keep their initial values, and names of weights that were not used.
     Raises: ConfigError if `start` holds another model.
     """
