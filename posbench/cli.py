@@ -351,18 +351,19 @@ def judge(
     from posbench.reporting.judge import judge_all
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
-    judgements = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
+    judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
     results = console()
     if as_json and options.scheme:
         results.out(judgements[0].as_json())
     elif as_json:
-        results.out(json_text({"schemes": {j.scheme: asdict(j) for j in judgements}}))
+        results.out(json_text({"schemes": {j.scheme: asdict(j) for j in judgements}, "left_out": left_out}))
     else:
         for judgement in judgements:
             results.out(str(judgement))
             if judgement.next_command:
                 results.out(f"  {judgement.next_command}")
-        for warning in dict.fromkeys(chain.from_iterable(judgement.warnings for judgement in judgements)):
+        warnings = [f"left out: {line}" for line in chain(*left_out.values())]
+        for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
 

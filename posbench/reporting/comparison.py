@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,15 +117,14 @@ def read_runs(
     places: Sequence[str | Path],
     beside: str | Path | None,
     console: Console,
-    schemes: Sequence[str] = (),
-    seeds: Collection[int] = (),
+    select: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame] = lambda summary, rows: summary,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) of these places and their searches, and their tidy table.
 
     Arguments: places, folders or packs (zip files) of runs; beside, the folder of a reference experiment whose runs are
-    added; console, to print how well this posbench computes what the reference recorded; schemes and seeds, to select
-    runs, empty for all.
-    Raises: ConfigError if there are no runs, a name is unknown, or these cannot share a table with the reference.
+    added; console, to print how well this posbench computes what the reference recorded; select, called with both
+    tables before the runs are checked against the reference, returns the summary to use; by default all of it.
+    Raises: ConfigError if there are no runs, or these cannot share a table with the reference; the errors of `select`.
     """
     reference = folder_of(Path(beside)) if beside else None
     if reference:
@@ -137,7 +136,7 @@ def read_runs(
     summary = merge_searches(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
-    chosen = choose(summary, schemes, seeds)
+    chosen = select(summary, rows)
     return join_reference(chosen, reference, console) if reference else chosen, rows
 
 
@@ -167,7 +166,7 @@ def build(
         ]
     check_agreement(runs, group_by)
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
-    wanted_baseline = baseline or str(experiment.get("baseline") or "")
+    wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None
     complete = losses.loc[:, losses.notna().all()]
@@ -204,6 +203,11 @@ def build(
         notes=notes,
         holes=holes,
     )
+
+
+def baseline_of(runs: pd.DataFrame) -> str:
+    """Return the baseline that the experiment of the first of these runs names, or "". Arguments: a row per run."""
+    return str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
@@ -300,7 +304,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         yield "runs of one scheme and seed", " and ".join(first["path"])
         columns = [c for c in settings_of(runs) if c.startswith(("model.", "train."))]
         columns = [column for column in columns if twice[column].astype(str).nunique() > 1]
-        yield from ((column, _counts(runs, column)) for column in columns)
+        yield from ((column, counts(runs, column)) for column in columns)
     else:
         yield from differences(runs)
 
@@ -312,7 +316,7 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
-            yield description, _counts(runs, f"fingerprint.{name}")
+            yield description, counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
         with_own_rates = bool(runs["own_rate"].any())
         ignored = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
@@ -320,12 +324,12 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
         if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
             differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
-        yield from ((column, _counts(runs, column)) for column in differing)
+        yield from ((column, counts(runs, column)) for column in differing)
         if not differing and not with_own_rates:
-            yield "the configuration", _counts(runs, "fingerprint.config")
+            yield "the configuration", counts(runs, "fingerprint.config")
     for seed, of_seed in runs.groupby("seed"):
         if of_seed["fingerprint.batches"].nunique() > 1:
-            yield f"the batches of seed {seed}", _counts(of_seed, "fingerprint.batches")
+            yield f"the batches of seed {seed}", counts(of_seed, "fingerprint.batches")
         parts = [json.loads(text) for text in of_seed["fingerprint.initial_weights"].unique()]
         names = dict.fromkeys(name for digests in parts for name in digests)
         unlike = [name for name in names if len({digests[name] for digests in parts if name in digests}) > 1]
@@ -335,12 +339,10 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     options = runs[columns].astype(str)
     for scheme, numbers in options.groupby(runs["scheme"]).nunique().iterrows():
         of_scheme = runs["scheme"] == scheme
-        yield from (
-            (f"{option} of {scheme}", _counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1]
-        )
+        yield from ((f"{option} of {scheme}", counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1])
 
 
-def _counts(runs: pd.DataFrame, column: str) -> str:
+def counts(runs: pd.DataFrame, column: str) -> str:
     """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`.
 
     Arguments: runs, a row per run.

@@ -12,6 +12,8 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,25 @@ import pandas as pd
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number
-from posbench.reporting.comparison import Comparison, build, read_runs
+from posbench.evaluation.protocols import VALIDATION
+from posbench.reporting.comparison import (
+    Comparison,
+    baseline_of,
+    build,
+    choose_rates,
+    counts,
+    differences,
+    disagreement,
+    disagreements,
+    finished_runs,
+    read_runs,
+)
 from posbench.reporting.onset_gap import decayed_points, worth
 from posbench.reporting.options import JudgeOptions
 from posbench.reporting.search import FIRST_SEEDS
 from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, verdict
 from posbench.runs import run_at
+from posbench.runs.finding import folder_of
 from posbench.runs.results import perplexity
 from posbench.system.console import Console, json_text
 from posbench.system.console import console as new_console
@@ -94,31 +109,91 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """
-    judgements = judge_all(place, options)
+    judgements, _ = judge_all(place, options)
     if len(judgements) > 1:
         raise ConfigError(f"name one scheme to judge: {', '.join(judgement.scheme for judgement in judgements)}")
     return judgements[0]
 
 
-def judge_all(place: str | Path, options: JudgeOptions, console: Console | None = None) -> list[Judgement]:
+def judge_all(
+    place: str | Path, options: JudgeOptions, console: Console | None = None
+) -> tuple[list[Judgement], dict[str, list[str]]]:
     """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best scheme first.
 
+    Runs that cannot share a table with the baseline's are left out.
     Arguments: place, the folder or pack of an experiment; console, to print how well this posbench computes what the
     reference recorded, by default standard error.
-    Raises: ConfigError as `judge` does.
+    Returns: the judgements, and for each scheme that cannot be judged the lines that say why; {} if `options` name one.
+    Raises: ConfigError as `judge` does, or if there is no scheme to judge.
     """
-    summary, rows = read_runs([place], options.beside, console or new_console(stderr=True))
-    if (summary.get("data.source", summary["scheme"]) == "task").any():
-        raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    select = partial(_mark_strays, options=options)
+    summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
     c = build(summary, rows, options.baseline, margin=options.margin)
     if c.wanted_baseline != c.baseline:
         raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
     candidates = [scheme for scheme in c.schemes if scheme != c.baseline]
+    left_out = {
+        str(scheme): [line for line in c.left_out if line.startswith(f"{scheme} ")]
+        for scheme in sorted({*summary["scheme"]} - {*c.schemes})
+    }
     if options.scheme and options.scheme not in candidates:
         hint = f"{nearest(options.scheme, candidates)} ({', '.join(candidates)})"
-        failures = "".join(f"\n  {line}" for line in c.left_out if line.startswith(f"{options.scheme} "))
+        failures = "".join(f"\n  {line}" for line in left_out.get(options.scheme, ()))
         raise ConfigError(f"{options.scheme!r} has no finished run to compare with {c.baseline}{hint}{failures}")
-    return [_judgement(c, rows, scheme, options) for scheme in ([options.scheme] if options.scheme else candidates)]
+    if not candidates:
+        failures = "".join(f"\n  {line}" for line in chain(*left_out.values()))
+        raise ConfigError(f"no scheme has a finished run to compare with {c.baseline}: train one{failures}")
+    judgements = [
+        _judgement(c, rows, scheme, options) for scheme in ([options.scheme] if options.scheme else candidates)
+    ]
+    return judgements, {} if options.scheme else left_out
+
+
+def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
+    """Return the summary with another status for each finished run that cannot share a table with the baseline's.
+
+    So one run with other settings does not stop the judgement of all candidates. Beside a reference experiment, the
+    runs of that experiment take the place of the baseline's. If two candidates, or two seeds of one, differ only from
+    each other, the first is kept.
+    Arguments: summary, a row per run; rows, the tidy table; options, as of `posbench judge`.
+    Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its runs differ from each other.
+    """
+    if (summary.get("data.source", summary["scheme"]) == "task").any():
+        raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
+    validated = rows[is_final & (rows["protocol"] == VALIDATION.name)]
+    runs = finished_runs(choose_rates(summary)[0])[0].assign(windows=validated.groupby("run")["windows_digest"].first())
+    baseline = options.baseline or baseline_of(runs)
+
+    def differ(runs: pd.DataFrame) -> list[tuple[str, str]]:
+        settings = list((differences if options.beside else disagreements)(runs))
+        windows = [("train.validation_tokens", counts(runs, "windows"))] if runs["windows"].nunique() > 1 else []
+        return settings or windows
+
+    is_first = runs["scheme"] == baseline
+    if options.beside:
+        is_first = runs["path"].map(lambda path: Path(path).is_relative_to(folder_of(Path(str(options.beside)))))
+    kept, reasons = runs[is_first], dict[Any, str]()
+    if kept.empty:
+        raise ConfigError(f"the baseline {baseline!r} has no finished run here: train it, or name another")
+    if differing := differ(kept):
+        raise ConfigError(
+            f"{disagreement('be one baseline', differing)}\nMove the folders of the runs that you do not mean out of "
+            "the experiment, or name another scheme with --baseline"
+        )
+    for run in runs.index[~is_first] if differ(runs) else ():
+        with_run = pd.concat([kept, runs.loc[[run]]])
+        if differing := differ(with_run):
+            reasons[run] = "it differs in " + "; ".join(f"{name}: {values}" for name, values in differing)
+        else:
+            kept = with_run
+    if options.beside and len(reasons) == (~is_first).sum():
+        return summary  # the reference refuses them all, with the command that trains a comparable run
+    is_stray = summary.index.isin(list(reasons))
+    return summary.assign(
+        status=summary["status"].mask(is_stray, "not comparable"),
+        reason=summary["reason"].astype(object).mask(is_stray, summary.index.to_series().map(reasons)),
+    )
 
 
 def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions) -> Judgement:

@@ -36,7 +36,7 @@ OF_ONE_RUN = (
 
 
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
-    """Return the finished runs of the reference and of the user, after checking that one table can hold them.
+    """Return the runs of the reference and of the user, after checking that one table can hold the finished ones.
 
     A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
 
@@ -67,7 +67,7 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
             f"no run is left to put beside {reference.name}: it already has the schemes and seeds of your finished "
             "runs, so train another scheme or seed"
         )
-    return pd.concat([runs[is_theirs], own_runs]).sort_index()
+    return summary.drop(index=runs.index[~is_theirs].difference(own_runs.index))
 
 
 def check_same_losses(reference: Path, console: Console) -> None:

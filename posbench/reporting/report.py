@@ -19,7 +19,7 @@ from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, finished_runs, read_runs
+from posbench.reporting.comparison import Comparison, build, choose, finished_runs, read_runs
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
@@ -55,7 +55,9 @@ def report(
         Path(options.output) if options.output else first_place / (f"report-by-{group_by}" if group_by else "report")
     )
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
-    chosen, rows = read_runs(places, options.beside, notices, options.schemes, options.seeds)
+    chosen, rows = read_runs(
+        places, options.beside, notices, lambda summary, _: choose(summary, options.schemes, options.seeds)
+    )
     target.mkdir(parents=True, exist_ok=True)
     of_subjects = is_of_subjects(chosen) and not group_by
     published = load_published(options.against) if options.against else None if of_subjects else _published_of(chosen)

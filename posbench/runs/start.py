@@ -153,6 +153,8 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         has_weights = all((folder / name).is_file() for name in (checkpoint.MODEL, checkpoint.SUMS))
     else:
         run = _finished_run(path, seed, runs_dir)
+        if subject := run.manifest.subject:
+            return _start_from_folder(Path(subject["path"]))
         has_weights = run.weights_digest is not None
     if not has_weights:
         steps = ", ".join(sorted(file.name for file in run.path.glob("checkpoints/step=*"))) or "no weights"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, run_of
+from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, rescore, run_of
 
 import posbench
 from posbench.config import ConfigError
@@ -18,7 +20,7 @@ from posbench.reporting import tables
 from posbench.reporting.comparison import build, read_runs
 from posbench.reporting.judge import LOOKS, Judgement, judge_all
 from posbench.reporting.options import JudgeOptions
-from posbench.runs import find_runs
+from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from posbench.system.console import console
 from tests.json_schema import DEFINITIONS, faults
@@ -30,8 +32,8 @@ def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
     place = REFERENCE / name
     comparison = build(*read_runs([place], None, console(quiet=True)))
     table = tables.loss_table(comparison).set_index("scheme")
-    judgements = judge_all(place, JudgeOptions())
-    assert {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
+    judgements, left_out = judge_all(place, JudgeOptions())
+    assert not left_out and {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
     for judgement in judgements:
         data = json.loads(judgement.as_json())
         assert not faults(data, "judge")
@@ -197,6 +199,60 @@ def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) ->
         posbench.judge(folder, baseline="qk_rope")
     with pytest.raises(ConfigError, match="family 0 must be 1 or more"):
         posbench.judge(folder, family=0)
-    change_fingerprints(run_of(folder, "nope", 0), data="other text")
-    with pytest.raises(ConfigError, match="the text or its splits"):
+    for seed in (0, 1):
+        change_fingerprints(run_of(folder, "nope", seed), data="other text")
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare.*nope seed 1.*the text or its"):
         posbench.judge(folder, scheme="nope")
+    shutil.rmtree(folder / "alibi")
+    with pytest.raises(ConfigError, match=r"(?s)no scheme has a finished run to compare with qk_rope.*the text or its"):
+        posbench.judge(folder)
+
+
+def with_settings(run: Run, **settings: Any) -> None:
+    """Change settings of a run as if it had been trained with them, such as `train_lr=1e-3`."""
+    changes = {name.replace("_", ".", 1): value for name, value in settings.items()}
+    run.update_manifest(identity=run.manifest.identity | changes)
+
+
+def stored_loss(run: Run) -> float:
+    windows = pd.read_parquet(run.path / "eval/validation/256.parquet")
+    return float(windows["nll"].sum() / windows["targets"].sum())
+
+
+def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path: Path) -> None:
+    """All of nope's runs have another length of training, and alibi's last seed another learning rate."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.05}
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    for seed in (0, 1, 2):
+        with_settings(run_of(folder, "nope", seed), train_tokens=123)
+    with_settings(run_of(folder, "alibi", 2), train_lr=0.25)
+    gaps = [
+        stored_loss(run_of(folder, "alibi", seed)) - stored_loss(run_of(folder, "qk_rope", seed)) for seed in (0, 1)
+    ]
+    alibi = posbench.judge(folder, scheme="alibi", family=20)
+    assert alibi.seeds == [0, 1] and alibi.gap == pytest.approx(np.mean(gaps)) and alibi.go_on
+    [line] = [warning for warning in alibi.warnings if "left out" in warning]
+    assert re.search(r"alibi seed 2: not comparable: it differs in train\.lr: .*0\.25 \(alibi seed 2\)", line)
+    assert not [
+        warning
+        for judged in (alibi, posbench.judge(folder, scheme="k_rope"))
+        for warning in judged.warnings
+        if "nope" in warning
+    ]
+    judgements, left_out = judge_all(folder, JudgeOptions())
+    assert [judgement.scheme for judgement in judgements] == ["alibi", "k_rope"]
+    assert list(left_out) == ["nope"] and len(left_out["nope"]) == 3
+    assert all(f"nope seed {seed}: not comparable" in line for seed, line in enumerate(left_out["nope"]))
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare with qk_rope.*train\.tokens"):
+        posbench.judge(folder, scheme="nope")
+    rescore(run_of(folder, "alibi", 1), "validation", None, lambda rows: rows.iloc[1:])
+    alibi = posbench.judge(folder, scheme="alibi")
+    assert alibi.seeds == [0] and "it differs in train.validation_tokens" in str(alibi.warnings)
+    # The baseline itself has to be one: it is refused with advice that judge takes.
+    with_settings(run_of(folder, "qk_rope", 1), train_lr=0.25)
+    with pytest.raises(
+        ConfigError, match=r"(?s)cannot be one baseline.*train\.lr.*Move the folders .* --baseline"
+    ) as refusal:
+        posbench.judge(folder, scheme="alibi")
+    assert "--schemes" not in str(refusal.value)
+    assert posbench.judge(folder, scheme="alibi", baseline="k_rope").baseline == "k_rope"
