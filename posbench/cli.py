@@ -8,6 +8,7 @@ Ctrl-C or SIGTERM. `ls` and `judge` have others.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -346,7 +347,8 @@ def judge(
 
     `posbench judge loop --scheme faded --baseline qk_rope --family 20 --json`
 
-    Exit status: 0 better, 10 worse, 11 equal, 12 open; 1 and 2 failures; with several schemes 0.
+    Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
+    schemes 0.
     """
     from posbench.reporting.judge import judge_all
 
@@ -360,8 +362,8 @@ def judge(
     else:
         for judgement in judgements:
             results.out(str(judgement))
-            if judgement.next_command:
-                results.out(f"  {judgement.next_command}")
+            for command in judgement.next_commands:
+                results.out(f"  {shlex.join(command)}")
         warnings = [f"left out: {line}" for line in chain(*left_out.values())]
         for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")

@@ -22,6 +22,7 @@ from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.evaluation.protocols.section import ComparedRuns
+from posbench.reporting.families import planned_tests
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
 from posbench.reporting.search import RateSearch, at_best_rates, merge_searches, with_searches
@@ -51,6 +52,7 @@ class Comparison(ComparedRuns):
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     published: Published | None
+    planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
 
@@ -189,16 +191,18 @@ def build(
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
+    tests = planned_tests(runs["path"])
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest),
+        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest, tests),
         ngrams=_ngrams(rows, losses, base),
         search=search,
         published=published,
+        planned_tests=tests,
         left_out=left_out,
         notes=notes,
         holes=holes,

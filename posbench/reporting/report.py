@@ -382,6 +382,7 @@ def _grouped_content(
         ],
     }
     files = {
+        **{name: frame for section in sections for name, frame in section.files.items()},
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),
         "pairs.csv": pd.concat([c.pairs.assign(group=tables.text_of(value)) for value, c in groups.items()]),
     }

@@ -113,7 +113,7 @@ def compare(
     then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
     nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
     each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested;
-    size, the number of planned tests, if more are planned than the pairs of `losses` or of `primary`.
+    size, the number of planned tests, if more are planned than the pairs of `losses`; it does not count with `primary`.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -138,12 +138,13 @@ def compare(
         "claimed": is_fixed if is_fixed.any() else np.ones(len(pairs), dtype=bool),
         "published": np.array([pair in claimed for pair in names], dtype=bool),
     }
+    planned = {"claimed": len(fixed) if is_fixed.any() else size, "published": 0}
     for (family, inside), p in product(families.items(), ("p", "p_at_rates", "p_equal")):
         tested = inside & pairs[p].notna().to_numpy(bool)
-        planned = len(fixed) if family == "claimed" and is_fixed.any() else size
         pairs[f"{p}_{family}"] = math.nan
-        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned)
-    level, rates = LEVEL / max(1, int(families["claimed"].sum())), 1 if second is None else 2
+        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned[family])
+    level = LEVEL / max(1, planned["claimed"], int(families["claimed"].sum()))
+    rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
     return pairs
 
@@ -168,6 +169,35 @@ def _at_both(
     differences = of_right - at_best, at_second - at_best, of_right - of_left
     is_finite = np.isfinite(differences).all()
     return float(beats(at_best, [of_right, at_second])), equals(differences, margin) if is_finite else 1.0
+
+
+def interaction(
+    first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple[str, str]], fewest: int = FEWEST_SEEDS
+) -> pd.DataFrame:
+    """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
+
+    The gap is the loss of `right` minus the loss of `left`; the difference is the first group's gap minus the second's.
+    Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
+    correction over these pairs, NaN with fewer seeds than `fewest`.
+    Arguments: first and second, losses of the groups, a row per seed and a column per scheme.
+    """
+    rows = []
+    for left, right in pairs:
+        gaps = pd.DataFrame({"first": first[right] - first[left], "second": second[right] - second[left]}).dropna()
+        differences = (gaps["first"] - gaps["second"]).to_numpy(float)
+        mean, low, high = interval(differences)
+        row = {"left": left, "right": right, "seeds": len(gaps), "difference": mean}
+        row |= {"difference_low": low, "difference_high": high, "p": math.nan}
+        row |= {f"{group}_gap": float(values.mean()) for group, values in gaps.items()}
+        if len(gaps) >= fewest:
+            oriented = differences if mean >= 0 else -differences
+            row["p"] = float(beats(0 * oriented, [oriented]))
+        rows.append(row)
+    columns = ["left", "right", "seeds", "first_gap", "second_gap", "difference"]
+    table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
+    is_tested = table["p"].notna()
+    table.loc[is_tested, "p"] = holm(table.loc[is_tested, "p"].to_numpy(float), len(table))
+    return table
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:

@@ -347,8 +347,23 @@ class Training:
             if self.state.skipped_steps > train.max_skipped_steps:
                 raise Died(
                     f"{self.state.skipped_steps} steps were not finite, more than "
-                    f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. Lower train.lr"
+                    f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. {self._remedy(n + 1)}"
                 )
+
+    def _remedy(self, steps: int) -> str:
+        """Return a sentence that says what to do about a loss that is not finite after this number of steps.
+
+        A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped, and
+        may not be if the last ones were.
+        """
+        scheme, state = self.config.scheme, self.state
+        check = f"posbench verify {scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name}"
+        if steps == state.skipped_steps:
+            return f"No step has changed the weights, so train.lr is not the cause: check the scheme ({check})"
+        if state.skipped_in_a_row > 1:
+            weights = f"The last {state.skipped_in_a_row} of them had the same weights on different batches"
+            return f"{weights}: check the scheme ({check}); if it is right, lower train.lr"
+        return "Lower train.lr"
 
     def _log_step(self, steps: int, seconds: float) -> None:
         """Log a metrics row about the steps since the previous row: mean loss, gradient norms, learning rate, speed.
@@ -382,7 +397,8 @@ class Training:
                 model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
             )
         if not math.isfinite(header["nll_mean"]):
-            raise Died(f"the validation loss at step {self.state.steps_done} is {header['nll_mean']}. Lower train.lr")
+            step = self.state.steps_done
+            raise Died(f"the validation loss at step {step} is NaN or infinite. {self._remedy(step)}")
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
@@ -412,7 +428,7 @@ class Training:
                 model, self.corpus.splits["validation"], length, self.config.evaluation.batch_tokens
             )
         if not all(map(math.isfinite, worth.values())):
-            raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
+            raise Died(f"a loss without distant order at step {step} is NaN or infinite. {self._remedy(step)}")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
 
     @property
