@@ -29,6 +29,7 @@ from posbench.reporting.search import RateSearch, at_best_rates, merge_searches,
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
+    ROUNDING,
     Floats,
     compare,
     document_error,
@@ -87,6 +88,21 @@ class Comparison(ComparedRuns):
     def is_at_best_rates(self) -> bool:
         """Return whether claims hold at best learning rates: every scheme has a finished search for its rates."""
         return self.search is not None and self.search.is_complete(self.schemes)
+
+    @property
+    def undecidable(self) -> list[str]:
+        """Return the schemes that diverged with some seed at each rate that their search kept: no test decides them."""
+        if self.search is None or not self.is_at_best_rates:
+            return []
+        kept = {scheme: self.search.losses[scheme][self.search.kept(scheme)] for scheme in self.schemes}
+        return [scheme for scheme, losses in kept.items() if np.isinf(losses).any().all()]
+
+    @property
+    def constant_pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs whose losses differ by the same amount with every seed, which are not tested."""
+        tested = self.pairs[self.pairs["p_claimed"].notna() & (self.pairs["difference"] > 0)]
+        constant = tested[tested["sd"] <= ROUNDING]
+        return list(zip(constant["left"], constant["right"], strict=True))
 
     @property
     def scope(self) -> str:

@@ -38,7 +38,7 @@ from posbench.reporting.families import planned_tests, record_tests
 from posbench.reporting.onset_gap import decayed_points, worth
 from posbench.reporting.options import JudgeOptions
 from posbench.reporting.search import FIRST_SEEDS
-from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, verdict
+from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.runs import DIED, run_at
 from posbench.runs.finding import folder_of, search_folder
 from posbench.runs.results import perplexity
@@ -394,6 +394,11 @@ def _warnings(
         yield f"the runs were trained on different processors ({', '.join(devices)}), so rounding differs too"
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
+    elif len(gaps) > 1 and is_constant(gaps):
+        yield f"{names[0]} and {names[1]} differ by the same amount with every seed, which no noise does: not tested"
+    for scheme in c.undecidable:
+        if scheme in names:
+            yield f"{scheme} diverged with a seed at each rate that its search kept, so its pairs are open"
     planned, tests = planned_tests(runs["path"], c.baseline), (options.family or 0) * len(_looks(c, options))
     if 0 < tests < planned:
         yield (

@@ -218,6 +218,29 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
         assert waiting.next_commands == [["posbench", "tune", "scheme=alibi", "data=files", "experiment_name=demo"]]
 
 
+@pytest.mark.slow
+def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(tmp_path: Path) -> None:
+    """Alibi is far ahead, but one of its runs died at each of its two rates."""
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
+    place = fabricate_search(tmp_path, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
+    before = build(*read_runs([place], None, console(quiet=True)))
+    assert before.undecidable == [] and (before.pairs["p_claimed"] < 0.05).all()
+    for rate, seed in ((0.001, 3), (0.002, 4)):
+        run = Run(place.with_name("demo-tune") / f"lr={rate}/alibi/seed={seed}")
+        run.update_manifest(status="died", reason="NaN", loss=None, bits_per_byte=None)
+    after_deaths = build(*read_runs([place], None, console(quiet=True)))
+    p = after_deaths.pairs.set_index(["left", "right"])["p_claimed"]
+    assert after_deaths.undecidable == ["alibi"] and after_deaths.is_at_best_rates
+    assert p[("alibi", "qk_rope")] == p[("alibi", "nope")] == 1.0 and p[("qk_rope", "nope")] < 0.05
+    posbench.report(place, output=tmp_path / "report", console=console(quiet=True))
+    page = (tmp_path / "report/report.md").read_text()
+    assert (
+        "Open: alibi and qk_rope; alibi and nope. alibi diverged with a seed at each rate that its search kept" in page
+    )
+    assert posbench.judge(place, scheme="nope").verdict == "worse"
+
+
 def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
     world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)), lengths=(), probes=False)
     folder = fabricate(tmp_path, world)

@@ -153,6 +153,39 @@ def test_a_scheme_must_be_beaten_at_both_rates_that_its_search_kept() -> None:
     assert beats(first, [best, second]) == 1.0, "the worse one beats nobody"
 
 
+def test_a_rate_with_a_diverged_run_is_beaten_only_by_who_is_ahead_with_every_seed() -> None:
+    a, b = np.array([1.0, 1.1, 1.2, 1.1, 1.0]), np.array([1.5, 1.7, 1.6, 1.8, 1.6])
+    one_diverged = np.where(np.arange(5) == 2, math.inf, b)
+    behind = np.where(np.arange(5) == 2, math.inf, b - 8)
+    p = stats.ttest_rel(b, a).pvalue
+    assert beats(a, [b, one_diverged]) == pytest.approx(p) and p < 0.05
+    assert beats(a, [b, behind]) == 1.0, "b is far ahead in the runs at that rate that did not diverge"
+    # Nothing can be tested if each kept rate has a diverged run, of either scheme.
+    assert beats(a, [one_diverged, one_diverged]) == beats(a, [behind, behind]) == 1.0
+    assert beats(one_diverged, [b, b + 1]) == beats(one_diverged, [one_diverged, one_diverged]) == 1.0
+    both = beats(np.stack([a, a]), [np.stack([b, one_diverged]), np.stack([one_diverged, one_diverged])])
+    assert both.tolist() == pytest.approx([p, 1.0])
+
+
+@pytest.mark.parametrize("gap", [1e-9, 0.3, 8.0])
+def test_a_gap_that_is_the_same_with_every_seed_is_open(gap: float) -> None:
+    table = TABLE[["a"]].assign(b=TABLE["a"] + gap)
+    pairs = compare(table)
+    assert pairs["p_claimed"].tolist() == [1.0] and verdict(pairs, "a", "b") == ("equal" if gap < 0.01 else "open")
+    assert compare(table.assign(b=table["b"] + NOISE[0] / 100))["p"][0] < 1
+
+
+def test_a_scheme_that_diverged_at_both_rates_stays_in_the_family_as_open() -> None:
+    """The run of b with seed 3 died at its best rate, where the table has no loss, and with seed 1 at the second."""
+    table = losses(a=0.0, b=-8.0, c=0.3)
+    second = table + 0.05
+    table.loc[3, "b"], second.loc[1, "b"] = math.nan, math.inf
+    pairs = compare(table, second).set_index(["left", "right"])
+    assert pairs.loc[("b", "a"), "p_claimed"] == pairs.loc[("b", "c"), "p_claimed"] == 1.0
+    assert pairs.loc[("a", "c"), "p_claimed"] < 0.05 and pairs["p_claimed"].notna().all()
+    assert set(conclusions(["b", "a", "c"], pairs.reset_index())["open"]) == {("b", "a"), ("b", "c")}
+
+
 def test_a_gap_at_best_rates_that_the_second_rate_does_not_confirm_is_open() -> None:
     table = losses(seeds=5, a=0.0, b=0.1)
     second = pd.DataFrame({"a": table["a"] + 0.01, "b": table["a"] + np.array([0.02, -0.03, 0.01, 0.0, 0.02])})
