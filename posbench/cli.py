@@ -569,7 +569,8 @@ def bench(
 ) -> None:
     """Measure tokens per second of a whole training step, and compare with the machine's matrix-product rate.
 
-    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
+    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`, or with two
+    optimizers: `train.optimizer=adamw,muon`.
     """
     from posbench.tools.bench import bench as measure
 

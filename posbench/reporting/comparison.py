@@ -410,6 +410,7 @@ def measure(
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
     rows = _on_the_same_targets(rows[~older], runs, holes)
+    _note_missing_lengths(rows, runs, holes)
     places, digests = {}, {}
     problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
     # Sorted, so that a place as trained (no options) comes before the same place with options.
@@ -477,6 +478,34 @@ def _on_the_same_targets(
         )
         holes.setdefault((str(protocol), str(text)), []).append(line)
     return pd.concat(chosen) if chosen else rows
+
+
+def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
+    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained.
+
+    Arguments: rows, the tidy table; runs, a row per run.
+    """
+    as_trained = rows[(rows["metric"] == "loss") & (rows["under"] == "")]
+    for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
+        if not PROTOCOLS[str(protocol)].is_by_length:
+            continue
+        scored = group.groupby("run")["length"].agg(set).to_dict()
+        lengths = set(group["length"])
+        missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
+        for lacking, of_lengths in runs.groupby(pd.Series(missing, runs.index)):
+            if not lacking:
+                continue
+            names = []
+            for scheme, of_scheme in of_lengths.groupby("scheme"):
+                seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
+                is_whole = len(of_scheme) == (runs["scheme"] == scheme).sum()
+                names.append(str(scheme) if is_whole else f"{scheme} (of seeds {seeds})")
+            shown, data = ",".join(map(str, lacking)), ["--data", str(text)] if text else []
+            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown, *data]
+            holes.setdefault((str(protocol), str(text)), []).append(
+                f"{protocol} at {shown.replace(',', ', ')} has no result of {', '.join(names)} (`posbench eval "
+                f"{' '.join(words)}` scores it, unless the scheme cannot read so far)."
+            )
 
 
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]

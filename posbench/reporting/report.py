@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from posbench.catalogue.choices import choices, read_row
 from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
@@ -26,7 +27,7 @@ from posbench.reporting.published import Published, load_published
 from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import conclusions, verdict
 from posbench.reporting.subjects import content_of_subjects, is_of_subjects
-from posbench.reporting.table import config_of, settings_of
+from posbench.reporting.table import config_of, scheme_settings, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
 from posbench.runs.finding import REFERENCE, folder_of, search_folder
 from posbench.runs.fingerprints import digest
@@ -82,7 +83,7 @@ def report(
         names, first = comparison.experiment, content["sections"][0].table
     files["runs.csv"] = chosen
     absent = _absent(places, chosen, options)
-    content["notes"] += absent
+    content["notes"] += [*_variants(chosen[chosen["status"] == "finished"]), *absent]
     content["holes"] = [*content.get("holes", ()), *absent]
     content["title"] = f"posbench: {options.title or names}"
     templates = environment()
@@ -142,6 +143,30 @@ def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportO
         for folder, with_search in folders.items()
         if not any(path.is_relative_to(part) for path in paths for part in with_search)
     ]
+
+
+def _variants(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is.
+
+    Arguments: runs, a row per run.
+    """
+    files, lines = choices("scheme"), dict[str, None]()
+    columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
+    for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
+        name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
+        recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
+        usual = scheme_settings(read_row(name)) if name in files else {}
+        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
+        changed += [f"without {key}" for key in usual if key not in recorded]
+        if changed:
+            start = f"{name}: as in conf/scheme/{name}.yaml, but " if usual else f"{name}: "
+            lines[start + ", ".join(changed)] = None
+    return list(lines)
+
+
+def _shortened(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:

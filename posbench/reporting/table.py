@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, SchemeConfig
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
-from posbench.runs.fingerprints import comparable_fingerprint
+from posbench.runs.fingerprints import comparable_fingerprint, flat
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -279,6 +279,12 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     settings.setdefault("train.optimizer", "adamw")
     scheme_rate = settings.pop("scheme.lr", None)
     return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
+
+
+def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
+    """Return {name: value} of a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
+    settings = flat(json.loads(json.dumps(scheme.to_mapping())))
+    return {name: _plain(value) for name, value in settings.items() if name not in ("name", "lr")}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:

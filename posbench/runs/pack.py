@@ -149,6 +149,10 @@ class PackedRun(Run):
     def has_weights(self) -> bool:
         return self.weights_digest is not None
 
+    @property
+    def is_in_runs(self) -> bool:
+        return False  # a pack may be somebody else's
+
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
         from safetensors.torch import load
 

@@ -193,12 +193,21 @@ class Run:
         subject = self.manifest.subject if (self.path / "run.json").is_file() else None
         return subject is not None and Path(subject["path"]).is_dir()
 
+    @property
+    def is_in_runs(self) -> bool:
+        """Return True if the run's folder is in `runs` of the working directory, not linked there and not packed."""
+        return self.path.resolve().is_relative_to(Path("runs").resolve())
+
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Return True if a user's file that defines the run's scheme has changed since training, else False.
 
+        The files that a run in the working directory's `runs` recorded may be imported from now on: the user named them
+        to train it.
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
         """
+        if self.is_in_runs:
+            own_files.trust_recorded(self.manifest.scheme_files)
         changed = own_files.changed_files(self.manifest.scheme_files)
         if changed and not may_have_changed:
             raise ConfigError(
