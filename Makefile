@@ -47,7 +47,7 @@ round: $(VENV)/.installed ## Train a round of "still to train" in docs/experimen
 	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)
 
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbench
-	@echo "Next: $(BIN)/posbench train -m scheme=nope,qk_rope,alibi seed=0,1 train.tokens=200k experiment_name=first --jobs 2"
+	@echo "Next: $(BIN)/posbench train -m scheme=nope,qk_rope,alibi seed=0,1 experiment_name=first --jobs 2"
 	@echo "then: $(BIN)/posbench report first"
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need

@@ -18,6 +18,7 @@ from posbench.config import ModelConfig
 from posbench.schemes import Placement, Scheme
 from posbench.schemes.base import apply_hook
 from posbench.system.matmul import linear
+from posbench.system.plain import apply
 from posbench.system.torch_internals import as_dtype
 
 
@@ -42,7 +43,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Normed.apply(x, self.weight, self.eps)
+        return apply(_Normed, x, self.weight, self.eps)
 
 
 class _Normed(torch.autograd.Function):
@@ -114,7 +115,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(config.ffn_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(_Gated.apply(self.gate_up(x)))
+        return self.down(apply(_Gated, self.gate_up(x)))
 
 
 class _Gated(torch.autograd.Function):
