@@ -73,6 +73,7 @@ class Architecture:
             context_length=context_length,
             embedding_std=model.init_std,
             longest=longest,
+            trained_length=scheme.trained_length,
         )
         layers = build_scheme(scheme, shape, seed)
         kinds = [build_kind(entry.attention, layer.shape) for entry, layer in zip(layers.entries, layers, strict=True)]

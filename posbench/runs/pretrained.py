@@ -64,6 +64,11 @@ class Positions:
     described: str  # the scheme in one line
     length: int | None = None  # longest input in the model's own training, tokens; None: not known
 
+    @property
+    def trained_length(self) -> int | None:
+        """Return L of the formulas for positions, tokens: `length`, or less if the model itself continued another."""
+        return (self.row or {}).get("trained_length") or self.length
+
     def checked_row(self, from_run: str) -> dict[str, Any]:
         """Return the scheme's settings, as in a YAML file.
 

@@ -281,8 +281,8 @@ class Run:
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
                         "scheme with the same kind"
                     )
-                window = {key: value for key, value in scheme.items() if key == WINDOW}
-                scheme = replace(row, name=scheme["name"]).to_mapping() | window
+                inherited = {key: value for key, value in scheme.items() if key in (WINDOW, "trained_length")}
+                scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
                 data = data | {name: changed[name]}
             elif "." in name:

@@ -194,7 +194,7 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
     return Start(
         name=name,
         scheme=manifest.scheme,
-        positions=Positions(row, described(row)),
+        positions=Positions(row, described(row), run.config.train.context_length),
         model=asdict(run.config.model),
         load=load,
         digest=digest,
