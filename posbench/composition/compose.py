@@ -319,6 +319,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     positions or tokenizer and the user gave no others.
     """
     from posbench.data.text.tokenizer import CONVERT
+    from posbench.runs.folder_check import tokenizer_files
     from posbench.runs.start import start_of
     from posbench.schemes.building import with_option, without_option
 
@@ -340,8 +341,9 @@ def _continue(mapping: dict[str, Any]) -> None:
         if start.tokenizer_file.is_file() or "tokenizer.path" in keys:
             mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
+            others = tokenizer_files(start.tokenizer_file.parent)
             raise ConfigError(
-                f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
+                f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
     if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:

@@ -31,7 +31,7 @@ from posbench.evaluation.request import Request
 from posbench.model.architecture import build_architecture
 from posbench.model.rotations import show_rotations
 from posbench.model.size import num_parameters
-from posbench.runs import FINISHED, Manifest, Run, pretrained, run_folder
+from posbench.runs import FINISHED, Manifest, Run, folder_check, pretrained, run_folder
 from posbench.runs.finding import SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
@@ -94,11 +94,15 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
     existing run, else conf/config.yaml's.
     Raises: ConfigError if the folder cannot be read, or if results of another model have its name.
     """
+    folder_check.check_adapter(folder)
     for name, advice in (("config.json", _COMPLETE), ("tokenizer.json", CONVERT)):
         if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: {advice}")
+            others = folder_check.tokenizer_files(folder) if name == "tokenizer.json" else ""
+            raise ConfigError(f"{folder} has no {name}{others}: {advice}")
     start = start_of(str(folder), 0, runs_dir)
     assert start is not None
+    for note in start.notes:
+        console.out(note)
     T = start.positions.length
     if T is None:
         raise ConfigError(

@@ -17,7 +17,8 @@ from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
 from posbench.schemes.composite import Interleaved, JointProperties
-from posbench.schemes.rescaling import BY_WINDOW
+from posbench.schemes.rescaling import BY_WINDOW, RopeParameters
+from posbench.schemes.rotary import Rotary
 
 WINDOW = "window"  # an option of every scheme: see `Scheme.window`
 
@@ -161,6 +162,8 @@ class _Builder:
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
             torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
             scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
+        if isinstance(scheme, Rotary) and isinstance(scheme.rescaling, RopeParameters):
+            scheme.rescaling.check_lists(scheme.width)
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
         if first is None:

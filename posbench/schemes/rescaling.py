@@ -195,6 +195,16 @@ class RopeParameters:
                 f"scheme.rescale with rope_type={self.name} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
             )
 
+    def check_lists(self, channels: int) -> None:
+        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels` a head."""
+        for key in ("short_factor", "long_factor"):
+            factors = self.parameters.get(key)
+            if factors is not None and len(factors) != channels // 2:
+                raise ConfigError(
+                    f"{key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
+                    f"{channels // 2}"
+                )
+
     @property
     def name(self) -> str:
         """Return the method, the value of `rope_type`."""

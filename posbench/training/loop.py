@@ -98,6 +98,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             start = start_of(config.train.from_run, config.seed, config.runs_dir)
             if start is not None:
                 start.check_tokenizer(config, corpus.tokenizer_fingerprint)
+                for note in start.notes:
+                    console.out(note)
             existing = existing_manifest(run, config, corpus, device, console.out, start)
             if existing is not None and existing.status == runs.FINISHED:
                 console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
