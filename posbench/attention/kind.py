@@ -91,6 +91,7 @@ class Kind(nn.Module, ABC):
 
     takes_bias: bool = True  # whether a scheme may add a bias
     has_keys: bool = True  # whether a bias may read keys
+    takes_qk_norm: bool = False  # whether `model.qk_norm` normalises its queries and keys
     takes_windows: bool = False  # whether it supports sliding windows and document masks
     parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device

@@ -49,6 +49,7 @@ class Softmax(Kind):
         gates = shape.num_heads * (shape.head_dim if output_gate == "channel" else 1)
         self.output_gate = nn.Parameter(torch.empty(gates, shape.d_model)) if output_gate else None
 
+    takes_qk_norm = True
     takes_windows = True
 
     def attend(

@@ -109,7 +109,7 @@ class ModelConfig(Group):
     head_dim: int | None = ruled(at_least(2), None)  # D; null means d_model / num_heads
     ffn_dim: int | None = ruled(at_least(1), None)  # null means 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
-    qk_norm: bool = False  # RMSNorm of each head's q and k before the scheme's hooks, as in Qwen 3
+    qk_norm: bool = False  # RMSNorm of q and k before the hooks, in layers of softmax attention
     qkv_bias: bool = False  # biases of q, k and v, as in Qwen 2
     vocab_size: int | None = ruled(at_least(2), None)  # V; null means the size of the tokenizer
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)

@@ -48,11 +48,11 @@ class Architecture:
                     f"{type(scheme).__name__} reads keys, which attention of the kind {name} does not cache: choose "
                     "scheme.attention={kind: softmax}, or another scheme"
                 )
-            if self.model.qk_norm and not {"q", "k"} <= kind.heads_by_part.keys():
-                raise ConfigError(
-                    f"model.qk_norm normalises queries and keys, and attention of the kind {name} has none: leave it "
-                    "out"
-                )
+        if self.model.qk_norm and not any(kind.takes_qk_norm for kind in self.kinds):
+            raise ConfigError(
+                "model.qk_norm normalises queries and keys of softmax attention, and no layer has it "
+                f"(scheme.attention is {self.kinds[0].shape.attention}): leave it out"
+            )
 
     @classmethod
     def build(

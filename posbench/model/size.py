@@ -30,8 +30,9 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
+    normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
-    vectors += model.head_width * (2 * model.num_layers * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
+    vectors += model.head_width * (2 * normalised * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
     vectors += sum(p.numel() for kind in architecture.kinds for p in kind.parameters())
     return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from posbench.config import ConfigError, ModelConfig, SchemeConfig
 from posbench.model.architecture import Architecture
 from posbench.model.decoder import Decoder
+from posbench.model.layers import Block
 from posbench.model.names import LAYER, PARTS, to_hugging_face
 from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, sizes
 from posbench.schemes.rescaling import ROPE_TYPES
@@ -204,7 +205,7 @@ def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]
     Arguments: config, the content of `config.json`; is_untied, whether it says that the tables are tied, and they are
     not.
     """
-    lines = []
+    lines: list[str] = []
     if config["model_type"] == "posbench":
         return lines
     if is_untied:
@@ -250,7 +251,8 @@ def _expected_shapes(
     ours = dict(decoder.named_parameters())
     if any(name.startswith("decoder.") for name in stored):
         return {f"decoder.{name}": tuple(tensor.shape) for name, tensor in ours.items()}
-    rows = {"attention.qkv": [*decoder.blocks[0].attention.rows().values()], "ffn.gate_up": 2 * [model.ffn_width]}
+    block = cast(Block, decoder.blocks[0])
+    rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.ffn_width]}
     packed = {product for product in PARTS if any(LAYER[product] in name for name in stored)}
     theirs = to_hugging_face(ours, {product: split for product, split in rows.items() if product not in packed})
     return {name: tuple(tensor.shape) for name, tensor in theirs.items()}

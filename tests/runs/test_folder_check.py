@@ -144,7 +144,7 @@ def test_an_adapter_is_refused(missing: tuple[str, ...], tmp_path: Path) -> None
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "big"}))
     for name in missing:
         (folder / name).unlink()
-    with pytest.raises(ConfigError, match="an adapter of big.*merge it"):
+    with pytest.raises(ConfigError, match=r"an adapter of big.*merge it"):
         start(folder)
 
 
