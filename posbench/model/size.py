@@ -64,7 +64,7 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
     Arguments: dtype, of the activations.
     """
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
-    length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
+    length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
         sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
         for tokens in (length, length + 1)

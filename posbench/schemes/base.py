@@ -138,6 +138,8 @@ class Scheme(nn.Module):
     reads_keys: bool = False  # `bias` uses the keys; kinds of attention without keys refuse such a scheme
     looks_back: int = 0  # tokens before the current one that hooks read by `earlier`
     window: int | None = None  # keys each query can see, including its own; None means all. An option of any scheme
+    chunk: int | None = None  # tokens of the chunks that the bias hides from each other; None means no chunks
+    reads_earlier_gates: bool = True  # `bias` or `locate` reads gates of keys or running sums, not only at_query
     decayed: frozenset[str] = frozenset()  # parameters with weight decay, which pulls them to 0
 
     _takes_earlier: frozenset[str] = frozenset()  # hooks with the argument `earlier`
@@ -174,6 +176,11 @@ class Scheme(nn.Module):
         By default they are the methods of these names (hooks) that the class overrides.
         """
         return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
+
+    @property
+    def reach(self) -> int | None:
+        """Return the largest number of keys that a query can see, including its own, or None if it sees all."""
+        return min((limit for limit in (self.window, self.chunk) if limit is not None), default=None)
 
     @property
     def moves_k_and_v_alike(self) -> bool:
