@@ -102,11 +102,19 @@ def checked_architecture(config: Config) -> Architecture:
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length={length} is "
             "longer: lower train.context_length, or choose another scheme"
         )
+    check_sequences(config, architecture)
+    return architecture
+
+
+def check_sequences(config: Config, architecture: Architecture) -> None:
+    """Check that an architecture supports masked documents, or the positions of tasks, if `config` has them.
+
+    Raises: ConfigError if the kind of attention would read across documents, or a scheme takes only positions [T].
+    """
     if config.data.document_mask and not all(kind.takes_windows for kind in architecture.kinds):
         raise ConfigError("data.document_mask=true needs scheme.attention={kind: softmax}: leave it out")
     if config.data.window or config.data.document_mask:
         check_positions(architecture)
-    return architecture
 
 
 def check_positions(architecture: Architecture) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbench.attention import KVCache
 from posbench.config import Config, ConfigError, ModelConfig
-from posbench.model.architecture import Architecture, build_architecture, round_prepared
+from posbench.model.architecture import Architecture, build_architecture, check_sequences, round_prepared
 from posbench.model.layers import Block, Linear, RMSNorm
 from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
@@ -311,10 +311,12 @@ def build_model(
     Arguments: vocab_size, the tokenizer's size (`model.vocab_size` may ask for a larger embedding); architecture, if it
     is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
     Raises: ConfigError if the embedding is too small for the tokenizer, or the scheme or the kind of attention refuses
-    its options.
+    its options, masked documents or the positions of tasks.
     """
     config.check_vocabulary(vocab_size)
-    model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)
+    architecture = architecture or build_architecture(config)
+    check_sequences(config, architecture)
+    model = Decoder(architecture, config.model.vocab_size or vocab_size)
     model.bos_id = bos_id if config.data.document_mask else None
     initialise(model, config.seed)
     return model

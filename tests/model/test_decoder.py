@@ -240,3 +240,10 @@ def test_pieces_are_pieces_and_none_with_a_gradient():
         model.hidden(random_tokens(16))
     model.hidden(random_tokens(16))
     assert queries == [7, 7, 2, 16]
+
+
+@pytest.mark.parametrize("scheme", ["gdn", "hybrid_nope", "qwen3_next", "decay"])
+def test_no_model_is_built_that_would_read_across_masked_documents(scheme):
+    config = compose([f"scheme={scheme}", "data.document_mask=true"])
+    with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention=\{kind: softmax\}"):
+        build_model(config, VOCAB, bos_id=0)
