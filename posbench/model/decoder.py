@@ -25,7 +25,8 @@ from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
 from posbench.system.torch_internals import share_no_row_buffers
 
-ROWS = 4096  # rows of logits in memory at a time, without a gradient
+_ROWS = 4096  # rows of logits in memory at a time, without a gradient, if the vocabulary is small
+_LOGITS = 1 << 26  # logits in memory at a time, without a gradient: 256 MiB in float32
 
 
 class Decoder(nn.Module):
@@ -232,7 +233,9 @@ class Decoder(nn.Module):
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         # Logits are independent row by row, so without a gradient memory need not hold all of them.
-        rows = x.numel() if torch.is_grad_enabled() else ROWS
+        rows = min(_ROWS, max(1, _LOGITS // self.embedding.num_embeddings))
+        if torch.is_grad_enabled():
+            rows = x.numel()
         parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         losses = [F.cross_entropy(self._wide_logits(part), target, reduction="none") for part, target in parts]
         return torch.cat(losses).view(targets.shape)

@@ -247,3 +247,20 @@ def test_no_model_is_built_that_would_read_across_masked_documents(scheme):
     config = compose([f"scheme={scheme}", "data.document_mask=true"])
     with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention=\{kind: softmax\}"):
         build_model(config, VOCAB, bos_id=0)
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(257, 4096), (16384, 4096), (151936, 441)])
+@torch.no_grad()
+def test_a_large_vocabulary_has_fewer_rows_of_logits_in_memory(vocab_size, rows, monkeypatch):
+    words = ["scheme=nope", "model=tiny", "model.num_layers=1", "model.d_model=8", "model.num_heads=2"]
+    model, sizes = build_model(compose(words), vocab_size), []
+    monkeypatch.setattr(model, "hidden", lambda tokens, *rest, **more: torch.ones(*tokens.shape, 8))
+
+    def counted(x):
+        sizes.append(len(x))
+        return torch.zeros(len(x), 2)
+
+    monkeypatch.setattr(model, "_wide_logits", counted)
+    zeros = torch.zeros(2, 3000, dtype=torch.int64)
+    assert model.nll(zeros, zeros).shape == (2, 3000)
+    assert sizes == [*(6000 // rows) * [rows], 6000 % rows]  # at most 2 ** 26 logits, and 4096 rows
