@@ -28,7 +28,7 @@ from posbench.data.text.tokenizer import check_hub
 Document = TypeVar("Document")
 # Files that describe a data set, as `datasets` and its hub name them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
-_LEAST_TRAIN = 0.5  # cut long files if train gets less than this part of the share that was asked for
+_LEAST_TRAIN = 0.6  # cut long files if train gets less than this part of the share that was asked for
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
