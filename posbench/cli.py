@@ -95,6 +95,9 @@ def _application() -> None:
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
     """Print an error of the body as one message and exit. With POSBENCH_TRACEBACK=1, show its traceback instead."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from posbench.system.files import explained
     from posbench.system.signals import Stopped
 
     try:
@@ -104,8 +107,15 @@ def _exit_on_error() -> Iterator[None]:
     except Stopped as stopped:
         say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
+    except BrokenProcessPool as error:
+        _fail(
+            error,
+            1,
+            "a worker process was killed, usually for lack of memory (dmesg says so): lower --jobs and give the same "
+            "command again; results that were stored are kept",
+        )
     except OSError as error:
-        _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _fail(error, 2, explained(error))
     except Exception as error:
         place = place_of(error)
         hint = "" if place else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"

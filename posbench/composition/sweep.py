@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import hydra
@@ -52,6 +55,10 @@ _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
 _MULTIRUN = {"-m", "--multirun"}
 _FLAGS = _FLAGS_WITH_VALUES | _MULTIRUN | {"-r", "--run", "--resolve", "-h", "--hydra-help", "--version"}
+_MEMORY = (
+    "The usual reason is too little memory (dmesg says so): lower --jobs, or train.batch_size with a larger "
+    "train.accumulation"
+)
 _HYDRA_WRITES = ("hydra.output_subdir=", "hydra/job_logging=", "hydra/hydra_logging=", "hydra/launcher=submitit")
 
 
@@ -148,6 +155,8 @@ class SweepJob:
     work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
+    numbers: Sequence[int] | None = None  # numbers in the sweep of the jobs that are launched
+    journal: Path | None = None  # folder in which jobs of joblib note that they begin, and their outcome
     outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
@@ -156,13 +165,14 @@ class SweepJob:
         Arguments: composed, what Hydra composed as the job's configuration. Raises: Stopped and KeyboardInterrupt,
         which end a sweep.
         """
-        name, was_finished = "", False
+        name, was_finished, number = "", False, None
         try:
             config = checked_config(composed)
             name = run_name(config)
             was_finished = self.is_finished(Path(config.runs_dir, name))
             if self.work is not None:
-                number = int(HydraConfig.get().job.num)
+                number = self._number()
+                self._note(number, "begun", name)
                 clock = SweepClock.at(number, self.work, self.parallel, self.started)
                 SWEEP_CLOCK.set(clock)
                 self.say(f"run {number + 1} of {len(self.work)}: {name}{clock.left(0)}")
@@ -176,7 +186,27 @@ class SweepJob:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
             self.say(str(outcome))
+        if number is not None:
+            self._note(number, "outcome", outcome)
         return outcome
+
+    def _number(self) -> int:
+        """Return the job's number in the sweep, from 0."""
+        number = int(HydraConfig.get().job.num)
+        return number if self.numbers is None else self.numbers[number - self.numbers[0]]
+
+    def _note(self, number: int, event: str, content: Any) -> None:
+        """Store in the journal what happened to a job, so that the sweep knows it if a worker process is killed."""
+        if self.journal is None:
+            return
+        temporary = self.journal / f"{number}.{event}.tmp"
+        temporary.write_bytes(pickle.dumps(content))
+        temporary.replace(self.journal / f"{number}.{event}")
+
+    def noted(self, event: str) -> dict[int, Any]:
+        """Return {number of a job: what it noted} for an event, `begun` or `outcome`, from the journal."""
+        assert self.journal is not None
+        return {int(file.stem): pickle.loads(file.read_bytes()) for file in self.journal.glob(f"*.{event}")}
 
 
 def run_name(config: Config) -> str:
@@ -235,10 +265,56 @@ class PosbenchSweeper(Sweeper):
         self.task.started = time.time()
         num_finished = f", {sum(finished)} of them already finished" if any(finished) else ""
         self.task.say(f"{count_of(len(jobs), 'run')}{num_finished}")
-        for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
-            if batch:
-                returned = self.launcher.launch([list(job.words) for job in batch], initial_job_idx=first)
-                self.task.outcomes += [job.return_value for job in returned]
+        with TemporaryDirectory(prefix="posbench-sweep-") as journal:
+            self.task.journal = Path(journal) if "joblib" in str(self.master.hydra.launcher) else None
+            for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
+                if batch:
+                    self.task.outcomes += self._outcomes(dict(enumerate(batch, first)))
+
+    def _outcomes(self, jobs: dict[int, Job]) -> list[Outcome]:
+        """Run the jobs, {number in the sweep: job}, and return their outcomes.
+
+        If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new ones,
+        and those that were running are tried again, one at a time, so that it is known which one is killed.
+        """
+        waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
+        while waiting or interrupted:
+            is_alone = not waiting
+            batch = waiting or dict([next(iter(interrupted.items()))])
+            returned, begun = self._launch(batch)
+            outcomes |= returned
+            lost = {number: batch[number] for number in begun if number not in returned}
+            waiting = {number: job for number, job in waiting.items() if number not in (*returned, *lost)}
+            interrupted = {number: job for number, job in interrupted.items() if number not in batch}
+            if lost and is_alone:
+                [(number, job)] = lost.items()
+                outcomes[number] = Outcome(run_name(job.config), JobFailed(f"its worker process was killed. {_MEMORY}"))
+                self.task.say(str(outcomes[number]))
+            elif lost:
+                names = " or ".join(run_name(job.config) for job in lost.values())
+                self.task.say(
+                    f"a worker process was killed while it trained {names}: the other runs go on in new processes, "
+                    f"then what was interrupted is tried again, one run at a time. {_MEMORY}"
+                )
+                interrupted |= lost
+        return [outcomes[number] for number in sorted(outcomes)]
+
+    def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
+        """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began.
+
+        All of them ended, unless a worker process was killed.
+        """
+        self.task.numbers = list(jobs)
+        for file in self.task.journal.iterdir() if self.task.journal else ():
+            file.unlink()
+        try:
+            returned = self.launcher.launch(
+                [list(job.words) for job in jobs.values()], initial_job_idx=next(iter(jobs))
+            )
+        except BrokenProcessPool:
+            begun = set(self.task.noted("begun")) or set(jobs)  # if none has begun, all may be at fault
+            return self.task.noted("outcome"), begun
+        return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
         composed = self.loader.load_sweep_config(self.master, list(words))

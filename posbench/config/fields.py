@@ -66,6 +66,7 @@ class SchemeConfig(Group):
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {} means softmax
     lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means train.lr_of or train.lr
     lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the learning rate of the scheme's own parameters
+    trained_length: int | None = ruled(at_least(1), None)  # L of formulas, tokens; None means train.context_length
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -78,23 +79,23 @@ class SchemeConfig(Group):
                 key in mapping,
                 f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
-        ours = ("name", "kind", "attention", "lr", "lr_factor")
+        settings = ("lr", "lr_factor", "trained_length")
         attention = mapping.get("attention") or {}
         require(
             isinstance(attention, dict),
             f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
         )
-        options = {key: value for key, value in mapping.items() if key not in ours}
-        rates = {key: mapping[key] for key in ("lr", "lr_factor") if key in mapping}
-        return cls(mapping["name"], mapping["kind"], options, attention, **rates)
+        options = {key: value for key, value in mapping.items() if key not in ("name", "kind", "attention", *settings)}
+        given = {key: mapping[key] for key in settings if key in mapping}
+        return cls(mapping["name"], mapping["kind"], options, attention, **given)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
         attention = {"attention": self.attention} if self.attention else {}
-        lr = ({} if self.lr is None else {"lr": self.lr}) | (
-            {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
-        )
-        return {"name": self.name, "kind": self.kind, **lr, **attention, **self.options}
+        lr = {} if self.lr is None else {"lr": self.lr}
+        factor = {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
+        length = {} if self.trained_length is None else {"trained_length": self.trained_length}
+        return {"name": self.name, "kind": self.kind, **lr, **factor, **attention, **length, **self.options}
 
 
 @dataclass
@@ -109,7 +110,7 @@ class ModelConfig(Group):
     head_dim: int | None = ruled(at_least(2), None)  # D; null means d_model / num_heads
     ffn_dim: int | None = ruled(at_least(1), None)  # null means 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
-    qk_norm: bool = False  # RMSNorm of each head's q and k before the scheme's hooks, as in Qwen 3
+    qk_norm: bool = False  # RMSNorm of q and k before the hooks, in layers of softmax attention
     qkv_bias: bool = False  # biases of q, k and v, as in Qwen 2
     vocab_size: int | None = ruled(at_least(2), None)  # V; null means the size of the tokenizer
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)

@@ -30,8 +30,9 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
+    normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
-    vectors += model.head_width * (2 * model.num_layers * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
+    vectors += model.head_width * (2 * normalised * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
     vectors += sum(p.numel() for kind in architecture.kinds for p in kind.parameters())
     return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
 
@@ -63,7 +64,7 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
     Arguments: dtype, of the activations.
     """
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
-    length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
+    length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
         sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
         for tokens in (length, length + 1)

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError
-from posbench.runs import checkpoint, fingerprints, pretrained
+from posbench.runs import checkpoint, fingerprints, folder_check, pretrained
 from posbench.runs.finding import run_named, runs_named
 from posbench.runs.manifest import FINISHED, Manifest
 from posbench.runs.pretrained import Positions, described
@@ -62,6 +62,7 @@ class Start:
     initial_weights: dict[str, str] | None = None  # digests of the source's own initial weights
     tokenizer: str | None = None  # fingerprint of the source's tokenizer
     tokenizer_file: Path | None = None  # in a Hugging Face folder; may not exist
+    notes: Sequence[str] = ()  # lines about what is read in another way than the folder's config.json suggests
 
     @property
     def record(self) -> dict[str, Any]:
@@ -145,6 +146,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     if from_run is None:
         return None
     path, runs_dir, folder = Path(from_run).expanduser(), Path(runs_dir), None
+    folder_check.check_adapter(path)
     if (path / "config.json").is_file():
         return _start_from_folder(path)
     if at_step := re.fullmatch(r"step=(\d+)", path.name):
@@ -199,7 +201,7 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
     return Start(
         name=name,
         scheme=manifest.scheme,
-        positions=Positions(row, described(row)),
+        positions=Positions(row, described(row), run.config.train.context_length),
         model=asdict(run.config.model),
         load=load,
         digest=digest,
@@ -213,17 +215,24 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
 
 
 def _start_from_folder(folder: Path) -> Start:
-    config, files = pretrained.read_config(folder), pretrained.weight_files(folder)
+    config = pretrained.read_config(folder)
+    folder_check.check_config(config, folder / "config.json")
+    files = pretrained.weight_files(folder)
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes = pretrained.sizes(config, name)
+    sizes, positions = pretrained.sizes(config, name), folder_check.positions_in(config)
+    is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
+    if is_untied:
+        sizes["tied_embeddings"] = False
+    folder_check.check_tensors(files, config, positions, sizes["tied_embeddings"])
     return Start(
         name=name,
         scheme=name,
-        positions=pretrained.positions(config),
+        positions=positions,
         model=sizes,
         load=partial(pretrained.load_weights, files, sizes["tied_embeddings"]),
         digest=hashlib.sha256("".join(map(sum_of, files)).encode()).hexdigest(),
         tokenizer_file=folder / "tokenizer.json",
+        notes=folder_check.notes(folder, config, is_untied),
     )
 
 

@@ -39,6 +39,7 @@ from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
+from posbench.model.rotations import has_rotations, is_rescaled, show_rotations
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.pretrained import described
@@ -97,6 +98,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             start = start_of(config.train.from_run, config.seed, config.runs_dir)
             if start is not None:
                 start.check_tokenizer(config, corpus.tokenizer_fingerprint)
+                for note in start.notes:
+                    console.out(note)
             existing = existing_manifest(run, config, corpus, device, console.out, start)
             if existing is not None and existing.status == runs.FINISHED:
                 console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
@@ -135,6 +138,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                         f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
                         f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
                     )
+                if has_rotations(model.scheme) and (start is not None or is_rescaled(model.scheme)):
+                    show_rotations({config.scheme.name: model.scheme}, config.train.context_length, console)
                 if existing is not None:
                     report_changes(existing, manifest, console.out)
                 training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)
