@@ -15,6 +15,7 @@ of attention.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,32 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
         factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, factor, x, beta=a)
     return x.mT if rows > columns else x
+
+
+def momentum_updates(
+    directions: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]], steps: int, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Return the updates for a rate of 1: each matrix orthogonalised, with the size of AdamW's updates.
+
+    Arguments: directions, {parameter: [..., rows, columns]}, each with the matrices `rows` one below the other; dtype,
+    of the orthogonalisation, None for that of the directions.
+    """
+    parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
+    places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
+    for name, direction in directions.items():
+        for part in direction.to(dtype or direction.dtype).split(list(rows[name]), dim=-2):
+            of_shape = parts.setdefault(part.shape, [])
+            places.setdefault(name, []).append((part.shape, len(of_shape)))
+            of_shape.append(part)
+    done = {}
+    for shape, of_shape in parts.items():
+        size = _RMS * math.sqrt(max(shape[-2:]))
+        matrices = torch.stack(of_shape)
+        done[shape] = size * orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
+    return {
+        name: torch.cat([done[shape][number] for shape, number in places[name]], dim=-2).to(direction.dtype)
+        for name, direction in directions.items()
+    }
 
 
 def flops_per_step(model: nn.Module, steps: int) -> int:
@@ -93,25 +120,15 @@ class Muon(Optimizer):
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
         self.adamw.rates = self.rates
         self.adamw.update(divisor, healthy)
-        parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
-        places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
-        for name, rows in self.rows.items():
-            for part in self._directions(name, divisor, healthy).split(rows):
-                of_shape = parts.setdefault(part.shape, [])
-                places.setdefault(name, []).append((part.shape, len(of_shape)))
-                of_shape.append(part)
-        updates = {}
-        for shape, of_shape in parts.items():
-            size = _RMS * math.sqrt(max(shape))
-            updates[shape] = size * orthogonal(torch.stack(of_shape), self.config.ns_steps)
-        for name, of_parameter in places.items():
-            update = torch.cat([updates[shape][number] for shape, number in of_parameter])
+        directions = {name: self._direction(name, divisor, healthy) for name in self.rows}
+        updates = momentum_updates(directions, self.rows, self.config.ns_steps, self.dtype)
+        for name, update in updates.items():
             weight, rate = self.weights[name], self.rates[name]
             # Multiplying by `healthy` would not do: 0 times infinity is NaN.
-            change = update.to(weight.dtype).add(weight, alpha=self.decays[name]).mul_(rate)
+            change = update.add(weight, alpha=self.decays[name]).mul_(rate)
             weight.sub_(torch.where(healthy, change, 0.0))
 
-    def _directions(self, name: str, divisor: Tensor, healthy: Tensor) -> Tensor:
+    def _direction(self, name: str, divisor: Tensor, healthy: Tensor) -> Tensor:
         """Return the gradient of a parameter, averaged with its momentum (Nesterov), which is updated."""
         momentum, share = self.moments[name]["momentum"], self.config.momentum
         gradient = self.weights[name].grad
@@ -119,5 +136,4 @@ class Muon(Optimizer):
         gradient = gradient / divisor
         averaged = gradient.lerp(momentum, share)
         momentum.copy_(torch.where(healthy, averaged, momentum))
-        direction = gradient.lerp(averaged, share)
-        return direction if self.dtype is None else direction.to(self.dtype)
+        return gradient.lerp(averaged, share)
