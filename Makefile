@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 COMPILE := @echo "Compiling the packages on all cores" && $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop reproduce-table test test-all torture style lint site lock clean
+.PHONY: help install develop reproduce-table round test test-all torture style lint site lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +24,30 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 	$(BIN)/posbench eval $(EXPERIMENT) --jobs $(JOBS)
 	$(BIN)/posbench report $(EXPERIMENT)
 
+# The rounds of "still to train" (docs/experiments.md). A round that was stopped goes on with the same command.
+# RATE: the best learning rate of the search of round 1, by scheme; LOW: the other rate that it kept for qk_rope.
+RATE ?= 4e-3
+LOW ?= 2e-3
+MUON := experiment=headline_muon runs_dir=runs/reference
+AT_6M := train.tokens=6_144_000 train.trunk_tokens=12_288_000 'train.branch_tokens=[]'
+ROUND_1 := tune $(MUON)
+ROUND_1b := train -m experiment=headline_muon runs_dir=runs/reference/headline_muon-tune scheme=qkvo_rope,k_rope scheme.lr=$(RATE),$(LOW) seed=0,1,2 'experiment_name=lr=$${scheme.lr}'
+ROUND_2 := tune experiment=headline experiment_name=headline-6.14M runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope,nope $(AT_6M)
+ROUND_3a := train -m $(MUON) scheme=qk_rope,alibi scheme.lr=$(RATE) seed=0,1,2 train.ns_steps=0 experiment_name=headline_muon_ns0
+ROUND_3b := train -m experiment=headline runs_dir=runs/reference scheme=qk_rope,alibi scheme.lr=$(RATE) seed=0,1,2 $(AT_6M) \
+	train.matrix_lr_factor=0.5 experiment_name=headline_adamw_tables
+AT_12M := scheme.lr=$(RATE) train.tokens=12_288_000 train.trunk_tokens=null experiment_name=headline_muon_long
+ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,alibi,vo_rope seed=0,1,2,3,4
+ROUND_4b := train -m $(MUON) $(AT_12M) scheme=window_rope_nope,canon_nope,canon_qk_rope,key_offset seed=0,1,2
+ROUND_5 := train -m experiment=headline experiment_name=headline-long runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope seed=0,1,2 \
+	train.tokens=49_152_000 'train.branch_tokens=[12_288_000,24_576_000]'
+ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
+
+round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)
+	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)
+
 install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbench
-	@echo "Next: $(BIN)/posbench train -m scheme=nope,qk_rope,alibi seed=0,1 train.tokens=200k experiment_name=first --jobs 2"
+	@echo "Next: $(BIN)/posbench train -m scheme=nope,qk_rope,alibi seed=0,1 experiment_name=first --jobs 2"
 	@echo "then: $(BIN)/posbench report first"
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from posbench import build_model, compose
 from posbench.data import Batch, Problems
 from posbench.evaluation.protocols.accuracy import Accuracy
-from posbench.training.optimizer import decayed_parameters
+from posbench.training.optimizers.optimizer import decayed_parameters
 
 
 def main(overrides: list[str]) -> None:

@@ -8,6 +8,7 @@ Ctrl-C or SIGTERM. `ls` and `judge` have others.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -356,23 +357,25 @@ def judge(
 
     `posbench judge loop --scheme faded --baseline qk_rope --family 20 --json`
 
-    Exit status: 0 better, 10 worse, 11 equal, 12 open; 1 and 2 failures; with several schemes 0.
+    Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
+    schemes 0.
     """
     from posbench.reporting.judge import judge_all
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
-    judgements = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
+    judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
     results = console()
     if as_json and options.scheme:
         results.out(judgements[0].as_json())
     elif as_json:
-        results.out(json_text({"schemes": {j.scheme: asdict(j) for j in judgements}}))
+        results.out(json_text({"schemes": {j.scheme: asdict(j) for j in judgements}, "left_out": left_out}))
     else:
         for judgement in judgements:
             results.out(str(judgement))
-            if judgement.next_command:
-                results.out(f"  {judgement.next_command}")
-        for warning in dict.fromkeys(chain.from_iterable(judgement.warnings for judgement in judgements)):
+            for command in judgement.next_commands:
+                results.out(f"  {shlex.join(command)}")
+        warnings = [f"left out: {line}" for line in chain(*left_out.values())]
+        for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
 
@@ -576,7 +579,8 @@ def bench(
 ) -> None:
     """Measure tokens per second of a whole training step, and compare with the machine's matrix-product rate.
 
-    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`
+    `posbench bench --schemes nope,qk_rope,alibi model=25m train.batch_size=8 train.dtype=float32`, or with two
+    optimizers: `train.optimizer=adamw,muon`.
     """
     from posbench.tools.bench import bench as measure
 

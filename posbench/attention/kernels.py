@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.schemes.base import Bias, evaluate_bias
+from posbench.system.plain import is_plain
 from posbench.system.torch_internals import allow_recompiles, attention_with_logsumexp
 
 if TYPE_CHECKING:
@@ -451,6 +452,9 @@ def attend(
     compiling = torch.compiler.is_compiling()
     B, H, T, _ = q.shape
     window = None if window is None or window >= k.shape[2] else window
+    if is_plain():
+        has_mask = bias is not None or sink is not None or window is not None
+        return blocks(q, k, v, bias, scale, sink, window) if has_mask else fused(q, k, v, scale)
     if q.is_cuda:
         return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
     if k.shape[2] > T:

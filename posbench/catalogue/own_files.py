@@ -1,9 +1,10 @@
-"""Load a scheme or a task from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
+"""Load a class from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-Such a name may replace a name of posbench's: as `kind` of a scheme, or as `task` of a task.
+Such a name may replace a name of posbench's: as `kind` of a scheme, `task` of a task, or `optimizer` of training.
 
 The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
-the command line, or if it is below the working directory and not in a run folder.
+the command line, if a run folder in `runs` of the working directory recorded it (its training named it), or if it is
+below the working directory. A file in a run folder is imported only if it was named.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +24,7 @@ from posbench.config import ConfigError, nearest
 T = TypeVar("T")
 
 _MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
-_NAMING = ("kind", "task")  # keys of a mapping that may name a class in a file
+_NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
 
@@ -120,6 +121,15 @@ def trust_file(path: Path) -> None:
     _trusted.add(path.expanduser().resolve())
 
 
+def trust_recorded(recorded: Iterable[str]) -> None:
+    """Allow the import of the files at these paths, except files in run folders.
+
+    Call this only for the files that a run of the user recorded.
+    """
+    places = [Path(name).expanduser().resolve() for name in recorded]
+    _trusted.update(place for place in places if place.is_file() and not _is_in_run_folder(place))
+
+
 def recorded_files(row: Any) -> dict[str, str]:
     """Return {path: SHA-256} of the Python files that `row`, the mapping of a scheme or task, names.
 
@@ -191,13 +201,17 @@ def _place(path: Path) -> Path:
         return place
     if substitute := next((file for file in _trusted if file.name == path.name and not place.exists()), None):
         return substitute
-    in_run_folder = any((parent / "run.json").exists() for parent in place.parents)
+    in_run_folder = _is_in_run_folder(place)
     if not place.exists() or (place.is_relative_to(Path.cwd().resolve()) and not in_run_folder):
         return place  # a missing file is refused when it is read
     reason = "is part of a run folder" if in_run_folder else "is outside the working directory"
     raise ConfigError(
         f"the run's {path.stem} is in {path}, which {reason}: if you trust that file, name it with --scheme-file {path}"
     )
+
+
+def _is_in_run_folder(place: Path) -> bool:
+    return any((parent / "run.json").exists() for parent in place.parents)
 
 
 def place_of(error: BaseException) -> str:

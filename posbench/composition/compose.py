@@ -274,6 +274,8 @@ def checked_config(composed: DictConfig) -> Config:
         mapping["train"]["lr_of"] = None  # the user's train.lr overrides an experiment's train.lr_of
     # Not later, because the scheme may then come from a run or a folder, which must not name files to import.
     trust_files(mapping["scheme"])
+    mapping["train"] = tidy(mapping["train"])
+    trust_files(mapping["train"])
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     if mapping["train"].get("from_run"):

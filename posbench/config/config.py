@@ -59,6 +59,10 @@ class Config(Group):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if isinstance(self.data, dict):
             self.data = TaskConfig.from_mapping(self.data)
+        require(
+            self.train.optimizer != "muon" or self.launch.strategy != "fsdp",
+            "train.optimizer=muon needs whole matrices, and launch.strategy=fsdp splits them: take launch.strategy=ddp",
+        )
         if not self.is_task:
             self.check_vocabulary(self.tokenizer.num_entries)
         elif self.train.order_every:

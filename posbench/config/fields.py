@@ -23,6 +23,7 @@ from posbench.config.rules import (
     at_least,
     between,
     check_name,
+    class_name,
     learning_rates,
     list_of,
     one_of,
@@ -324,6 +325,10 @@ class TrainConfig(Group):
         list_of(token_count), []
     )  # wsd: lengths of shorter runs that branch off this one, ascending
     trunk_tokens: Any = ruled(token_count, None)  # wsd: tokens of the run that this one branches off; null means none
+    optimizer: str = ruled(class_name("adamw", "muon"), "adamw")  # or a class in a file, my_optimizer.py:Lion
+    matrix_lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the rate of attention's and SwiGLU's matrices
+    momentum: float = ruled(between(0, 0.9999999), 0.95)  # muon: share of the last momentum in the next
+    ns_steps: int = ruled(between(0, 20), 5)  # muon: steps of orthogonalisation; 0 means none, a control
     weight_decay: float = ruled(between(0, 10), 0.1)  # matrices only
     beta1: float = ruled(between(0, 0.9999999), 0.9)
     beta2: float = ruled(between(0, 0.9999999), 0.95)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from statistics import mode
-from typing import Any
 
 import joblib
 from rich.console import Console
@@ -22,7 +20,7 @@ from posbench.evaluation.protocols import NGRAM, PROTOCOLS
 from posbench.evaluation.protocols.ngram import add_ngrams
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
-from posbench.runs import FINISHED, UNREADABLE, Run, find_runs, state_of
+from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.runs.tracking import offline_hint, open_tracker
@@ -48,7 +46,6 @@ def evaluate_runs(
     say_once = cache(console.out)  # prints a line that is the same for many runs only once
     scorable = _scorable(runs, by_name, console.out)
     requests = _requests(scorable, request, console.out)
-    headers = _stored_headers(scorable)
     evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # error -> names of the runs
     try:
@@ -59,9 +56,7 @@ def evaluate_runs(
                 length = bar.add_task("", total=None)
                 begin = partial(bar.reset, length)
                 score = partial(_evaluate, begin=begin, advance=partial(bar.advance, length), say=say_once)
-            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(
-                map(joblib.delayed(score), scorable, requests, headers)
-            )
+            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable, requests))
             for run, scoring in zip(scorable, scored, strict=True):
                 bar.update(task, advance=1, description=run.name)
                 for text in scoring.notices:
@@ -118,16 +113,14 @@ class _Scoring:
 def _evaluate(
     run: Run,
     request: Request,
-    headers: Sequence[Mapping[str, Any]],
     begin: Begin,
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
     """Score one run and return its results, and its error if the user can fix that.
 
-    Arguments: headers, the headers (settings and means) of all results of the run's experiment; begin, called before
-    each length with its `description` and its `total` tokens; advance, called with the number of tokens after each
-    forward pass; say, called with each notice at once. Without `say`, the notices are
+    Arguments: begin, called before each length with its `description` and its `total` tokens; advance, called with the
+    number of tokens after each forward pass; say, called with each notice at once. Without `say`, the notices are
     returned.
     """
     scoring = _Scoring()
@@ -138,7 +131,7 @@ def _evaluate(
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
-        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, headers, begin)
+        evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, begin)
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:
@@ -231,29 +224,6 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
             )
         notice(f"{scheme} is scored only as trained: {reason}")
     return requests
-
-
-def _stored_headers(runs: Sequence[Run]) -> list[list[Mapping[str, Any]]]:
-    """Return, for each run, the headers (settings and means) of all results of its experiment.
-
-    Runs of the experiment that are not scored now count too. The list is empty for a run that was copied to another
-    folder.
-    """
-
-    @cache
-    def stored_in(experiment: Path) -> list[Mapping[str, Any]]:
-        finished = [run for run in find_runs(experiment) if state_of(run) == FINISHED]
-        return [result.header for run in finished for result in run.results()[0]]
-
-    def in_experiment(run: Run) -> bool:  # false for a copy in another folder
-        # Subjects have tokenizers of their own, so their windows differ at any length.
-        return (
-            state_of(run) == FINISHED
-            and run.manifest.subject is None
-            and run.manifest.run_name.split("/")[1:] == list(run.path.absolute().parts[-2:])
-        )
-
-    return [stored_in(run.path.absolute().parents[1]) if in_experiment(run) else [] for run in runs]
 
 
 def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
-from posbench.runs.results import BFLOAT16, FILE_CHANGED, MARKS, Result, ResultKey, row_name
+from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row_name
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
@@ -55,7 +55,7 @@ def score_split(
         "protocol": protocol,
         "split": split.name,
         "length": length,
-        **({"anchor": anchor or length} if protocol_.shares_windows else {}),
+        **({"anchor": anchor or length} if protocol_.shares_targets else {}),
         **figures,
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
@@ -75,19 +75,17 @@ def evaluate_run(
     advance: Advance = lambda tokens: None,
     tell: Tell = lambda result, is_new: None,
     notice: Say = lambda text: None,
-    experiment: Sequence[Mapping[str, Any]] = (),
     begin: Begin = lambda description, total: None,
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    If the request changes options of the scheme, the run is first scored without these changes. The longest length of
-    all results of an experiment (the anchor) decides which text is scored. Existing results with a shorter anchor are
-    scored again, and `notice` is called with a line that says so.
+    If the request changes options of the scheme, the run is first scored without these changes. The longest requested
+    length, the anchor, decides which targets are scored at all of them.
 
     Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); request, what
     to score: lengths, protocols and options; advance, called with the number of tokens after each forward pass; tell,
-    called with each result and whether it is new; experiment, the headers (settings and means) of all results of the
-    run's experiment; begin, called with a `description` and a `total` of tokens before each length is scored.
+    called with each result and whether it is new; notice, called with lines to print; begin, called with a
+    `description` and a `total` of tokens before each length is scored.
     Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result, but
     it still counts for the anchor, so that all schemes are scored on the same targets.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
@@ -97,7 +95,7 @@ def evaluate_run(
     stored = {result.key: result for result in run.results()[0]}
     results = []
     for variant in request.variants:
-        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, experiment, begin):
+        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, begin):
             stored[result.key] = result
             tell(result, is_new)
             results.append(result)
@@ -111,48 +109,35 @@ def _evaluate_variant(
     results: Mapping[ResultKey, Result],
     advance: Advance,
     notice: Say,
-    experiment: Sequence[Mapping[str, Any]],
     begin: Begin,
 ) -> Iterator[tuple[Result, bool]]:
     """Score a run with one set of scheme options, and yield (result, whether it is new) for each length.
 
     Arguments: request, with these options; results, the results that the run has already; advance, called with the
-    number of tokens after each forward pass; experiment, the headers (settings and means) of all results of the
-    experiment.
+    number of tokens after each forward pass.
     """
     if request.under:
         corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _Scorer(run, corpus, request)
-    stored = [results[key] for key in sorted(results)]
-    headers = [*experiment, *(result.header for result in stored)]
+    longest = scorer.architecture.scheme.longest  # the most tokens that the scheme can read; None: no limit
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
-        requested = _lengths(protocol, run.config, corpus, request, notice)
-        anchor = scorer.anchor(protocol, requested, headers) if protocol.shares_windows else None
-        lengths = {scorer.options: set(requested)}  # options of the scheme -> lengths to score
-        moved = scorer.moved(protocol, anchor, stored)
-        for options, length in moved:
-            lengths.setdefault(options, set()).add(length)
-        if moved:
-            notice(
-                f"{protocol.name}: {anchor} tokens is now the longest length, so "
-                f"{', '.join(map(str, sorted({length for _, length in moved})))} "
-                f"{'are' if moved[1:] else 'is'} scored again, on the same targets"
-            )
-        for options, of_options in lengths.items():
-            of_scorer = scorer if options == scorer.options else _Scorer(run, corpus, replace(request, under=options))
-            longest = of_scorer.architecture.scheme.longest  # the most tokens that the scheme can read; None: no limit
-            usable = {} if request.again else of_scorer.usable(protocol, anchor, stored)
-            for length in sorted(of_options):
-                tokens = corpus.window(length)
-                if longest is not None and tokens > longest:
-                    notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
-                    continue
-                if length not in usable:
-                    total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
-                    begin(description=f"{row_name(protocol.name, options)} {short_length(length)}", total=total)
-                result = usable.get(length) or of_scorer.score(protocol, length, anchor, advance)
-                yield result, length not in usable
+        lengths = _lengths(protocol, run.config, corpus, request, notice)
+        anchor = max(lengths) if lengths and protocol.shares_targets else 0
+        for length in lengths:
+            tokens = corpus.window(length)
+            if longest is not None and tokens > longest:
+                notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
+                continue
+            key = scorer.key(protocol, length, anchor)
+            result = results.get(key)
+            is_new = request.again or result is None or not scorer.is_usable(protocol, result)
+            if is_new:
+                total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
+                begin(description=f"{row_name(protocol.name, scorer.options)} {short_length(length)}", total=total)
+                result = scorer.score(protocol, key, advance)
+            assert result is not None
+            yield result, is_new
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
@@ -185,7 +170,7 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
             "another text (--data files --data data.path=FOLDER)"
         )
     lengths = request.lengths_of(protocol, config, corpus.splits["test"])
-    if not lengths and protocol.shares_windows:
+    if not lengths and protocol.shares_targets:
         raise ConfigError(
             f"no document of the test split has the {config.trained_length // 2} tokens that the shortest length of "
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
@@ -225,73 +210,24 @@ class _Scorer:
     def model(self) -> Decoder:
         return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed, self.architecture)
 
-    def key(self, protocol: EvalProtocol, length: int) -> ResultKey:
-        return ResultKey(protocol.name, length, (*self.options, *self.marks))
+    def key(self, protocol: EvalProtocol, length: int, anchor: int) -> ResultKey:
+        return ResultKey(protocol.name, length, (*self.options, *self.marks), anchor)
 
-    def usable(self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]) -> dict[int, Result]:
-        """Return {length: stored result} of the results that need not be computed again.
+    def is_usable(self, protocol: EvalProtocol, result: Result) -> bool:
+        """Return whether a stored result has the current settings, the requested number format and this text."""
+        header, settings = result.header, protocol.settings(self.run.config)
+        has_same_settings = all(header["settings"].get(name) == getattr(settings, name) for name in protocol.decided_by)
+        has_same_text = header.get("data") == self.corpus.fingerprint
+        return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
-        They have the requested options, settings, number format and text; `anchor`, the longest length of the
-        comparison, decides the text.
-        """
-        return {
-            result.length: result
-            for result in stored
-            if result.key == self.key(protocol, result.length)
-            and self._is_alike(protocol, result.header)
-            and result.header.get("anchor") == anchor
-            and self.request.dtype in ("auto", result.header["dtype"])
-        }
+    def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
+        """Score one length by a protocol, store the result under `key` and return it.
 
-    def moved(
-        self, protocol: EvalProtocol, anchor: int | None, stored: Sequence[Result]
-    ) -> list[tuple[tuple[str, ...], int]]:
-        """Return (options, length) of each stored result to score again, because the longest length has changed.
-
-        Arguments: anchor, the longest length of the comparison, which decides what text is scored; stored, the run's
-        results.
-        """
-        moved = []
-        for result in stored:
-            options = tuple(o for o in result.key.under if o not in MARKS and not o.startswith(("step=", "data=")))
-            if (
-                result.key == ResultKey(protocol.name, result.length, (*options, *self.marks))
-                and self._is_alike(protocol, result.header)
-                and result.header.get("anchor") != anchor
-            ):
-                moved.append((options, result.length))
-        return moved
-
-    def anchor(self, protocol: EvalProtocol, requested: Sequence[int], headers: Sequence[Mapping[str, Any]]) -> int:
-        """Return the longest length among the requested ones and the stored results that they are compared with.
-
-        Arguments: headers, the headers (settings and means) of the experiment's results.
-        """
-        replaced = {self.key(protocol, length) for length in requested if self.request.again}
-        remaining = [
-            header
-            for header in headers
-            if header["protocol"] in protocol.shares_windows
-            and self._is_alike(protocol, header)
-            and ResultKey(header["protocol"], header["length"], tuple(header["under"])) not in replaced
-        ]
-        # An anchor may be longer than any stored length, since a scheme may have a longest length.
-        return max([*requested, *(int(header.get("anchor", header["length"])) for header in remaining)])
-
-    def _is_alike(self, protocol: EvalProtocol, header: Mapping[str, Any]) -> bool:
-        """Return whether the result with this header was computed on this text with the current settings."""
-        settings, names = protocol.settings(self.run.config), PROTOCOLS[header["protocol"]].decided_by
-        alike = all(header["settings"].get(name) == getattr(settings, name) for name in names)
-        return alike and bool(header.get("data") == self.corpus.fingerprint)
-
-    def score(self, protocol: EvalProtocol, length: int, anchor: int | None, advance: Advance) -> Result:
-        """Score one length by a protocol, store the result and return it.
-
-        Arguments: anchor, the longest length of the comparison, which decides what text is scored; advance, called with
-        the number of tokens after each forward pass.
+        Arguments: advance, called with the number of tokens after each forward pass.
         Raises: ConfigError if a loss is not finite or memory runs out.
         """
         device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
+        length, anchor = key.length, key.anchor or None
         model.piece = self.request.piece or settings.piece
         model.to(device.torch).compute_dtype = device.dtype
         if device.compiled:
@@ -315,7 +251,7 @@ class _Scorer:
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
         step_digest = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
         header["weights"] = step_digest or self.run.weights_digest
-        return self.run.store(self.key(protocol, length), rows, header)
+        return self.run.store(key, rows, header)
 
     def _device(self) -> Device:
         """Return the device to score on, with the number format of training unless the request names another."""

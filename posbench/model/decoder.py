@@ -23,6 +23,7 @@ from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
 from posbench.schemes.base import apply_hook
 from posbench.schemes.building import seed_of
+from posbench.system.plain import is_plain
 from posbench.system.torch_internals import share_no_row_buffers
 
 _ROWS = 4096  # rows of logits in memory at a time, without a gradient, if the vocabulary is small
@@ -211,7 +212,8 @@ class Decoder(nn.Module):
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
-        if divisor is not None and gradient_of is losses_and_gradient:  # compiled code needs a fixed number of rows
+        has_any_rows = gradient_of is losses_and_gradient and not is_plain()  # else their number must be fixed
+        if divisor is not None and has_any_rows:
             scored = targets >= 0
             x, targets = x[scored], targets[scored]
         return mean_cross_entropy(x, self.unembedding.weight, targets, gradient_of, divisor=divisor)

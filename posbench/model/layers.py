@@ -18,6 +18,7 @@ from posbench.config import ModelConfig
 from posbench.schemes import Placement, Scheme
 from posbench.schemes.base import apply_hook
 from posbench.system.matmul import linear
+from posbench.system.plain import apply
 from posbench.system.torch_internals import as_dtype
 
 
@@ -42,7 +43,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Normed.apply(x, self.weight, self.eps)
+        return apply(_Normed, x, self.weight, self.eps)
 
 
 class _Normed(torch.autograd.Function):
@@ -113,7 +114,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(config.ffn_width, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(_Gated.apply(self.gate_up(x)))
+        return self.down(apply(_Gated, self.gate_up(x)))
 
 
 class _Gated(torch.autograd.Function):
@@ -135,6 +136,22 @@ class _Gated(torch.autograd.Function):
         # silu' = sigmoid + silu (1 - sigmoid)
         dgate = torch.addcmul(gated + dup, dup, sigmoid, value=-1).mul_(up)
         return torch.cat((dgate, dup), dim=-1)
+
+
+def layer_matrices(model: nn.Module) -> dict[str, list[int]]:
+    """Return {name of a weight: rows of each matrix in it} for the projections of all attention and SwiGLU layers.
+
+    The packed ones hold several matrices, one below the other: q, k and v, or gate and up.
+    """
+    matrices = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Attention):
+            matrices[f"{prefix}.qkv.weight"] = list(module.rows().values())
+            matrices[f"{prefix}.out.weight"] = [len(module.out.weight)]
+        elif isinstance(module, SwiGLU):
+            matrices[f"{prefix}.gate_up.weight"] = 2 * [len(module.gate_up.weight) // 2]
+            matrices[f"{prefix}.down.weight"] = [len(module.down.weight)]
+    return matrices
 
 
 class Block(nn.Module):

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.system.matmul import product, summed_outer
+from posbench.system.plain import is_plain
 
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -77,6 +79,15 @@ class _MeanLoss(torch.autograd.Function):
         return dx, dweight * scale.to(dweight.dtype), None, None, None, None
 
 
+def _plain_mean(x: Tensor, weight: Tensor, targets: Tensor, divisor: Tensor | None) -> Tensor:
+    """Return what `mean_cross_entropy` returns, with all logits in memory at once."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    losses = F.cross_entropy((x @ weight.to(x.dtype).T).to(wide), targets.clamp(min=0), reduction="none")
+    if divisor is None:
+        return losses.mean()
+    return (losses * (targets >= 0)).sum() / divisor
+
+
 def mean_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -93,5 +104,7 @@ def mean_cross_entropy(
     its compiled form, which returns losses and their gradient for logits; rows, the number per chunk, by default one
     that suits the device.
     """
+    if is_plain():
+        return _plain_mean(x, weight, targets, divisor)
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))
     return _MeanLoss.apply(x, weight, targets, rows, gradient_of, divisor)

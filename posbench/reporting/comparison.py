@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +22,14 @@ from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.evaluation.protocols.section import ComparedRuns
+from posbench.reporting.families import planned_tests
 from posbench.reporting.options import MARGIN
 from posbench.reporting.published import Published
 from posbench.reporting.search import RateSearch, at_best_rates, merge_searches, with_searches
 from posbench.reporting.statistics import (
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
+    ROUNDING,
     Floats,
     compare,
     document_error,
@@ -51,6 +53,7 @@ class Comparison(ComparedRuns):
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     published: Published | None
+    planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
 
@@ -87,6 +90,21 @@ class Comparison(ComparedRuns):
         return self.search is not None and self.search.is_complete(self.schemes)
 
     @property
+    def undecidable(self) -> list[str]:
+        """Return the schemes that diverged with some seed at each rate that their search kept: no test decides them."""
+        if self.search is None or not self.is_at_best_rates:
+            return []
+        kept = {scheme: self.search.losses[scheme][self.search.kept(scheme)] for scheme in self.schemes}
+        return [scheme for scheme, losses in kept.items() if np.isinf(losses).any().all()]
+
+    @property
+    def constant_pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs whose losses differ by the same amount with every seed, which are not tested."""
+        tested = self.pairs[self.pairs["p_claimed"].notna() & (self.pairs["difference"] > 0)]
+        constant = tested[tested["sd"] <= ROUNDING]
+        return list(zip(constant["left"], constant["right"], strict=True))
+
+    @property
     def scope(self) -> str:
         """Return the learning rates at which the claims hold, as text to print with a claim: `at best rates`."""
         if self.is_at_best_rates:
@@ -117,15 +135,14 @@ def read_runs(
     places: Sequence[str | Path],
     beside: str | Path | None,
     console: Console,
-    schemes: Sequence[str] = (),
-    seeds: Collection[int] = (),
+    select: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame] = lambda summary, rows: summary,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) of these places and their searches, and their tidy table.
 
     Arguments: places, folders or packs (zip files) of runs; beside, the folder of a reference experiment whose runs are
-    added; console, to print how well this posbench computes what the reference recorded; schemes and seeds, to select
-    runs, empty for all.
-    Raises: ConfigError if there are no runs, a name is unknown, or these cannot share a table with the reference.
+    added; console, to print how well this posbench computes what the reference recorded; select, called with both
+    tables before the runs are checked against the reference, returns the summary to use; by default all of it.
+    Raises: ConfigError if there are no runs, or these cannot share a table with the reference; the errors of `select`.
     """
     reference = folder_of(Path(beside)) if beside else None
     if reference:
@@ -137,7 +154,7 @@ def read_runs(
     summary = merge_searches(summary)
     if summary.empty:
         raise ConfigError(f"{places[0]} contains no runs: train some, such as `posbench train -m experiment=demo`")
-    chosen = choose(summary, schemes, seeds)
+    chosen = select(summary, rows)
     return join_reference(chosen, reference, console) if reference else chosen, rows
 
 
@@ -167,7 +184,7 @@ def build(
         ]
     check_agreement(runs, group_by)
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
-    wanted_baseline = baseline or str(experiment.get("baseline") or "")
+    wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None
     complete = losses.loc[:, losses.notna().all()]
@@ -190,20 +207,27 @@ def build(
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
+    tests = planned_tests(runs["path"])
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest),
+        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest, tests),
         ngrams=_ngrams(rows, losses, base),
         search=search,
         published=published,
+        planned_tests=tests,
         left_out=left_out,
         notes=notes,
         holes=holes,
     )
+
+
+def baseline_of(runs: pd.DataFrame) -> str:
+    """Return the baseline that the experiment of the first of these runs names, or "". Arguments: a row per run."""
+    return str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
@@ -300,7 +324,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         yield "runs of one scheme and seed", " and ".join(first["path"])
         columns = [c for c in settings_of(runs) if c.startswith(("model.", "train."))]
         columns = [column for column in columns if twice[column].astype(str).nunique() > 1]
-        yield from ((column, _counts(runs, column)) for column in columns)
+        yield from ((column, counts(runs, column)) for column in columns)
     else:
         yield from differences(runs)
 
@@ -312,7 +336,7 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
-            yield description, _counts(runs, f"fingerprint.{name}")
+            yield description, counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
         with_own_rates = bool(runs["own_rate"].any())
         ignored = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
@@ -320,12 +344,12 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
         if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
             differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
-        yield from ((column, _counts(runs, column)) for column in differing)
+        yield from ((column, counts(runs, column)) for column in differing)
         if not differing and not with_own_rates:
-            yield "the configuration", _counts(runs, "fingerprint.config")
+            yield "the configuration", counts(runs, "fingerprint.config")
     for seed, of_seed in runs.groupby("seed"):
         if of_seed["fingerprint.batches"].nunique() > 1:
-            yield f"the batches of seed {seed}", _counts(of_seed, "fingerprint.batches")
+            yield f"the batches of seed {seed}", counts(of_seed, "fingerprint.batches")
         parts = [json.loads(text) for text in of_seed["fingerprint.initial_weights"].unique()]
         names = dict.fromkeys(name for digests in parts for name in digests)
         unlike = [name for name in names if len({digests[name] for digests in parts if name in digests}) > 1]
@@ -335,12 +359,10 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     options = runs[columns].astype(str)
     for scheme, numbers in options.groupby(runs["scheme"]).nunique().iterrows():
         of_scheme = runs["scheme"] == scheme
-        yield from (
-            (f"{option} of {scheme}", _counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1]
-        )
+        yield from ((f"{option} of {scheme}", counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1])
 
 
-def _counts(runs: pd.DataFrame, column: str) -> str:
+def counts(runs: pd.DataFrame, column: str) -> str:
     """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`.
 
     Arguments: runs, a row per run.
@@ -387,7 +409,8 @@ def measure(
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
-    rows = rows[~older]
+    rows = _on_the_same_targets(rows[~older], runs, holes)
+    _note_missing_lengths(rows, runs, holes)
     places, digests = {}, {}
     problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
     # Sorted, so that a place as trained (no options) comes before the same place with options.
@@ -427,6 +450,62 @@ def measure(
     is_loss = frame["metric"] == "loss"
     frame.insert(10, "perplexity", np.where(is_loss, np.exp(np.minimum(frame["value"], 700.0)), math.nan))
     return frame
+
+
+def _on_the_same_targets(
+    rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]
+) -> pd.DataFrame:
+    """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.
+
+    It is the longest anchor that all runs with results of this protocol have, or else the longest of any run. `holes`
+    gets a line about the lengths that only have other anchors.
+    """
+    chosen = []
+    for (protocol, text), group in rows.groupby(["protocol", "text"], observed=True, sort=True):
+        counts = group.groupby("anchor")["run"].nunique()
+        shared = counts[counts == group["run"].nunique()]
+        anchor = max(shared.index if len(shared) else counts.index)
+        kept = group[group["anchor"] == anchor]
+        chosen.append(kept)
+        lengths = sorted(set(group["length"]) - set(kept["length"]))
+        if not lengths:
+            continue
+        names = " ".join(dict.fromkeys(runs["experiment"]))
+        wanted = ",".join(map(str, sorted({*lengths, *kept["length"], anchor})))
+        line = (
+            f"{protocol} at {', '.join(map(str, lengths))} is left out: it was scored on other targets than {anchor} "
+            f"tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
+        )
+        holes.setdefault((str(protocol), str(text)), []).append(line)
+    return pd.concat(chosen) if chosen else rows
+
+
+def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
+    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained.
+
+    Arguments: rows, the tidy table; runs, a row per run.
+    """
+    as_trained = rows[(rows["metric"] == "loss") & (rows["under"] == "")]
+    for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
+        if not PROTOCOLS[str(protocol)].is_by_length:
+            continue
+        scored = group.groupby("run")["length"].agg(set).to_dict()
+        lengths = set(group["length"])
+        missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
+        for lacking, of_lengths in runs.groupby(pd.Series(missing, runs.index)):
+            if not lacking:
+                continue
+            names = []
+            for scheme, of_scheme in of_lengths.groupby("scheme"):
+                seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
+                is_whole = len(of_scheme) == (runs["scheme"] == scheme).sum()
+                names.append(str(scheme) if is_whole else f"{scheme} (of seeds {seeds})")
+            shown, data = ",".join(map(str, lacking)), ["--data", str(text)] if text else []
+            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown, *data]
+            holes.setdefault((str(protocol), str(text)), []).append(
+                f"{protocol} at {shown.replace(',', ', ')} has no result of {', '.join(names)} (`posbench eval "
+                f"{' '.join(words)}` scores it, unless the scheme cannot read so far)."
+            )
 
 
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]

@@ -87,7 +87,8 @@ class ReportOptions:
             typer.Option(
                 parser=os.path.expanduser,
                 metavar="PATH",
-                help="Folder for the files. Default: report (or report-by-COLUMN) in the experiment's folder.",
+                help="Folder for the files. Default: report in the experiment's folder, or in runs/reports for a "
+                "reference experiment. Reports with --by, --schemes or --seeds have folders of their own.",
                 show_default=False,
             ),
         ],

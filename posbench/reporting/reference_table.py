@@ -20,7 +20,7 @@ from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.reporting.comparison import differences, disagreement, finished_runs
 from posbench.reporting.tasks import is_of_tasks
-from posbench.runs import Run, find_runs
+from posbench.runs import DIED, Run, find_runs
 from posbench.system.console import Console
 from posbench.system.device import choose_device
 from posbench.training.step import TrainingStep
@@ -36,7 +36,7 @@ OF_ONE_RUN = (
 
 
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
-    """Return the finished runs of the reference and of the user, after checking that one table can hold them.
+    """Return the runs of the reference and of the user, after checking that one table can hold the finished ones.
 
     A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
 
@@ -62,12 +62,12 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
     for run in repeated.itertuples():
         theirs = f"{reference.name} has a run of this scheme and seed (loss {run.loss_y:.4f})"
         console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), because {theirs}")
-    if own_runs.empty:
+    if own_runs.empty and not (summary["status"] == DIED).any():
         raise ConfigError(
             f"no run is left to put beside {reference.name}: it already has the schemes and seeds of your finished "
             "runs, so train another scheme or seed"
         )
-    return pd.concat([runs[is_theirs], own_runs]).sort_index()
+    return summary.drop(index=runs.index[~is_theirs].difference(own_runs.index))
 
 
 def check_same_losses(reference: Path, console: Console) -> None:

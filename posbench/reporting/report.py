@@ -15,20 +15,22 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from posbench.catalogue.choices import choices, read_row
 from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, finished_runs, read_runs
+from posbench.reporting.comparison import Comparison, build, choose, finished_runs, read_runs
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
 from posbench.reporting.published import Published, load_published
 from posbench.reporting.sections import by_sections, models, sections_of
 from posbench.reporting.statistics import conclusions, verdict
 from posbench.reporting.subjects import content_of_subjects, is_of_subjects
-from posbench.reporting.table import config_of, settings_of
+from posbench.reporting.table import config_of, scheme_settings, settings_of
 from posbench.reporting.tasks import content_of_tasks, is_of_tasks
-from posbench.runs.finding import folder_of
+from posbench.runs.finding import REFERENCE, folder_of, search_folder
+from posbench.runs.fingerprints import digest
 from posbench.runs.tracking import log_report
 from posbench.system.console import console as new_console
 from posbench.system.console import json_text
@@ -43,19 +45,18 @@ def report(
 
     Arguments: places, folders or packs (zip files) of runs; options, as of `posbench report`, such as against,
     published results to compare with (default: those that the experiment names); output, the folder for files (default:
-    `report` in the first place, or `report-by-<column>`); beside, a reference experiment whose runs are put into the
-    same tables; schemes and seeds, to select runs; console, to print to.
+    `report` in the first place, with the grouping and the chosen runs in its name); beside, a reference experiment
+    whose runs are put into the same tables; schemes and seeds, to select runs; console, to print to.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
     console, group_by, margin = console or Console(), options.by, options.margin
     places = [places] if isinstance(places, str | Path) else list(places)
-    first_place = Path(places[0]).with_suffix("") if str(places[0]).endswith(".zip") else Path(places[0])
-    target = (
-        Path(options.output) if options.output else first_place / (f"report-by-{group_by}" if group_by else "report")
-    )
+    target = Path(options.output) if options.output else _default_output(folder_of(Path(places[0])), options)
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
-    chosen, rows = read_runs(places, options.beside, notices, options.schemes, options.seeds)
+    chosen, rows = read_runs(
+        places, options.beside, notices, lambda summary, _: choose(summary, options.schemes, options.seeds)
+    )
     target.mkdir(parents=True, exist_ok=True)
     of_subjects = is_of_subjects(chosen) and not group_by
     published = load_published(options.against) if options.against else None if of_subjects else _published_of(chosen)
@@ -81,6 +82,9 @@ def report(
         content, files = _content(comparison, margin, options.every_length)
         names, first = comparison.experiment, content["sections"][0].table
     files["runs.csv"] = chosen
+    absent = _absent(places, chosen, options)
+    content["notes"] += [*_variants(chosen[chosen["status"] == "finished"]), *absent]
+    content["holes"] = [*content.get("holes", ()), *absent]
     content["title"] = f"posbench: {options.title or names}"
     templates = environment()
     paragraph = " ".join(templates.get_template(content["paragraph"]).render(content).split())
@@ -89,11 +93,11 @@ def report(
     paths = write(target, page, content, files, options.latex)
     if options.as_json:
         screen = {"title": content["title"], "schemes": content["numbers"], "table": first.to_dict("records")}
-        screen |= {"conclusions": paragraph, "left_out": content.get("holes", []), "files": paths}
+        screen |= {"conclusions": paragraph, "left_out": content["holes"], "files": paths}
         console.out(json_text(screen))
     else:
         show(console, content["title"], first, paragraph)
-        for line in content.get("holes", ()):
+        for line in content["holes"]:
             console.print(line + "\n", highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
@@ -109,6 +113,60 @@ def report(
     if options.open_page:
         webbrowser.open((target / "report.html").resolve().as_uri())
     return paths
+
+
+def _default_output(folder: Path, options: ReportOptions) -> Path:
+    """Return the folder for a report's files, in the folder of its first experiment.
+
+    The name tells the groups, and schemes and seeds that were chosen, so that the full report stays: `report`,
+    `report-by-train.lr`, `report-of-alibi,nope-seeds-0,1`. Reports of reference experiments go to `runs/reports`,
+    because these experiments are part of posbench and not of the user's runs.
+    """
+    if folder.resolve().is_relative_to(REFERENCE):
+        folder = Path("runs/reports") / folder.resolve().relative_to(REFERENCE)
+    name = f"report-by-{options.by}" if options.by else "report"
+    for title, chosen in (("of", options.schemes), ("seeds", options.seeds)):
+        text = ",".join(map(str, chosen))
+        name += f"-{title}-{text if len(text) <= 80 else f'{len(chosen)}-{digest(text)[:6]}'}" if chosen else ""
+    return folder / name
+
+
+def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportOptions) -> list[str]:
+    """Return a line for each of these places that has no run in the report. Arguments: chosen, a row per run."""
+    paths = [Path(path) for path in chosen["path"]]
+    reason = "none of its runs was chosen with --schemes or --seeds"
+    if not options.schemes and not options.seeds:
+        reason = "it contains no runs"
+    folders = {folder: (folder, search_folder(folder)) for folder in map(folder_of, map(Path, places))}
+    return [
+        f"{folder.name} is not in this report: {reason}"
+        for folder, with_search in folders.items()
+        if not any(path.is_relative_to(part) for path in paths for part in with_search)
+    ]
+
+
+def _variants(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is.
+
+    Arguments: runs, a row per run.
+    """
+    files, lines = choices("scheme"), dict[str, None]()
+    columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
+    for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
+        name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
+        recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
+        usual = scheme_settings(read_row(name)) if name in files else {}
+        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
+        changed += [f"without {key}" for key in usual if key not in recorded]
+        if changed:
+            start = f"{name}: as in conf/scheme/{name}.yaml, but " if usual else f"{name}: "
+            lines[start + ", ".join(changed)] = None
+    return list(lines)
+
+
+def _shortened(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
@@ -151,7 +209,7 @@ def _content(c: Comparison, margin: float, every_length: bool) -> tuple[dict[str
         "sections": sections,
         "setup": _setup(c.runs),
         "holes": list(chain(*c.holes.values())),
-        "other_holes": [line for line in chain(*c.holes.values()) if line not in shown],
+        "notes": [*c.notes, *(line for line in chain(*c.holes.values()) if line not in shown)],
         "latex": {s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
     }
     files = {"table.csv": c.cells, "pairs.csv": c.pairs}
@@ -349,6 +407,7 @@ def _grouped_content(
         ],
     }
     files = {
+        **{name: frame for section in sections for name, frame in section.files.items()},
         "table.csv": pd.concat([c.cells.assign(group=tables.text_of(value)) for value, c in groups.items()]),
         "pairs.csv": pd.concat([c.pairs.assign(group=tables.text_of(value)) for value, c in groups.items()]),
     }

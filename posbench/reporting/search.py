@@ -22,6 +22,7 @@ from posbench.runs.finding import search_folder
 FIRST_PILOT = 1000  # runs from this seed on chose rates on other text, before searches were scored
 NUM_RATES, FIRST_SEEDS, KEPT = 5, 2, 2
 FACTOR = 2.0  # ratio of neighbouring rates
+_RATE_FOLDER = r"lr=[0-9.]+(e-?[0-9]+)?"  # name of the experiment whose runs have one rate
 
 
 def rates_around(lr: float) -> list[float]:
@@ -145,7 +146,7 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     if not is_searched.any():
         return summary.assign(searched=False)
     experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
-    is_branch = summary["train.tokens"] != summary["train.trunk_tokens"]
+    is_branch = ~summary["experiment"].str.fullmatch(_RATE_FOLDER)  # `lr=0.005-2M` is a branch of `lr=0.005`
     is_pilot = summary["seed"] >= FIRST_PILOT
     runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
     runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])

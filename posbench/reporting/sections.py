@@ -162,11 +162,25 @@ def by_sections(
     by_pair = tables.pairs_by_group(groups)
     if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=_note("pairs_by", groups, names)))
+    differences, figures = tables.interactions(groups)
+    if len(differences):
+        note = _note("interactions", [names[value] for value in groups], _own_matrices(groups))
+        files = {"interaction.csv": figures}
+        title = f"Difference of gaps between two values of {group_by}"
+        sections.append(Section(title, table=differences, note=note, files=files))
     sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
     if published and claims:
         note = _note("claims_by", published, margin)
         sections.append(Section(f"Published claims by {group_by}", table=text_table(claims), note=note))
     return sections
+
+
+def _own_matrices(groups: Mapping[str, Comparison]) -> list[str]:
+    """Return the schemes with matrices of their own, which AdamW trains beside Muon."""
+    runs = pd.concat([c.runs for c in groups.values()])
+    if "own_matrices" not in runs:
+        return []
+    return sorted(set(runs.loc[runs["own_matrices"].fillna(0) > 0, "scheme"]))
 
 
 def _note(name: str, *content: Any) -> str:

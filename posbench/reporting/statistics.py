@@ -36,6 +36,7 @@ FEWEST_SEEDS = 3  # seeds needed to rank schemes
 ENOUGH_SEEDS = 5  # seeds needed to rank schemes if the seeds of one scheme split in two
 FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the result
 ENOUGH_DOCUMENTS = 200.0  # effective documents beyond which unequal weights no longer matter and Student's t holds
+ROUNDING = 1e-12  # nats per token: losses over seeds that differ by less were only rounded differently
 DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2 percentage points
 Link = tuple[str, str, str]  # a claim of a published chain: better scheme, sign, worse scheme
 
@@ -72,12 +73,26 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
 
     It is the largest one-sided paired p over the kept learning rates (an intersection-union test: all must be
-    significant), doubled because either scheme may win. A kept rate at which a run diverged counts as beaten: its p is
-    0. With one kept rate this is the two-sided paired t-test, for the winner.
+    significant), doubled because either scheme may win. With one kept rate this is the two-sided paired t-test, for the
+    winner. A kept rate at which a run diverged counts as beaten, with a p of 0, if the first scheme is ahead with every
+    seed there. The p is 1 if a run of the first scheme or of each kept rate diverged, or if the differences are all the
+    same, which says nothing about noise.
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
-    return np.minimum(1.0, 2 * np.max([_above(losses - best) for losses in kept], axis=0))
+    with np.errstate(invalid="ignore"):
+        differences = [losses - best for losses in kept]
+        is_finite = [np.isfinite(d).all(-1) for d in differences]
+        at_rates = [
+            np.where(finite, np.where(is_constant(d), 1.0, _above(d)), np.where((d > 0).all(-1), 0.0, 1.0))
+            for d, finite in zip(differences, is_finite, strict=True)
+        ]
+    return np.where(np.any(is_finite, axis=0), np.minimum(1.0, 2 * np.max(at_rates, axis=0)), 1.0)
+
+
+def is_constant(differences: Floats) -> NDArray[np.bool_]:
+    """Return whether differences over the last axis (nats per token) are all the same, except for rounding."""
+    return np.asarray(np.ptp(differences, axis=-1) <= ROUNDING)
 
 
 def equals(differences: Sequence[Floats], margin: float) -> float:
@@ -90,11 +105,11 @@ def equals(differences: Sequence[Floats], margin: float) -> float:
 
 
 def _above(difference: Floats) -> Floats:
-    """Return the one-sided p-value of a t-test of mean > 0 over the last axis; 0 if a difference is infinite."""
+    """Return the one-sided p-value of a t-test of mean > 0 over the last axis."""
     seeds, mean = difference.shape[-1], difference.mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = stdtr(seeds - 1, -mean / (difference.std(-1, ddof=1) / math.sqrt(seeds)))
-    return np.where(mean == math.inf, 0.0, np.where(mean == 0, 1.0, p))
+    return np.where(mean == 0, 1.0, p)
 
 
 def compare(
@@ -113,7 +128,7 @@ def compare(
     then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
     nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
     each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested;
-    size, the number of planned tests, if more are planned than the pairs of `losses` or of `primary`.
+    size, the number of planned tests, if more are planned than the pairs of `losses`; it does not count with `primary`.
     Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -138,12 +153,13 @@ def compare(
         "claimed": is_fixed if is_fixed.any() else np.ones(len(pairs), dtype=bool),
         "published": np.array([pair in claimed for pair in names], dtype=bool),
     }
+    planned = {"claimed": len(fixed) if is_fixed.any() else size, "published": 0}
     for (family, inside), p in product(families.items(), ("p", "p_at_rates", "p_equal")):
         tested = inside & pairs[p].notna().to_numpy(bool)
-        planned = len(fixed) if family == "claimed" and is_fixed.any() else size
         pairs[f"{p}_{family}"] = math.nan
-        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned)
-    level, rates = LEVEL / max(1, int(families["claimed"].sum())), 1 if second is None else 2
+        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned[family])
+    level = LEVEL / max(1, planned["claimed"], int(families["claimed"].sum()))
+    rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
     return pairs
 
@@ -160,14 +176,46 @@ def _at_both(
     runs = pd.DataFrame(
         {"left": losses[left], "right": losses[right], "left_2": second[left], "right_2": second[right]}
     )
+    # The search is complete, so a run that is missing at a best rate has died.
+    runs = runs.dropna(subset=["left_2", "right_2"]).fillna(math.inf)
     at_best, of_left, at_second, of_right = (
-        runs.dropna()[name].to_numpy(float) for name in ("left", "left_2", "right_2", "right")
+        runs[name].to_numpy(float) for name in ("left", "left_2", "right_2", "right")
     )
     if len(at_best) < fewest:
         return math.nan, math.nan
-    differences = of_right - at_best, at_second - at_best, of_right - of_left
+    with np.errstate(invalid="ignore"):
+        differences = of_right - at_best, at_second - at_best, of_right - of_left
     is_finite = np.isfinite(differences).all()
     return float(beats(at_best, [of_right, at_second])), equals(differences, margin) if is_finite else 1.0
+
+
+def interaction(
+    first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple[str, str]], fewest: int = FEWEST_SEEDS
+) -> pd.DataFrame:
+    """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
+
+    The gap is the loss of `right` minus the loss of `left`; the difference is the first group's gap minus the second's.
+    Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
+    correction over these pairs, NaN with fewer seeds than `fewest`.
+    Arguments: first and second, losses of the groups, a row per seed and a column per scheme.
+    """
+    rows = []
+    for left, right in pairs:
+        gaps = pd.DataFrame({"first": first[right] - first[left], "second": second[right] - second[left]}).dropna()
+        differences = (gaps["first"] - gaps["second"]).to_numpy(float)
+        mean, low, high = interval(differences)
+        row = {"left": left, "right": right, "seeds": len(gaps), "difference": mean}
+        row |= {"difference_low": low, "difference_high": high, "p": math.nan}
+        row |= {f"{group}_gap": float(values.mean()) for group, values in gaps.items()}
+        if len(gaps) >= fewest:
+            oriented = differences if mean >= 0 else -differences
+            row["p"] = float(beats(0 * oriented, [oriented]))
+        rows.append(row)
+    columns = ["left", "right", "seeds", "first_gap", "second_gap", "difference"]
+    table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
+    is_tested = table["p"].notna()
+    table.loc[is_tested, "p"] = holm(table.loc[is_tested, "p"].to_numpy(float), len(table))
+    return table
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:

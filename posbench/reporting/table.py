@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.config import ConfigError
+from posbench.config import ConfigError, SchemeConfig
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
-from posbench.runs.fingerprints import comparable_fingerprint
+from posbench.runs.fingerprints import comparable_fingerprint, flat
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -44,6 +44,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "under": ("options of the scheme or the task that were changed for evaluation; empty if none were", ""),
     "text": ("the text, if not the one that the runs were trained on", ""),
     "at_step": ("the step whose weights were scored; 0: the last", ""),
+    "anchor": ("the longest length that was scored on the same targets; 0: targets never depend on it", "tokens"),
     "windows_digest": ("digest of the scored windows; results with the same digest are compared window by window", ""),
     "document": ("number of the document in its split; of retrieval, the trial; of accuracy, the problem", ""),
     "first": ("first position, distance, gap or channel pair of the group", "tokens"),
@@ -69,6 +70,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "skipped_steps": ("steps whose gradient was not finite", ""),
     "epochs": ("how often the training text was read", ""),
     "parameters": ("parameters of the whole model", ""),
+    "muon_share": ("share of the parameters that Muon trains", ""),
+    "own_matrices": (
+        "parameters in matrices of the scheme or the kind of attention, which AdamW trains beside Muon",
+        "",
+    ),
     "training_flops": ("theoretical FLOPs of all steps", "FLOPs"),
     "tokens_per_second": ("training speed", "tokens/s"),
     "train_seconds": ("time of training", "s"),
@@ -86,6 +92,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "model.*, train.*, scheme.*, device.*, data.*": ("the run's settings; train.lr is the scheme's own rate", ""),
     "seeds": ("number of seeds", ""),
     "gap": ("value minus the baseline's, same seeds", "nats per token"),
+    "first_gap": (
+        "loss of right minus loss of left in the first group of runs, mean over common seeds",
+        "nats per token",
+    ),
+    "second_gap": ("the same in the second group", "nats per token"),
     "change": ("value minus the value at the training length, same runs", "nats per token"),
     "documents": ("documents scored", ""),
     "targets": ("tokens scored for each seed", ""),
@@ -183,7 +194,7 @@ class _Rows:
 
     def frame(self) -> pd.DataFrame:
         """Return all collected rows as a table; columns of repeated text are categorical."""
-        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step"]
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "anchor"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
@@ -241,6 +252,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
         "epochs": _number(manifest.epochs),
         "parameters": sum(manifest.num_parameters.values()),
+        **{name: value for name, value in (manifest.optimizer or {}).items() if name != "dtype"},
         "training_flops": _number(manifest.training_flops),
         **{name: _number(value) for name, value in costs.items()},
         **next(({"chance": h["chance"], "goal": h["learnt"]} for h in headers if "learnt" in h), {}),
@@ -264,8 +276,15 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     `train.lr` is the scheme's own learning rate if it has one.
     """
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
+    settings.setdefault("train.optimizer", "adamw")
     scheme_rate = settings.pop("scheme.lr", None)
     return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
+
+
+def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
+    """Return {name: value} of a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
+    settings = flat(json.loads(json.dumps(scheme.to_mapping())))
+    return {name: _plain(value) for name, value in settings.items() if name not in ("name", "lr")}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
@@ -295,6 +314,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         key |= {
             "under": " ".join(o for o in result_key.options if not o.startswith("step=")),
             "text": result_key.data or "",
+            "anchor": result_key.anchor,
         }
         targets = columns[protocol.count_column]
         place = {"document": columns[protocol.text_column]}
@@ -319,7 +339,7 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
             key = _key(-1, manifest, NGRAM.name, result.length, 0, "")
-            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "metric": "loss"}
+            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
 

@@ -22,6 +22,7 @@ from posbench.reporting.statistics import (
     beaten_by,
     conclusions,
     fixed_pairs,
+    interaction,
     interval,
     letters,
     significant_pairs,
@@ -242,6 +243,32 @@ def pairs_by_group(groups: Mapping[Any, Comparison]) -> pd.DataFrame:
             row[f"{text_of(value)}, {c.scope}"] = f"{text} {outcome}"
     shared = [name for name in rows if len(rows[name]) == len(groups) + 2]
     return text_table([rows[name] | {"same sign": "yes" if len(signs[name]) == 1 else "no"} for name in shared])
+
+
+def interactions(groups: Mapping[Any, Comparison]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return how the gaps of claimed pairs differ between two groups of runs: a table of text, and one of numbers.
+
+    Both are empty unless there are two groups. A pair is tested if both groups can rank.
+    Arguments: groups, {value that a group of runs shares: their Comparison}.
+    """
+    if len(groups) != 2:
+        return pd.DataFrame(), pd.DataFrame()
+    (first_name, first), (second_name, second) = groups.items()
+    fixed = fixed_pairs(first.config.get("experiment", {}).get("primary") or ())
+    shared = [scheme for scheme in first.schemes if scheme in second.schemes]
+    pairs = [pair for pair in combinations(shared, 2) if not fixed or frozenset(pair) in fixed]
+    figures = interaction(first.losses, second.losses, pairs)
+    if not (first.can_rank and second.can_rank):
+        figures["p"] = math.nan
+    rows = []
+    for pair in figures.to_dict("records"):
+        row = {"lower loss": pair["left"], "higher loss": pair["right"], "seeds": str(pair["seeds"])}
+        row[f"gap, {text_of(first_name)}"] = number(pair["first_gap"], sign=True)
+        row[f"gap, {text_of(second_name)}"] = number(pair["second_gap"], sign=True)
+        half_width = (pair["difference_high"] - pair["difference_low"]) / 2
+        row["difference"] = plus_minus(pair["difference"], half_width, sign=True)
+        rows.append(row | {"p": "not tested" if math.isnan(pair["p"]) else f"{pair['p']:.2g}"})
+    return text_table(rows), figures
 
 
 def _mean_gap(groups: Mapping[Any, Comparison], scheme: str) -> float:

@@ -44,6 +44,9 @@ _TRAIN_NOT_IN_IDENTITY = (
     "lr_of",  # the learning rate that it gives this run is `scheme.lr`
     "from_run",  # see `Start.comparable`
 )
+# Newer settings of `train` with what older runs used. They are recorded only if they differ, so that all runs agree.
+TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1}
+_MUON_SETTINGS = ("momentum", "ns_steps")  # AdamW does not read them
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -62,6 +65,9 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
+    train = {key: value for key, value in train.items() if TRAIN_DEFAULTS.get(key) != value}
+    if "optimizer" not in train:
+        train = {key: value for key, value in train.items() if key not in _MUON_SETTINGS}
     train["num_steps"] = config.train.num_steps
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step

@@ -74,6 +74,7 @@ class Manifest:
     branched_at: int | None = None  # step of the trunk's checkpoint that the run began with; None: it began at 0
     subject: dict[str, Any] | None = None  # facts about a model that was not trained here, such as its path
     continued: dict[str, Any] | None = None  # the model it began with (`posbench.runs.start.Start.record`)
+    optimizer: dict[str, Any] | None = None  # what each optimizer trains (`Optimizer.record`); None: AdamW trains all
     wandb: dict[str, Any] | None = None
     scheme_files: dict[str, str] = field(default_factory=dict)  # the user's own files: path -> SHA-256
     command: list[str] | None = None  # the overrides of the command that trains it; None if not recorded

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
 from posbench.runs.manifest import DamagedFile
-from posbench.runs.results import InvalidResult, Result, ResultKey, parquet, read_parquet
+from posbench.runs.results import InvalidResult, Result, ResultKey, key_of, parquet, read_parquet
 from posbench.runs.run import Run
 from posbench.system.console import Say
 from posbench.system.files import sum_of, sync_folder
@@ -90,7 +90,7 @@ class Pack:
         tables: dict[str, pyarrow.Table] = {}
         ends: Counter[str] = Counter()
         for entry in self.index["results"]:
-            key, start = _key(entry["header"]), ends[entry["header"]["protocol"]]
+            key, start = key_of(entry["header"]), ends[entry["header"]["protocol"]]
             if not start:
                 tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
             windows = tables[key.protocol].slice(start, entry["rows"])
@@ -138,7 +138,7 @@ class PackedRun(Run):
         return [results[key] for key in sorted(results)], invalid
 
     def evaluated(self) -> list[ResultKey]:
-        packed = (_key(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
+        packed = (key_of(entry["header"]) for entry in self.pack.index["results"] if entry["run"] == self.key)
         return sorted({*super().evaluated(), *packed})
 
     @property
@@ -148,6 +148,10 @@ class PackedRun(Run):
     @property
     def has_weights(self) -> bool:
         return self.weights_digest is not None
+
+    @property
+    def is_in_runs(self) -> bool:
+        return False  # a pack may be somebody else's
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
         from safetensors.torch import load
@@ -159,10 +163,6 @@ class PackedRun(Run):
                 "pack that was written with --weights"
             )
         return load(self.pack.read(f"{self.key}/{MODEL}"))
-
-
-def _key(header: dict[str, Any]) -> ResultKey:
-    return ResultKey(header["protocol"], header["length"], tuple(header["under"]))
 
 
 def packs_of(experiment: Path) -> list[Pack]:

@@ -3,6 +3,7 @@
     eval/<protocol>/<length>.parquet              one row per window of text, scored with the model as trained
     eval/<protocol>/<length>@<options>.parquet    the same, with other options of the scheme for this evaluation
     eval/<protocol>/<length>@data=<name>.parquet  the same, on another text than the run was trained on
+    eval/<protocol>/<length>@anchor=<n>.parquet   a protocol whose targets depend on the longest length of a comparison
     eval/<protocol>/<length>.json                 the header of each result: settings, means, run, weights and text
 
 A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run, or
@@ -34,20 +35,23 @@ BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"
 MARKS = (BFLOAT16, FILE_CHANGED)
 # Columns that identify the scored windows.
 _WINDOW_COLUMNS = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
+_ANCHOR = "anchor="
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 
 
 @dataclass(frozen=True, order=True)
 class ResultKey:
-    """The key of an evaluation result within its run: protocol, length (tokens), and the settings of this evaluation.
+    """The key of an evaluation result within its run: protocol, length (tokens), settings of the evaluation, anchor.
 
     The settings, `under`, are sorted, and empty for the model as trained. They are options of the scheme, `step=<n>`
-    for weights of an earlier step, `data=<name>` for another text, and any of MARKS.
+    for weights of an earlier step, `data=<name>` for another text, and any of MARKS. Lengths with the same anchor were
+    scored on the same targets.
     """
 
     protocol: str
     length: int
     under: tuple[str, ...] = ()
+    anchor: int = 0  # the longest length that was scored on the same targets, tokens; 0 if targets never depend on it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "under", tuple(sorted(self.under)))
@@ -70,8 +74,9 @@ class ResultKey:
 
     @property
     def stem(self) -> str:
-        """Return the name of the result's two files without suffix: `8192@rescale=yarn`."""
-        return "@".join((str(self.length), *self.under)).replace("/", "%2F")  # the path of a scheme's file may have a /
+        """Return the name of the result's two files without suffix: `8192@anchor=16384@rescale=yarn`."""
+        anchor = [f"{_ANCHOR}{self.anchor}"] if self.anchor else []
+        return "@".join((str(self.length), *anchor, *self.under)).replace("/", "%2F")  # a scheme's file may have a /
 
     def __str__(self) -> str:
         return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
@@ -174,15 +179,26 @@ def read_parquet(content: bytes) -> pyarrow.Table:
     return pyarrow.parquet.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read(use_threads=False)
 
 
-def keys_in(folder: Path) -> list[ResultKey]:
-    """Return the keys (protocol, length, settings) of the results in the `eval/` folder `folder`, sorted.
+def keys_in(folder: Path) -> dict[Path, ResultKey]:
+    """Return {file of rows: its key} of the results in the `eval/` folder `folder`, sorted by key.
 
-    Only file names are read.
+    Only file names are read. The names of older files have no anchor, which is in their headers.
     """
-    files = [(file, _FILE.fullmatch(file.name)) for file in folder.glob("*/*.parquet")]
-    return sorted(
-        ResultKey(file.parent.name, int(m[1]), tuple(m[2].replace("%2F", "/").split("@")[1:])) for file, m in files if m
-    )
+    keys = {}
+    for file in folder.glob("*/*.parquet"):
+        match = _FILE.fullmatch(file.name)
+        if match is None:
+            continue
+        words = match[2].replace("%2F", "/").split("@")[1:]
+        anchors = [int(word.removeprefix(_ANCHOR)) for word in words if word.startswith(_ANCHOR)]
+        under = tuple(word for word in words if not word.startswith(_ANCHOR))
+        keys[file] = ResultKey(file.parent.name, int(match[1]), under, *anchors)
+    return dict(sorted(keys.items(), key=lambda item: item[1]))
+
+
+def key_of(header: Mapping[str, Any]) -> ResultKey:
+    """Return the key of the result with this header."""
+    return ResultKey(header["protocol"], header["length"], tuple(header["under"]), header.get("anchor", 0))
 
 
 def perplexity(loss: float) -> float:

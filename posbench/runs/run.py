@@ -27,7 +27,7 @@ import yaml
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
-from posbench.runs.results import InvalidResult, Result, ResultKey, keys_in, parquet, read_parquet
+from posbench.runs.results import InvalidResult, Result, ResultKey, key_of, keys_in, parquet, read_parquet
 from posbench.system.files import explained, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -138,21 +138,21 @@ class Run:
         A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
         run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
         """
-        manifest, results, invalid = self.manifest, [], []
-        for key in keys_in(self.path / "eval") if manifest.status == FINISHED else ():
-            file = self.path / "eval" / key.protocol / f"{key.stem}.parquet"
+        manifest, results, invalid = self.manifest, {}, []
+        for file, key in keys_in(self.path / "eval").items() if manifest.status == FINISHED else ():
             try:
-                header = read_json(file.with_name(f"{key.stem}.json"))
+                header = read_json(file.with_suffix(".json"))
                 expected = _expected_header(manifest, key)
                 if key.step is None and header["weights"] != self.weights_digest:
                     expected["weights"] = manifest.weights
                 for name, value in expected.items():
                     if header.get(name) != value:
                         raise ValueError(f"its header says {name}={header.get(name)}, not {value}")
-                results.append(Result(key, header, read_parquet(file.read_bytes())))
+                result = Result(key_of(header), header, read_parquet(file.read_bytes()))
+                results[result.key] = result
             except (OSError, ValueError, KeyError) as error:
                 invalid.append(InvalidResult(key, file, str(error)))
-        return results, invalid
+        return [results[key] for key in sorted(results)], invalid
 
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
         """Write an evaluation result to the run's `eval/` folder and return it.
@@ -182,7 +182,7 @@ class Run:
 
         The files are not read, so the results may be invalid.
         """
-        return keys_in(self.path / "eval")
+        return list(keys_in(self.path / "eval").values())
 
     @property
     def weights_digest(self) -> str | None:
@@ -197,12 +197,21 @@ class Run:
         subject = self.manifest.subject if (self.path / "run.json").is_file() else None
         return subject is not None and Path(subject["path"]).is_dir()
 
+    @property
+    def is_in_runs(self) -> bool:
+        """Return True if the run's folder is in `runs` of the working directory, not linked there and not packed."""
+        return self.path.resolve().is_relative_to(Path("runs").resolve())
+
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Return True if a user's file that defines the run's scheme has changed since training, else False.
 
+        The files that a run in the working directory's `runs` recorded may be imported from now on: the user named them
+        to train it.
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
         """
+        if self.is_in_runs:
+            own_files.trust_recorded(self.manifest.scheme_files)
         changed = own_files.changed_files(self.manifest.scheme_files)
         if changed and not may_have_changed:
             raise ConfigError(
@@ -305,6 +314,8 @@ def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
     The text is left out for a result on another text, because the run does not know its fingerprint.
     """
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
+    if key.anchor:
+        names["anchor"] = key.anchor
     text = {} if key.data else {"data": manifest.fingerprints.data}
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 

@@ -1,9 +1,9 @@
 """Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
 `train.from_run` names a run or a folder. The decoder's weights are loaded. Weights of the scheme and of its kind of
-attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. AdamW's
-moments start at zero, and the schedule starts again. A continued run sees the batches it would have seen if trained in
-one go: they follow the batches that the source has read.
+attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. The
+optimizer's moments start at zero, and the schedule starts again. A continued run sees the batches it would have seen if
+trained in one go: they follow the batches that the source has read.
 
 A branch is a shorter version of a run, its trunk (`train.branch_tokens`). Until its learning rate begins to decay, both
 are the same run. So a branch that starts at the trunk's checkpoint of that step ends with the same weights, moments and
@@ -77,14 +77,17 @@ class Start:
         `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
         Arguments: config, of the run.
         """
-        train = {key: value for key, value in identity.items() if key.startswith("train.")}
-        source = self.identity or {}
+        defaults: dict[str, Any] = {f"train.{key}": value for key, value in fingerprints.TRAIN_DEFAULTS.items()}
+        train = defaults | {key: value for key, value in identity.items() if key.startswith("train.")}
+        source = defaults | self.identity if self.identity else {}
         source_train = {key: value if key in _WINDOWS else source.get(key, value) for key, value in train.items()}
         differing = {
             f"scheme.continued.{key.removeprefix('train.')}": value
             for key, value in train.items()
             if value != source_train[key] and key not in ("train.lr", "train.trunk_tokens")
         }
+        source_train = {key: value for key, value in source_train.items() if defaults.get(key) != value}
+        identity = {key: value for key, value in identity.items() if key not in defaults}
         tokens = self.tokens + train["train.tokens"]
         per_step = train["train.tokens"] // train["train.num_steps"]
         return {
@@ -152,6 +155,8 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
         has_weights = all((folder / name).is_file() for name in (checkpoint.MODEL, checkpoint.SUMS))
     else:
         run = _finished_run(path, seed, runs_dir)
+        if subject := run.manifest.subject:
+            return _start_from_folder(Path(subject["path"]))
         has_weights = run.weights_digest is not None
     if not has_weights:
         steps = ", ".join(sorted(file.name for file in run.path.glob("checkpoints/step=*"))) or "no weights"

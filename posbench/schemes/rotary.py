@@ -18,6 +18,7 @@ from torch import Tensor
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_number
 from posbench.schemes.rescaling import RescaleOption, Rescaling, RopeParameters, TrainedFrequencies
+from posbench.system.plain import apply, is_plain
 from posbench.system.torch_internals import as_dtype
 
 SITES = ("q", "k", "v", "o")
@@ -53,7 +54,8 @@ def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tens
     """Return `x` [..., T, D] rotated by the angles whose cosines and sines are `cos_sin`, or back if `inverse`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     # The inverse negates only the sine: the cosine is even, and negating both would add half a turn.
-    return _Rotation.apply(x, cos_sin.cos.to(dtype), -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype))
+    sin = -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype)
+    return apply(_Rotation, x, cos_sin.cos.to(dtype), sin)
 
 
 class _Rotation(torch.autograd.Function):
@@ -83,6 +85,8 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
+    if is_plain():  # code that torch.func transforms must not write into views
+        return as_dtype(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), x.dtype)
     y = wide * torch.cat((cos, cos), dim=-1)
     y_a, y_b = y.chunk(2, dim=-1)
     y_a.addcmul_(b, sin, value=-1)

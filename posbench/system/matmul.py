@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posbench.system.plain import is_plain
+
 
 def _is_amd_with_avx512() -> bool:
     info = Path("/proc/cpuinfo")
@@ -25,7 +27,7 @@ ONEDNN_IS_FASTER = _is_amd_with_avx512()
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
-    if _by_onednn(x):
+    if _by_onednn(x) and not is_plain():
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
 

@@ -27,7 +27,8 @@ SchemeFiles = Annotated[
     typer.Option(
         "--scheme-file",
         metavar="FILE",
-        help="The Python file of a run's scheme or task, needed if it is outside the working directory.",
+        help="The Python file of a run's scheme or task, needed if the file is outside the working directory and the "
+        "run is not in its runs folder. May be repeated.",
         show_default=False,
     ),
 ]

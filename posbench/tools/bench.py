@@ -91,6 +91,23 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
     return Batch(torch.randint(vocab_size, size, generator=generator).to(device.torch))
 
 
+def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[str]]:
+    """Return {name: overrides} of what is timed: each scheme, with each optimizer if `words` name several.
+
+    Arguments: words, overrides, of which one may be `train.optimizer=adamw,muon`.
+    """
+    key = "train.optimizer="
+    common = [word for word in words if not word.startswith(key)]
+    optimizers = [word.removeprefix(key).split(",") for word in words if word.startswith(key)]
+    timed = {}
+    for scheme in schemes:
+        for optimizer in optimizers[-1] if optimizers else [None]:
+            name = scheme if optimizer is None else f"{scheme} {optimizer}"
+            chosen = [] if optimizer is None else [f"{key}{optimizer}"]
+            timed[name] = [*common, *chosen, f"scheme={scheme}"]
+    return timed
+
+
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
     """Time the training step of each scheme and return what was measured.
 
@@ -102,8 +119,8 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     """
     keep_freed_memory()
     torch.compiler.reset()
-    allow_recompiles(4 * len(schemes) + 8)  # each scheme compiles its own block
-    configs = {name: compose([*words, f"scheme={name}"]) for name in schemes}
+    allow_recompiles(8 * len(schemes) + 8)  # each scheme compiles its own block
+    configs = {name: compose(contender) for name, contender in contenders(words, schemes).items()}
     first = next(iter(configs.values()))
     device = choose_device(first.train)
     entries = vocab_size(first)
@@ -166,12 +183,11 @@ def bench(
     result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
-    rate = result["matmul_flops_per_second"] / 1e9
+    rate, first = result["matmul_flops_per_second"] / 1e9, next(iter(result["schemes"]))
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {rate:,.0f} GFLOP/s; ratio: speed over {schemes[0]}'s, timed just before ({schemes[0]}'s own shows "
-        "the noise)"
+        f"matmul {rate:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
     )
     if datasheet := datasheet_rate(device["name"]):
         console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")

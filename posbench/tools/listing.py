@@ -58,8 +58,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
             "scheme": row.run.path.parent.name,
             "seed": int(row.run.path.name.removeprefix("seed=")),
             "path": row.run.path,
-            **{name: getattr(row, name) for name in ("state", "reason", "tokens", "loss", "changed")},
-            "share": 1.0 if row.state == FINISHED else row.share,
+            **{name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")},
             "evaluated": [
                 {"protocol": key.protocol, "length": key.length, "options": list(key.options), "data": key.data}
                 for key in row.evaluated
@@ -93,15 +92,15 @@ def summarise(run: Run) -> RunSummary:
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
         return RunSummary(run, UNREADABLE, str(error))
-    last = rows[-1] if rows else {"step": 0, "tokens": 0}
+    state, last = state_of(run), rows[-1] if rows else {"step": 0, "tokens": 0}
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
     times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := run.path / name).is_file()]
     return RunSummary(
         run,
-        state := state_of(run),
+        state,
         manifest.reason,
-        share=last["step"] / manifest.num_steps,
-        tokens=manifest.tokens if state == FINISHED else last["tokens"],
+        share=1.0 if state == FINISHED else last["step"] / manifest.num_steps,  # a subject has no steps
+        tokens=(manifest.tokens or None) if state == FINISHED else last["tokens"],  # a subject's are not known
         loss=losses[-1] if losses else manifest.loss,
         evaluated=evaluated,
         changed=max(times, default=None),

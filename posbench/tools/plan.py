@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,8 @@ from posbench.data.text.preparation import find_prepared
 from posbench.evaluation.protocols import EvalProtocol, protocol_named
 from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.architecture import Architecture, build_architecture
-from posbench.model.decoder import build_model
+from posbench.model.decoder import Decoder, build_model
+from posbench.model.layers import layer_matrices
 from posbench.model.loss import CHUNK
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.reporting.comparison import choose_rates, finished_runs
@@ -37,6 +39,7 @@ from posbench.reporting.table import read
 from posbench.runs.finding import place_named
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, TimedScheme
+from posbench.training.optimizers.muon import flops_per_step
 
 MOST_HOURS = 365 * 24.0  # hours on this machine above which `plan` says "more than a year"
 MOST_SECONDS = 20.0  # longest time to spend on timing this machine
@@ -62,6 +65,7 @@ class Plan:
     machine: str | None  # the device of this machine, if it was timed
     machine_hours: float  # hours of all runs on this machine, one after another
     largest: Cost  # cost of the run that needs the most memory
+    muon_shares: Mapping[str, float]  # scheme -> share of its parameters that Muon trains; {} with another optimizer
     is_search: bool = False
     detectable: str = ""  # gaps that a search's test finds
 
@@ -111,6 +115,11 @@ def plan(
         machine=machine,
         machine_hours=sum(flops.values()) / machine_rate / 3600,
         largest=largest,
+        muon_shares={
+            config.scheme.name: cost.muon_share
+            for config, cost in zip(configs, costs, strict=True)
+            if config.train.optimizer == "muon"
+        },
         is_search=search,
         detectable=_detectable(first, len({config.scheme.name for config in configs})) if search else "",
     )
@@ -173,6 +182,12 @@ class Cost:
     tokens: int
     flops: dict[str, float]
     memory: dict[str, int]
+    muon_share: float  # share of the parameters, the scheme's own included, that Muon trains
+
+
+def _steps_of_trunk(config: Config) -> int:
+    """Return the number of first steps that a longer run takes for this one, if it is named as a branch of one."""
+    return config.train.decay_begins if config.trunk_name else 0
 
 
 def _cost(config: Config, architecture: Architecture) -> Cost:
@@ -185,18 +200,28 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
         for lengths in [_windows(config, protocol)]
         for length in lengths
     )
-    num_steps = train.num_steps - train.decay_begins * train.is_branch  # the trunk trains the earlier steps
+    num_steps = train.num_steps - _steps_of_trunk(config)
     tokens = num_steps * train.tokens_per_step
+    muon_flops = muon_parameters = 0
+    with torch.device("meta"):
+        model = Decoder(architecture, entries)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    if train.optimizer == "muon":
+        muon_flops = flops_per_step(model, train.ns_steps)
+        muon_parameters = sum(sizes[name] for name in layer_matrices(model))
+    memory = training_memory(config, architecture, entries)
+    memory["state"] -= 4 * muon_parameters  # one moment instead of two
     return Cost(
         parameters=parameters,
+        muon_share=muon_parameters / sum(sizes.values()),
         tokens=tokens,
         flops={
-            "training": tokens * training_flops_per_token(architecture, entries),
+            "training": tokens * training_flops_per_token(architecture, entries) + num_steps * muon_flops,
             "validation": _validation_flops(config, architecture, entries)
             + _order_flops(config, architecture, entries),
             "evaluation": evaluation,
         },
-        memory=training_memory(config, architecture, entries),
+        memory=memory,
     )
 
 
@@ -233,7 +258,8 @@ def _validation_flops(config: Config, architecture: Architecture, vocab_size: in
     tokens = max(train.validation_tokens, context) // context * context
     interval = train.steps_between_validations
     validations = 1 + (train.num_steps - 1) // interval + 1
-    validations -= train.is_branch * (1 + train.decay_begins // interval)  # the trunk has done these
+    if config.trunk_name:
+        validations -= 1 + train.decay_begins // interval  # the trunk has done these
     return validations * tokens * forward_flops_per_token(architecture, vocab_size, context)
 
 
@@ -246,8 +272,7 @@ def _order_flops(config: Config, architecture: Architecture, vocab_size: int) ->
     train, length = config.train, config.train.context_length
     if not train.order_every:
         return 0.0
-    first = train.decay_begins * train.is_branch  # the trunk has done the earlier steps
-    num_scores = sum(map(train.is_ordered, range(first + 1, train.num_steps + 1)))
+    num_scores = sum(map(train.is_ordered, range(_steps_of_trunk(config) + 1, train.num_steps + 1)))
     body = forward_flops_per_token(architecture, 0, length)
     logits = forward_flops_per_token(architecture, vocab_size, length) - body
     return num_scores * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
@@ -260,6 +285,15 @@ def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
         return protocol.lengths((), config.train.context_length, configured=configured)
     problems = Problems(config.data)
     return [*map(problems.window, protocol.lengths((), config.trained_length, problems.splits["test"], configured))]
+
+
+def _muon_text(shares: Mapping[str, float]) -> str:
+    """Return which share of their parameters Muon trains for these schemes, as text; "" for none."""
+    schemes: dict[str, list[str]] = {}
+    for scheme, share in shares.items():
+        schemes.setdefault(f"{share:.0%}", []).append(scheme)
+    parts = [f"{share} of the parameters ({', '.join(names)})" for share, names in schemes.items()]
+    return f"muon trains {'; '.join(parts)}" if parts else ""
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -286,6 +320,7 @@ def show(plan: Plan, console: Console) -> None:
         + (f" x {settings} {kind_of_setting}" if settings > 1 else ""),
         "parameters": f"{short_count(sum(parameters.values()))}: {short_count(parameters['body'])} in the layers, "
         f"{short_count(parameters['embedding'])} in the embeddings",
+        "optimizer": _muon_text(plan.muon_shares),
         "tokens": f"{short_count(plan.tokens_a_run)} per run, {short_count(plan.tokens_in_all)} in all; context "
         f"{first.train.context_length:,}",
         "epochs": "unknown until the text is prepared (posbench prepare)"

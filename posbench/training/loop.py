@@ -1,13 +1,13 @@
 """Train one run, from its configuration to its last validation: set up, loop, finish. Read this file top to bottom.
 
-    configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> AdamW ] -> validation -> manifest
+    configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> step ] -> validation -> manifest
 
 Batch n depends only on (seed, n) and the text, and each initial weight only on (seed, its name). So all schemes with
 one seed see the same batches and start from the same weights, and a run that was killed and resumed ends with the same
 bytes as an uninterrupted one (on a CPU; GPU kernels do not sum in a fixed order).
 
-The other files here: the step (step.py, optimizer.py), the processes that share a run (processes.py), how a run begins
-and resumes (resume.py).
+The other files here: the step (step.py), optimizers and the learning rate (optimizers/, schedule.py), the processes
+that share a run (processes.py), how a run begins and resumes (resume.py).
 
 Shapes: B batch, T tokens of the context.
 """
@@ -53,7 +53,6 @@ from posbench.system.console import console as new_console
 from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
-from posbench.training.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (
     LoopState,
@@ -63,6 +62,7 @@ from posbench.training.resume import (
     now,
     report_changes,
 )
+from posbench.training.schedule import learning_rate
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 
 ECHO_SECONDS = 2.0  # torchrun repeats a signal that all processes received within this time
@@ -114,6 +114,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     new_manifest(config, corpus, model, device, existing, start) if processes.is_first else None
                 )
                 step = TrainingStep(config, model, device, processes)
+                manifest = replace(manifest, optimizer=step.optimizer.record)
             with locked(run.path) if processes.is_first else nullcontext():
                 if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
                     raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
@@ -122,6 +123,11 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
                     epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
                     line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
                 console.out(line)
+                if manifest.optimizer:
+                    console.out(
+                        f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
+                        f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
+                    )
                 if config.train.lr_of and config.scheme_lr is None:
                     console.out(
                         f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
@@ -244,7 +250,7 @@ class Training:
             self.console.out(
                 f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
                 f"{start.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
-                "AdamW's moments start at zero, the schedule at its first step"
+                "the optimizer's moments start at zero, the schedule at its first step"
                 + (f"; drawn from the seed: {', '.join(fresh)}" if fresh else "")
                 + (f"; not used: {', '.join(unused)}" if unused else "")
             )
@@ -288,7 +294,7 @@ class Training:
                 sent = batch.each(self.device.send)
                 self.observe("batch", n, step)
 
-                # Loss, gradients, weights: forward and backward over micro-batches, then AdamW
+                # Loss, gradients, weights: forward and backward over micro-batches, then the optimizer
                 # (posbench.training.step). The result stays on the device, and the host does not wait for it. Our code
                 # draws no random numbers in a step; if a user's scheme does, the seed makes it repeat after a resume.
                 torch.manual_seed(seed_of(self.config.seed, f"step {n}"))
@@ -346,8 +352,23 @@ class Training:
             if self.state.skipped_steps > train.max_skipped_steps:
                 raise Died(
                     f"{self.state.skipped_steps} steps were not finite, more than "
-                    f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. Lower train.lr"
+                    f"train.max_skipped_steps={train.max_skipped_steps}; the last was {skipped}. {self._remedy(n + 1)}"
                 )
+
+    def _remedy(self, steps: int) -> str:
+        """Return a sentence that says what to do about a loss that is not finite after this number of steps.
+
+        A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped, and
+        may not be if the last ones were.
+        """
+        scheme, state = self.config.scheme, self.state
+        check = f"posbench verify {scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name}"
+        if steps == state.skipped_steps:
+            return f"No step has changed the weights, so train.lr is not the cause: check the scheme ({check})"
+        if state.skipped_in_a_row > 1:
+            weights = f"The last {state.skipped_in_a_row} of them had the same weights on different batches"
+            return f"{weights}: check the scheme ({check}); if it is right, lower train.lr"
+        return "Lower train.lr"
 
     def _log_step(self, steps: int, seconds: float) -> None:
         """Log a metrics row about the steps since the previous row: mean loss, gradient norms, learning rate, speed.
@@ -381,7 +402,8 @@ class Training:
                 model, self.corpus, VALIDATION.split, VALIDATION.name, length, settings, advance=advance
             )
         if not math.isfinite(header["nll_mean"]):
-            raise Died(f"the validation loss at step {self.state.steps_done} is {header['nll_mean']}. Lower train.lr")
+            step = self.state.steps_done
+            raise Died(f"the validation loss at step {step} is NaN or infinite. {self._remedy(step)}")
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
@@ -411,7 +433,7 @@ class Training:
                 model, self.corpus.splits["validation"], length, self.config.evaluation.batch_tokens
             )
         if not all(map(math.isfinite, worth.values())):
-            raise Died(f"a loss without distant order at step {step} is not finite. Lower train.lr")
+            raise Died(f"a loss without distant order at step {step} is NaN or infinite. {self._remedy(step)}")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
 
     @property

@@ -57,6 +57,7 @@ class LoopState:
     first_step_seconds: float = 0.0  # time of the first steps
     pending: list[Tensor] = field(default_factory=list)  # [loss, norm] of steps that the host has not fetched yet
     grad_norm: float | None = None  # norm of the last fetched step, before clipping; None if it was skipped
+    skipped_in_a_row: int = 0  # steps skipped since the last one that changed the weights, in this process
 
     def fetch(self) -> Iterator[tuple[int, float, float]]:
         """Wait for the device, fetch the losses and norms of recent steps, and add up the finite losses.
@@ -70,11 +71,13 @@ class LoopState:
             if math.isfinite(loss) and math.isfinite(norm):
                 self.loss_sum += loss
                 self.loss_count += 1
+                self.skipped_in_a_row = 0
                 self.grad_norm = norm
                 self.grad_norm_max = norm if self.grad_norm_max is None else max(self.grad_norm_max, norm)
             else:
                 self.grad_norm = None
                 self.skipped_steps += 1
+                self.skipped_in_a_row += 1
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
@@ -233,7 +236,7 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
     """Load the weights of `start` into the model and, if it is a checkpoint to continue exactly, everything else.
 
-    Everything else is AdamW's moments (in `step`) and the loop's progress (`state`).
+    Everything else is the optimizer's moments (in `step`) and the loop's progress (`state`).
     Returns: names of parameters that keep their initial values, and names of weights that were not used.
     Raises: ConfigError if `start` holds another model.
     """

@@ -14,7 +14,7 @@ from posbench.config import Config
 from posbench.data import Batch
 from posbench.model.decoder import Decoder
 from posbench.system.device import Device
-from posbench.training.optimizer import AdamW
+from posbench.training.optimizers import optimizer_class
 from posbench.training.processes import Processes
 
 
@@ -42,10 +42,11 @@ class TrainingStep:
         if device.compiled:
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
-        self.optimizer = AdamW(self.model, config.row_train, config.scheme.lr_factor)
+        optimizer = optimizer_class(config.train.optimizer)
+        self.optimizer = optimizer(self.model, config.row_train, config.scheme.lr_factor)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
-        """Take one training step: forward and backward over micro-batches, then AdamW.
+        """Take one training step: forward and backward over micro-batches, then the optimizer.
 
         Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device;
         observe, called after each phase with its name, n and this object.

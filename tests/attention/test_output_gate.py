@@ -11,7 +11,7 @@ from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import cache_size, forward_flops_per_token, num_parameters
-from posbench.training.optimizer import decayed_parameters
+from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 
 D, H, HKV, C = 16, 6, 2, 48

@@ -16,7 +16,7 @@ from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size
-from posbench.training.optimizer import decayed_parameters
+from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 
 D, H, HKV, C = 16, 6, 2, 48

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,20 @@ import torch
 import posbench as api
 from posbench.composition.compose import compose
 from posbench.model.decoder import build_model
+from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from tests.cli.commands import Give
 from tests.json_schema import DEFINITIONS, faults
 from tests.reporting.fabricate import World, fabricate
 
 PAGE = Path(__file__).parents[2] / "docs/loops.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture
 def judged(posbench: Give) -> Path:
-    """Write runs of one scheme for each verdict; k_rope has two seeds."""
-    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "qkvo_rope": 0.0, "k_rope": -0.1}
+    """Write runs of one scheme for each verdict; k_rope has two seeds, and a run of v_rope can be made to die."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "qkvo_rope": 0.0, "k_rope": -0.1, "v_rope": -0.1}
     random = np.random.default_rng(7)
     folder = fabricate(Path("runs"), World(effects, lengths=(512,), probes=False, experiment="loop", random=random))
     for seed in (2, 3, 4):
@@ -36,7 +39,8 @@ def judged(posbench: Give) -> Path:
 
 @pytest.mark.usefixtures("judged")
 def test_the_exit_status_is_the_verdict(posbench: Give) -> None:
-    statuses = {"alibi": 0, "nope": 10, "qkvo_rope": 11, "k_rope": 12}
+    Run(Path("runs/loop/v_rope/seed=1")).update_manifest(status="died", reason="NaN", loss=None)
+    statuses = {"alibi": 0, "nope": 10, "qkvo_rope": 11, "k_rope": 12, "v_rope": 13}
     for scheme, status in statuses.items():
         words = ("judge", "loop", "--scheme", scheme, "--family", "5")
         line, data = posbench(*words), posbench(*words, "--json")
@@ -48,6 +52,20 @@ def test_the_exit_status_is_the_verdict(posbench: Give) -> None:
     assert set(json.loads(every.out)["schemes"]) == set(statuses)
     only = api.judge("runs/loop", scheme="alibi")
     assert json.loads(only.as_json()) == json.loads(every.out)["schemes"]["alibi"]
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_run_with_other_settings_is_named_and_stops_no_other_candidate(posbench: Give) -> None:
+    for run in find_runs("runs/loop/nope"):
+        run.update_manifest(identity=run.manifest.identity | {"train.lr": 0.25})
+    result = posbench("judge", "loop", "--json")
+    data = json.loads(result.out)
+    assert result.status == 0 and not faults(data, "judge_all")
+    assert set(data["schemes"]) == {"alibi", "qkvo_rope", "k_rope", "v_rope"} and list(data["left_out"]) == ["nope"]
+    assert "warning: left out: nope seed 0: not comparable: it differs in train.lr" in posbench("judge", "loop").error
+    assert "nope" not in posbench("judge", "loop", "--scheme", "alibi").error
+    refused = posbench("judge", "loop", "--scheme", "nope")
+    assert refused.status == 2 and "it differs in train.lr" in refused.error and "--schemes" not in refused.error
 
 
 @pytest.mark.slow
@@ -70,8 +88,8 @@ def test_runs_of_ones_own_are_judged_beside_a_reference(posbench: Give, runs: Pa
     data = json.loads(result.out)
     assert result.status == 12 and not faults(data, "judge") and "recorded in demo" in result.error
     assert data["go_on"]
-    for scheme in ("alibi", "nope"):
-        assert re.search(rf"scheme={scheme} .*experiment_name=mine seed=2,3,4", data["next_command"])
+    for scheme, command in zip(("alibi", "nope"), data["next_commands"], strict=True):
+        assert re.search(rf"scheme={scheme} .*experiment_name=mine seed=2,3,4", " ".join(command))
     report = posbench("report", "mine", "--beside", "demo", "--json")
     assert not faults(json.loads(report.out), "report") and "recorded in demo" in report.error
 
@@ -98,14 +116,14 @@ def test_the_list_of_runs_is_data_with_the_same_exit_status(posbench: Give) -> N
     result = posbench("ls", "loop", "--json")
     data = json.loads(result.out)
     assert result.status == posbench("ls", "loop").status == 1 and not faults(data, "ls")
-    assert len(data["runs"]) == 22 and data["runs"][0]["share"] == 1.0
+    assert len(data["runs"]) == 27 and data["runs"][0]["share"] == 1.0
     assert [run["scheme"] for run in data["runs"] if run["state"] == "unreadable"] == ["nope"]
 
 
 def test_the_page_explains_every_field_and_its_schemes_are_what_it_says(tmp_path: Path, monkeypatch: Any) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert not [name for name in DEFINITIONS["judge"]["properties"] if f"`{name}`" not in page]
-    [code] = re.findall(r"```python\n(.*?class Forgetting.*?)```", page, re.DOTALL)
+    [code] = [block for block in BLOCKS if "class Forgetting" in block]
     monkeypatch.chdir(tmp_path)
     Path("candidates.py").write_text(code, encoding="utf-8")
     tokens = torch.arange(64)[None] % 29
@@ -116,3 +134,43 @@ def test_the_page_explains_every_field_and_its_schemes_are_what_it_says(tmp_path
     renamed = logits["candidates.py:Renamed"]
     torch.testing.assert_close(renamed, logits["qk_rope"], rtol=0, atol=1e-4)
     assert all((logits[f"candidates.py:{name}"] - renamed).abs().max() > 0.01 for name in ("Forgetting", "Distant"))
+
+
+# What each call of `judge` says, in order: (exit status, verdict, whether another seed is to be trained), the exit
+# statuses of the calls of `train`, and what the page's script ends with.
+LOOPS = {
+    "better at the second look": ([(12, "open", True), (0, "better", False)], [0, 0], 0),
+    "worse": ([(10, "worse", False)], [0], 10),
+    "dropped": ([(12, "open", False)], [0], 12),
+    "it diverged": ([(13, "failed", False)], [1], 13),
+    "it diverged later": ([(12, "open", True), (13, "failed", False)], [0, 1], 13),
+    "the disk was full": ([(12, "open", True)], [1], 1),
+    "no run at all": ([(2, "", False)], [1], 2),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_script_of_the_page_ends_with_the_verdict(name: str, monkeypatch: Any) -> None:
+    """Run it with a stand-in for the commands, which notes what was trained."""
+    judgements, training, expected = LOOPS[name]
+    trained: list[list[str]] = []
+
+    def run(words: list[str], **options: Any) -> Any:
+        status, text = 0, b""
+        if words[1] == "train":
+            trained.append(words)
+            status = training[len(trained) - 1]
+        elif words[1] == "judge":
+            assert options == {"stdout": subprocess.PIPE} and words[-3:] == ["--family", "20", "--json"]
+            status, verdict, goes_on = judgements[len(trained) - 1]
+            more = [["posbench", "train", "-m", "seed=2,3,4"]] if goes_on else []
+            text = json.dumps({"verdict": verdict, "next_commands": more}).encode() if status != 2 else b""
+        return subprocess.CompletedProcess(words, status, text)
+
+    [script] = [block for block in BLOCKS if "subprocess" in block]
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("sys.argv", ["try.py", "candidates.py:Forgetting", "forgetting"])
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(script, "try.py", "exec"), {})
+    assert ended.value.code == expected and len(trained) == len(training)
+    assert "scheme=candidates.py:Forgetting" in trained[0] and "seed=0,1" in trained[0]

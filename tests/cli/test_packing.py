@@ -41,7 +41,7 @@ def test_the_default_is_the_next_free_name_and_packs_alone_are_enough(posbench: 
     assert snapshot(runs) == files_before
     result = posbench("eval", "runs/demo.zip", "--length", "64", "--device", "cpu", "--dtype", "float32")
     assert result.status == 0 and "weights=bfloat16" in result.out
-    assert (runs / "demo/nope/seed=0/eval/fixed/64@weights=bfloat16.parquet").is_file()
+    assert (runs / "demo/nope/seed=0/eval/fixed/64@anchor=64@weights=bfloat16.parquet").is_file()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import posbench as package
 from posbench.catalogue import own_files
 from posbench.config import ConfigError
 from posbench.runs import Run
-from tests.cli.commands import Give
+from tests.cli.commands import CommandResult, Give
 
 ROOT = Path(package.__file__).parents[1]
 FADED = """\
@@ -92,6 +92,52 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
     for path, reason in (("faded.py", "is part of a run folder"), (file, "outside the working directory")):
         with pytest.raises(ConfigError, match=f"{reason}: if you trust that file, name it with --scheme-file"):
             own_files.load(f"{Path(path).resolve()}:Faded", object)
+
+
+@pytest.mark.slow
+def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only(
+    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same shell trains and evaluates it; somebody else's run or pack that names it needs --scheme-file."""
+    outside = Path.cwd().parent / "elsewhere/faded.py"
+    outside.parent.mkdir()
+    faded.rename(outside)
+
+    def give(*words: str) -> CommandResult:
+        monkeypatch.setattr(own_files, "_trusted", set())  # each command is a process of its own
+        return posbench(*words)
+
+    assert give("train", f"scheme={outside}:Faded", "experiment_name=mine", *short).status == 0
+    assert give("eval", "mine", "--length", "96").status == 0
+    assert give("sample", "mine", "--tokens", "3").status == 0
+    outside.write_text(FADED + "# changed\n")
+    assert "has changed since mine/faded/seed=0 was trained" in give("eval", "mine", "--length", "80").error
+    assert give("eval", "mine", "--length", "80", "--scheme-changed").status == 0
+    outside.write_text(FADED)
+
+    assert give("pack", "mine", "theirs.zip", "--weights").status == 0
+    Path("runs/mine").rename("theirs_too")
+    for place in ("theirs.zip", "theirs_too"):
+        refused = give("eval", place, "--length", "88")
+        assert refused.status == 2 and f"name it with --scheme-file {outside}" in refused.error
+        assert give("eval", place, "--length", "88", "--scheme-file", str(outside)).status == 0
+    Path("runs").mkdir(exist_ok=True)
+    Path("runs/linked").symlink_to(Path("theirs_too").resolve())
+    assert "name it with --scheme-file" in give("eval", "linked", "--length", "89").error
+
+
+def test_a_run_of_ones_own_imports_no_file_from_another_run_folder(
+    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert posbench("train", "scheme=ideas/faded.py:Faded", "experiment_name=mine", *short).status == 0
+    copy = run_of().path.resolve() / "faded.py"
+    sha = own_files.digest(copy)
+    config = run_of().path / "config.yaml"
+    config.write_text(config.read_text().replace("ideas/faded.py:Faded", f"{copy}:Faded"))
+    run_of().update_manifest(scheme_files={str(copy): sha})
+    monkeypatch.setattr(own_files, "_trusted", set())
+    with pytest.raises(ConfigError, match="is part of a run folder"):
+        run_of().load_model()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import posbench as api
 from posbench.config import TokenizerConfig
 from posbench.data.text.tokenizer import plain_bytes, train_bpe
 from posbench.evaluation.texts import corpus_for
+from posbench.runs.start import start_of
 from tests.cli.commands import Give
 from tests.conftest import write_documents
 
@@ -79,6 +80,7 @@ def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, 
     assert run.manifest.weights and len(run.manifest.weights) == 64
     assert {file.suffix for file in run.path.rglob("*") if file.is_file()} == {".json", ".yaml", ".parquet"}
     assert not (run.path / "tokenizer.json").exists()
+    assert start_of("subjects/mini", 0, "runs").digest == start_of("mini", 0, "runs").digest  # as train.from_run
     assert sum(run.manifest.subject["document_tokens"]) == corpus_for(run, None, print).test.num_tokens
     assert "already there" in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).out
     assert "scored fixed 32" not in posbench("eval", "mini", *ON_CPU, "--length", "64", "evaluation.windows=5").out
@@ -145,6 +147,10 @@ def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posben
 
 def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Path) -> None:
     assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    listed = posbench("ls", "--json")
+    subject, *others = sorted(json.loads(listed.out)["runs"], key=lambda run: run["experiment"] != "subjects")
+    assert (listed.status, subject["scheme"], subject["state"], subject["share"]) == (0, "mini", "finished", 1.0)
+    assert len(others) == 4 and posbench("ls").status == posbench("ls", "runs/subjects/mini").status == 0
     result = posbench("eval", *ON_CPU, "--length", "64")
     assert "demo/nope/seed=0" in result.out and "subjects/mini" not in result.out
     assert "posbench: demo" in posbench("report").out

@@ -35,10 +35,7 @@ def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config:
     assert re.search(r"learned +\d+\.\d+ +\d+\.\d+ +–\nnope( +\d+\.\d+){3}\n", text)
     stored = {run: [saved for saved in run.results()[0] if saved.protocol == "fixed"] for run in (learned, nope)}
     assert [result.length for result in stored[learned]] == [16, 32]
-    # Targets are the same as for schemes scored at 64, even if only shorter lengths are requested later.
-    evaluate_runs([learned], Request(lengths=(16,), protocols=("fixed",), device="cpu", dtype="float32"), console)
     assert stored[learned][0].windows[["document", "start"]].equals(stored[nope][0].windows[["document", "start"]])
-    assert learned.results()[0][0].windows.equals(stored[learned][0].windows)
     evaluate_runs([learned], Request(lengths=(64,), protocols=("fixed",), device="cpu", dtype="float32"), console)
     assert console.file.getvalue().rstrip().endswith("learned/seed=0: nothing to score")  # type: ignore[attr-defined]
 
@@ -83,11 +80,11 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config: Callable[...,
             assert re.search(rf"\n{name} · rescale={rescaling} +\d+\.\d+ +\d+\.\d+\n", text)
     stored = {result.key.under: result for result in runs["qk_rope"].results()[0] if result.length == 64}
     assert stored.keys() == {(), ("rescale=pi",), ("rescale=yarn",)}
-    plain, *_ = [result for result in runs["qk_rope"].results()[0] if result.key == ResultKey("fixed", 64)]
+    plain, *_ = [result for result in runs["qk_rope"].results()[0] if result.key == ResultKey("fixed", 64, (), 64)]
     again = printed("qk_rope", eval_options=("rescale=yarn", "factor=1"))
     same = {result.key: result for result in runs["qk_rope"].results()[0]}
     assert (
-        same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"))].loss == plain.loss
+        same[ResultKey("fixed", 64, ("factor=1", "rescale=yarn"), 64)].loss == plain.loss
         and "qk_rope · factor=1 rescale=yarn" in again
     )
     assert len({plain.loss, *(result.loss for result in stored.values())}) == 3
@@ -121,21 +118,33 @@ def score(config: Callable[..., Config]) -> Callable[..., str]:
 FEW = ("qk_rope", "nope")
 
 
-def anchors(run: Run) -> dict[str, int]:
-    """Return the anchor of each stored result of `fixed`."""
-    return {result.key.stem: result.header["anchor"] for result in run.results()[0] if result.protocol == "fixed"}
+def stored(run: Run) -> dict[tuple[int, int], set[int]]:
+    """Return {(length, anchor): index of the last target of each window} of the results of `fixed` as trained."""
+    results = [result for result in run.results()[0] if result.protocol == "fixed" and not result.key.under]
+    return {(r.length, r.header["anchor"]): {*(r.windows["start"] + r.windows["targets"])} for r in results}
 
 
-def test_all_runs_of_an_experiment_have_one_anchor(score: Any) -> None:
-    score(FEW, 64)
-    score(["qk_rope"], 128, under=("rescale=yarn",))
-    assert anchors(score.trained["qk_rope"]) == {"64": 128, "128": 128, "128@rescale=yarn": 128}
-    assert "nope/seed=0: scored fixed 64\n" in score(FEW, 64)
-    assert anchors(score.trained["nope"]) == {"64": 128}
-    score(FEW, 64, again=True)
-    assert anchors(score.trained["qk_rope"])["64"] == 128, "what is not scored again keeps its windows"
-    score(["qk_rope"], 256, again=True)
-    assert set(anchors(score.trained["qk_rope"]).values()) == {256}, "under options too"
+def test_a_longer_length_has_targets_of_its_own_and_leaves_the_others(score: Any) -> None:
+    """All lengths of one command are scored on the targets of its longest, and nothing else is scored again."""
+    score(FEW, 32, 64)
+    before = stored(score.trained["nope"])
+    assert set(before) == {(32, 64), (64, 64)} and before[32, 64] == before[64, 64]
+    assert "nope/seed=0: scored fixed 32, 128\n" in score(["nope"], 32, 128)
+    after = stored(score.trained["nope"])
+    assert set(after) == {(32, 64), (64, 64), (32, 128), (128, 128)}
+    assert after[32, 128] == after[128, 128] != after[32, 64] == before[32, 64]
+    assert set(stored(score.trained["qk_rope"])) == {(32, 64), (64, 64)}, "another run's lengths change nothing"
+    assert "nope/seed=0: already there\n" in score(["nope"], 128, 32)
+    assert "qk_rope/seed=0: scored fixed 128; fixed · rescale=yarn 128\n" in score(
+        ["qk_rope"], 128, under=("rescale=yarn",)
+    )
+
+
+def test_a_length_that_a_scheme_cannot_read_still_sets_the_targets(config: Callable[..., Config]) -> None:
+    run = train(config("scheme=learned", "evaluation.targets=8", "train.steps=1"))
+    request = Request((32, 64), ("fixed",), device="cpu", dtype="float32")
+    evaluate_runs([run], request, Console(quiet=True))
+    assert set(stored(run)) == {(32, 64)}, "`learned` reads 32 tokens here"
 
 
 def test_results_are_read_once_and_not_for_each_option(score: Any, monkeypatch: pytest.MonkeyPatch) -> None:

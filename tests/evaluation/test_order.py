@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,15 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import LOSSES, bucket_edges, sequences, window_starts, worth_beyond_near
+from posbench.evaluation.protocols.order import (
+    LOSSES,
+    WINDOWS,
+    bucket_edges,
+    losses,
+    sequences,
+    window_starts,
+    worth_beyond_near,
+)
 from posbench.model.decoder import Decoder, build_model
 
 ORDER = PROTOCOLS["order"]
@@ -30,10 +38,14 @@ def split_of(documents: list[np.ndarray]) -> Split:
 
 @pytest.fixture(scope="module")
 def split() -> Split:
+    return repetitive(40)
+
+
+def repetitive(number: int) -> Split:
     """Return documents that mostly repeat the last token but one, else one of their four tokens."""
     random = np.random.default_rng(0)
     documents = []
-    for _ in range(40):
+    for _ in range(number):
         topic = random.permutation(VOCABULARY)[:4]
         tokens = random.choice(topic, 300)
         for t in np.flatnonzero(random.random(300) < 0.8):
@@ -181,4 +193,42 @@ def test_what_training_scores_is_the_bucket_beyond_32_tokens(split: Split) -> No
     expected = (sums.shuffled_nll - sums.nll) / sums.targets
     worth = worth_beyond_near(model, split, 128, 1000)
     assert worth["order_beyond_32"] == pytest.approx(expected, abs=1e-9) and expected != 0
-    assert list(worth) == ["order_beyond_8", "order_beyond_16", "order_beyond_32"]  # 64 needs a window of 256
+    figures = ["order_beyond_8", "order_beyond_16", "order_beyond_32", "copyable_order_beyond_32"]
+    assert list(worth) == figures, "64 needs a window of 256"
+
+
+def copies(window: list[int], i: int) -> bool:
+    """Return whether the token after the longest match more than 32 back, of 4 tokens or more, is token i."""
+    longest, copy = 0, None
+    for j in range(1, i - 32):
+        size = 0
+        while size < j and window[j - 1 - size] == window[i - 1 - size]:
+            size += 1
+        if size >= longest:
+            longest, copy = size, window[j]
+    return longest >= 4 and copy == window[i]
+
+
+@pytest.mark.parametrize("documents", [32, pytest.param(500, marks=pytest.mark.slow)])
+def test_the_order_of_copyable_targets_is_that_of_a_plain_loop(documents: int) -> None:
+    """Every target of 64 or 1,000 windows, one by one: those that the copier finds, beyond 32 intact tokens."""
+    split, length, corpus = repetitive(documents), 128, cast(Any, None)
+    model, settings = decoder("train.context_length=128", "scheme=qk_rope").eval(), EvaluationConfig(order_windows=1000)
+    rows, _ = ORDER.score(model, corpus, split, length, settings, length, lambda tokens: None)
+    starts = window_starts(split, length, 1000)
+    whole, shuffled, _ = losses(model, split, starts, length, 16384)
+    expected = {"targets": 0, "nll": 0.0, "shuffled_nll": 0.0}
+    for window, start in enumerate(starts):
+        tokens = split.tokens[start : start + length + 1].tolist()
+        for d in range(33, 65):
+            if copies(tokens, length // 2 + d):
+                expected["targets"] += 1
+                expected["nll"] += whole[window, d - 1]
+                expected["shuffled_nll"] += shuffled[window, d - 1]
+    sums = rows[rows["bucket_start"] == 33][[f"copyable_{name}" for name in expected]].sum()
+    assert 0 < expected["targets"] < len(starts) * 32
+    assert sums.to_dict() == pytest.approx({f"copyable_{name}": value for name, value in expected.items()})
+    assert len(starts) == 2 * documents
+    if len(starts) == WINDOWS:
+        worth = worth_beyond_near(model, split, length, 16384)["copyable_order_beyond_32"]
+        assert worth == pytest.approx((expected["shuffled_nll"] - expected["nll"]) / expected["targets"])

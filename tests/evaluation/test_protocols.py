@@ -211,25 +211,24 @@ def _stored(run: Run, protocol: str) -> dict[int, Result]:
     return {result.length: result for result in results if result.protocol == protocol}
 
 
-def test_what_is_there_is_not_scored_again_and_a_longer_length_moves_the_anchor(config: Make) -> None:
+def test_what_is_there_is_not_scored_again_and_lengths_of_one_command_share_their_targets(config: Make) -> None:
     run = train(config("train.steps=1", "evaluation.targets=16"))
     _evaluate(run, 32, 64)
     files = {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()}
-    assert set(files) == {"32.json", "32.parquet", "64.json", "64.parquet"}
-    _evaluate(run, 32)
+    assert set(files) == {f"{n}@anchor=64.{end}" for n in (32, 64) for end in ("json", "parquet")}
+    _evaluate(run, 64, 32)
     assert {path.name: path.stat().st_mtime_ns for path in (run.path / "eval" / "fixed").iterdir()} == files
-    _evaluate(run, 128)
-    summaries = _stored(run, "fixed")
-    assert list(summaries) == [32, 64, 128] and {s.header["anchor"] for s in summaries.values()} == {128}
-    tables = [pd.read_parquet(run.path / "eval" / "fixed" / f"{n}.parquet") for n in summaries]
-    assert tables[0]["start"].equals(tables[1]["start"]) and tables[0]["start"].equals(tables[2]["start"])
+    _evaluate(run, 128, 32)
+    tables = [pd.read_parquet(run.path / "eval" / "fixed" / f"{n}@anchor=128.parquet") for n in (32, 128)]
+    assert tables[0]["start"].equals(tables[1]["start"])
+    assert {name for name in files if (run.path / "eval/fixed" / name).stat().st_mtime_ns == files[name]} == set(files)
 
 
 @pytest.mark.parametrize("protocol", ["fixed", "retrieval"])
 def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str) -> None:
     run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8"))
-    file = run.path / "eval" / protocol / "64.parquet"
     _evaluate(run, 64, protocol=protocol)
+    [file] = (run.path / "eval" / protocol).glob("64*.parquet")
     whole = pd.read_parquet(file)
     _evaluate(run, 64, protocol=protocol, again=True, piece=13)
     pd.testing.assert_frame_equal(pd.read_parquet(file), whole, rtol=1e-5)

@@ -106,8 +106,8 @@ def test_lengths_are_scored_by_the_runs_protocols_and_all_of_it_packs(run: Run, 
     eval_options = ("data=notes",)
     expected = [
         ResultKey("validation", T, eval_options),
-        ResultKey("fixed", 16, eval_options),
-        ResultKey("fixed", 64, eval_options),
+        ResultKey("fixed", 16, eval_options, 64),
+        ResultKey("fixed", 64, eval_options, 64),
     ]
     assert [result.key for result in results] == expected
     assert "demo on notes: perplexity by length in tokens (fixed" in text and "\nnope " in text

@@ -83,7 +83,7 @@ class Moments:
         from posbench import runs
         from posbench.model.decoder import Decoder
         from posbench.runs import checkpoint
-        from posbench.training.optimizer import AdamW
+        from posbench.training.optimizers import AdamW
 
         sys.addaudithook(self._opened)
         for place, name in (

@@ -237,7 +237,7 @@ def write_evaluation(
         "weights": run.manifest.weights,
         **header,
     }
-    run.store(ResultKey(protocol, length, eval_options), rows, header)
+    run.store(ResultKey(protocol, length, eval_options, header.get("anchor", 0)), rows, header)
 
 
 def _metrics(path: Path, level: float, random: np.random.Generator) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from fabricate import change_fingerprints, comparison, rescore, run_of
+from fabricate import change_fingerprints, comparison, rescore, run_of, write_evaluation
 from scipy import stats
 
 import posbench
@@ -21,7 +21,7 @@ from posbench.evaluation.protocols.order import reach
 from posbench.reporting.comparison import Comparison, build, check_agreement, choose
 from posbench.reporting.statistics import document_error
 from posbench.reporting.table import read
-from posbench.runs import DIED
+from posbench.runs import DIED, find_runs
 
 T = 256
 SEEDS = range(4)
@@ -199,6 +199,24 @@ def test_a_place_where_runs_scored_different_windows_is_left_out_and_named(exper
     assert (
         "(`posbench eval demo --protocol fixed --length 512 --again` scores all alike)" in line and not analysis.holes
     )
+
+
+def test_a_table_shows_only_lengths_that_share_their_targets(experiment_copy: Path) -> None:
+    """All runs have 256 and 4,096 on 4,096's targets; one has 8,192, and the other lengths have other targets."""
+    runs = find_runs(experiment_copy)
+    for run in runs:
+        [short] = [result for result in run.results()[0] if (result.protocol, result.length) == ("fixed", 256)]
+        for length in (256, 4096):
+            write_evaluation(run, "fixed", length, "test", short.windows.assign(nll=length), anchor=4096)
+    write_evaluation(runs[0], "fixed", 8192, "test", short.windows, anchor=8192)
+    analysis = comparison(experiment_copy)
+    cells = analysis.at("fixed", metric="loss")
+    assert set(cells["length"]) == {256, 4096}
+    at_4096 = cells[cells["length"] == 4096]
+    assert (at_4096["change"] > 0).all(), "against 256 on the same targets"
+    [line] = analysis.holes[("fixed", "")]
+    assert line.startswith("fixed at 512, 8192 is left out: it was scored on other targets than 4096 tokens")
+    assert "`posbench eval demo --protocol fixed --length 256,512,4096,8192`" in line
 
 
 def test_losses_of_unlike_validation_windows_are_refused(experiment_copy: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, run_of
+from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, rescore, run_of
+from scipy import stats
 
 import posbench
 from posbench.config import ConfigError
@@ -18,7 +21,7 @@ from posbench.reporting import tables
 from posbench.reporting.comparison import build, read_runs
 from posbench.reporting.judge import LOOKS, Judgement, judge_all
 from posbench.reporting.options import JudgeOptions
-from posbench.runs import find_runs
+from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from posbench.system.console import console
 from tests.json_schema import DEFINITIONS, faults
@@ -30,8 +33,8 @@ def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
     place = REFERENCE / name
     comparison = build(*read_runs([place], None, console(quiet=True)))
     table = tables.loss_table(comparison).set_index("scheme")
-    judgements = judge_all(place, JudgeOptions())
-    assert {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
+    judgements, left_out = judge_all(place, JudgeOptions())
+    assert not left_out and {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
     for judgement in judgements:
         data = json.loads(judgement.as_json())
         assert not faults(data, "judge")
@@ -124,24 +127,72 @@ def test_p_is_corrected_for_all_candidates_and_both_looks(loop: Path) -> None:
 
 def test_a_candidate_that_both_first_seeds_find_worse_is_dropped_without_a_verdict(loop: Path) -> None:
     worse = after(loop, 2, "nope")
-    assert (worse.verdict, worse.go_on, worse.next_command, worse.exit_status) == ("open", False, None, 12)
+    assert (worse.verdict, worse.go_on, worse.next_commands, worse.exit_status) == ("open", False, [], 12)
+    assert worse.reason == "dropped: worse by more than 0.01 nats with each of the first 2 seeds"
     assert after(loop, 1, "nope").go_on and after(loop, 5, "nope").verdict == "worse"
 
 
-def test_the_next_command_trains_the_seeds_that_are_missing(loop: Path) -> None:
-    words = "posbench train -m scheme={} experiment_name=loop seed={}"
-    assert [after(loop, seeds, "vo_rope").next_command for seeds in (1, 2, 4)] == [
-        words.format("vo_rope", "1"),
-        words.format("vo_rope", "2,3,4"),
-        words.format("vo_rope", "4"),
+def test_it_says_which_look_was_reached_and_why_the_verdict_is_what_it_is(loop: Path) -> None:
+    """Two, five and eight seeds are three looks; vo_rope is decided at the second, alibi at none."""
+    vo_rope = {seeds: after(loop, seeds, "vo_rope") for seeds in (1, 2, 4, 5, 8)}
+    looks = {1: (0, 0), 2: (1, 2), 4: (1, 2), 5: (2, 5), 8: (2, 5)}
+    assert {seeds: j.look for seeds, j in vo_rope.items()} == {
+        seeds: {"number": number, "of": 3, "seeds": of_look} for seeds, (number, of_look) in looks.items()
+    }
+    assert vo_rope[4].reason == "not decided yet: the next look is at 5 seeds"
+    assert vo_rope[5].reason == vo_rope[8].reason == "decided by the test of 5 seeds"
+    alibi = after(loop, 8, "alibi")
+    assert alibi.look == {"number": 3, "of": 3, "seeds": 8}
+    assert alibi.reason == "not decided by the test of 8 seeds, the last one"
+    assert after(loop, 5, "vo_rope", family=None).look is None
+
+
+def test_the_next_commands_train_the_seeds_that_are_missing(loop: Path) -> None:
+    def command(scheme: str, seeds: str) -> list[str]:
+        return ["posbench", "train", "-m", f"scheme={scheme}", "experiment_name=loop", f"seed={seeds}"]
+
+    assert [after(loop, seeds, "vo_rope").next_commands for seeds in (1, 2, 4)] == [
+        [command("vo_rope", "1")],
+        [command("vo_rope", "2,3,4")],
+        [command("vo_rope", "4")],
     ]
-    assert after(loop, 5, "alibi").next_command == words.format("alibi", "5,6,7")
+    assert after(loop, 5, "alibi").next_commands == [command("alibi", "5,6,7")]
     summary, rows = read_runs([loop], None, console(quiet=True))
     few = summary[summary["seed"] < 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (few, rows))
-        command = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_command
-    assert command == f"{words.format('vo_rope', '2,3,4')} && {words.format('qk_rope', '2,3,4')}"
+        commands = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_commands
+    assert commands == [command("vo_rope", "2,3,4"), command("qk_rope", "2,3,4")]
+
+
+def test_a_candidate_that_diverged_has_failed(tmp_path: Path) -> None:
+    """Both runs of nope died, and one of three of alibi; k_rope was only stopped, which is not its fault."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.1}
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    shutil.rmtree(folder / "nope/seed=2")
+    dead = [run_of(folder, "alibi", 1), *find_runs(folder / "nope")]
+    for run in dead:
+        run.update_manifest(status="died", reason=f"NaN in {run.manifest.run_name}", loss=None, bits_per_byte=None)
+    for run in find_runs(folder / "k_rope"):
+        run.update_manifest(status="stopped", reason="no space", loss=None, bits_per_byte=None)
+    nope = posbench.judge(folder, scheme="nope", family=20)
+    assert (nope.verdict, nope.exit_status, nope.go_on, nope.next_commands) == ("failed", 13, False, [])
+    assert nope.reason == "seed 0 diverged: NaN in demo/nope/seed=0; seed 1 diverged: NaN in demo/nope/seed=1"
+    data = json.loads(nope.as_json())
+    assert not faults(data, "judge") and nope.seeds == [] and nope.baseline_seeds == [0, 1, 2]
+    assert [data[name] for name in ("gap", "gap_low", "p", "beyond", "onset")] == [None] * 5
+    assert str(nope) == f"nope: failed ({nope.reason}); stop"
+    alibi = posbench.judge(folder, scheme="alibi")  # the runs that survived would make it look good
+    gaps = [
+        stored_loss(run_of(folder, "alibi", seed)) - stored_loss(run_of(folder, "qk_rope", seed)) for seed in (0, 2)
+    ]
+    assert (alibi.verdict, alibi.seeds, alibi.go_on) == ("failed", [0, 2], False)
+    assert alibi.gap == pytest.approx(np.mean(gaps)) and np.isnan(alibi.p)
+    judgements, left_out = judge_all(folder, JudgeOptions())
+    assert [(j.scheme, j.verdict) for j in judgements] == [("alibi", "failed"), ("nope", "failed")]
+    assert left_out == {"k_rope": [f"k_rope seed {seed}: stopped: no space" for seed in (0, 1, 2)]}
+    with pytest.raises(ConfigError, match=r"(?s)'k_rope' has no finished run.*stopped: no space"):
+        posbench.judge(folder, scheme="k_rope")
 
 
 @pytest.mark.slow
@@ -163,7 +214,31 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
         waiting = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=family)
         assert (waiting.verdict, waiting.scope) == ("open", "this rate")
         assert any("unfinished" in warning for warning in waiting.warnings)
-        assert waiting.next_command == "posbench tune scheme=alibi data=files experiment_name=demo"
+        assert waiting.reason == "not tested: the search for learning rates is unfinished"
+        assert waiting.next_commands == [["posbench", "tune", "scheme=alibi", "data=files", "experiment_name=demo"]]
+
+
+@pytest.mark.slow
+def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(tmp_path: Path) -> None:
+    """Alibi is far ahead, but one of its runs died at each of its two rates."""
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
+    place = fabricate_search(tmp_path, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
+    before = build(*read_runs([place], None, console(quiet=True)))
+    assert before.undecidable == [] and (before.pairs["p_claimed"] < 0.05).all()
+    for rate, seed in ((0.001, 3), (0.002, 4)):
+        run = Run(place.with_name("demo-tune") / f"lr={rate}/alibi/seed={seed}")
+        run.update_manifest(status="died", reason="NaN", loss=None, bits_per_byte=None)
+    after_deaths = build(*read_runs([place], None, console(quiet=True)))
+    p = after_deaths.pairs.set_index(["left", "right"])["p_claimed"]
+    assert after_deaths.undecidable == ["alibi"] and after_deaths.is_at_best_rates
+    assert p[("alibi", "qk_rope")] == p[("alibi", "nope")] == 1.0 and p[("qk_rope", "nope")] < 0.05
+    posbench.report(place, output=tmp_path / "report", console=console(quiet=True))
+    page = (tmp_path / "report/report.md").read_text()
+    assert (
+        "Open: alibi and qk_rope; alibi and nope. alibi diverged with a seed at each rate that its search kept" in page
+    )
+    assert posbench.judge(place, scheme="nope").verdict == "worse"
 
 
 def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
@@ -197,6 +272,94 @@ def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) ->
         posbench.judge(folder, baseline="qk_rope")
     with pytest.raises(ConfigError, match="family 0 must be 1 or more"):
         posbench.judge(folder, family=0)
-    change_fingerprints(run_of(folder, "nope", 0), data="other text")
-    with pytest.raises(ConfigError, match="the text or its splits"):
+    for seed in (0, 1):
+        change_fingerprints(run_of(folder, "nope", seed), data="other text")
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare.*nope seed 1.*the text or its"):
         posbench.judge(folder, scheme="nope")
+    shutil.rmtree(folder / "alibi")
+    with pytest.raises(ConfigError, match=r"(?s)no scheme has a finished run to compare with qk_rope.*the text or its"):
+        posbench.judge(folder)
+
+
+def with_settings(run: Run, **settings: Any) -> None:
+    """Change settings of a run as if it had been trained with them, such as `train_lr=1e-3`."""
+    changes = {name.replace("_", ".", 1): value for name, value in settings.items()}
+    run.update_manifest(identity=run.manifest.identity | changes)
+
+
+def stored_loss(run: Run) -> float:
+    windows = pd.read_parquet(run.path / "eval/validation/256.parquet")
+    return float(windows["nll"].sum() / windows["targets"].sum())
+
+
+def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path: Path) -> None:
+    """All of nope's runs have another length of training, and alibi's last seed another learning rate."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.05}
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    for seed in (0, 1, 2):
+        with_settings(run_of(folder, "nope", seed), train_tokens=123)
+    with_settings(run_of(folder, "alibi", 2), train_lr=0.25)
+    gaps = [
+        stored_loss(run_of(folder, "alibi", seed)) - stored_loss(run_of(folder, "qk_rope", seed)) for seed in (0, 1)
+    ]
+    alibi = posbench.judge(folder, scheme="alibi", family=20)
+    assert alibi.seeds == [0, 1] and alibi.gap == pytest.approx(np.mean(gaps)) and alibi.go_on
+    [line] = [warning for warning in alibi.warnings if "left out" in warning]
+    assert re.search(r"alibi seed 2: not comparable: it differs in train\.lr: .*0\.25 \(alibi seed 2\)", line)
+    assert not [
+        warning
+        for judged in (alibi, posbench.judge(folder, scheme="k_rope"))
+        for warning in judged.warnings
+        if "nope" in warning
+    ]
+    judgements, left_out = judge_all(folder, JudgeOptions())
+    assert [judgement.scheme for judgement in judgements] == ["alibi", "k_rope"]
+    assert list(left_out) == ["nope"] and len(left_out["nope"]) == 3
+    assert all(f"nope seed {seed}: not comparable" in line for seed, line in enumerate(left_out["nope"]))
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare with qk_rope.*train\.tokens"):
+        posbench.judge(folder, scheme="nope")
+    rescore(run_of(folder, "alibi", 1), "validation", None, lambda rows: rows.iloc[1:])
+    alibi = posbench.judge(folder, scheme="alibi")
+    assert alibi.seeds == [0] and "it differs in train.validation_tokens" in str(alibi.warnings)
+    # The baseline itself has to be one: it is refused with advice that judge takes.
+    with_settings(run_of(folder, "qk_rope", 1), train_lr=0.25)
+    with pytest.raises(
+        ConfigError, match=r"(?s)cannot be one baseline.*train\.lr.*Move the folders .* --baseline"
+    ) as refusal:
+        posbench.judge(folder, scheme="alibi")
+    assert "--schemes" not in str(refusal.value)
+    assert posbench.judge(folder, scheme="alibi", baseline="k_rope").baseline == "k_rope"
+
+
+def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_path: Path) -> None:
+    """20 candidates have two tests each. The uncorrected p is between 0.05 / 40 and 0.05."""
+    random = np.random.default_rng(3)
+    world = World({"qk_rope": 0.0, "alibi": -0.006}, lengths=(), probes=False, noise_sd=0.002, random=random)
+    folder = fabricate(tmp_path, world)
+    losses = {name: [stored_loss(run_of(folder, name, seed)) for seed in range(5)] for name in ("alibi", "qk_rope")}
+    p = stats.ttest_rel(losses["alibi"], losses["qk_rope"]).pvalue
+    assert 0.05 / 40 < p < 0.05
+    before = comparison(folder)
+    assert before.pairs["p_claimed"].tolist() == pytest.approx([p]) and before.planned_tests == 0
+    assert posbench.judge(folder, scheme="alibi").verdict == "better"
+    looped = posbench.judge(folder, scheme="alibi", family=20)
+    assert looped.verdict == "open" and looped.p == pytest.approx(40 * p)
+    assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
+    after_loop = comparison(folder)
+    assert after_loop.pairs["p_claimed"].tolist() == pytest.approx([40 * p])
+    assert after_loop.pairs["detectable"].iloc[0] > before.pairs["detectable"].iloc[0]
+    posbench.report(folder, output=tmp_path / "report", console=console(quiet=True))
+    page = (tmp_path / "report/report.md").read_text()
+    assert "corrects for the 40 tests that a loop planned here" in page and "alibi beats" not in page
+    # Another family in the middle of a loop is warned of, and the largest counts.
+    fewer = posbench.judge(folder, scheme="alibi", family=1)
+    assert any("an earlier --family planned 40 tests against qk_rope" in warning for warning in fewer.warnings)
+    assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
+    (folder / "judge.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"judge\.json is damaged .*--family of the loop again"):
+        comparison(folder)
+
+
+def test_nothing_is_recorded_in_a_reference_experiment() -> None:
+    posbench.judge(REFERENCE / "headline", scheme="alibi", family=20)
+    assert not list(REFERENCE.rglob("judge.json"))

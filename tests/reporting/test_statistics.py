@@ -20,6 +20,7 @@ from posbench.reporting.statistics import (
     detectable,
     equivalent_pairs,
     holm,
+    interaction,
     interval,
     letters,
     significant_pairs,
@@ -152,6 +153,39 @@ def test_a_scheme_must_be_beaten_at_both_rates_that_its_search_kept() -> None:
     assert beats(first, [best, second]) == 1.0, "the worse one beats nobody"
 
 
+def test_a_rate_with_a_diverged_run_is_beaten_only_by_who_is_ahead_with_every_seed() -> None:
+    a, b = np.array([1.0, 1.1, 1.2, 1.1, 1.0]), np.array([1.5, 1.7, 1.6, 1.8, 1.6])
+    one_diverged = np.where(np.arange(5) == 2, math.inf, b)
+    behind = np.where(np.arange(5) == 2, math.inf, b - 8)
+    p = stats.ttest_rel(b, a).pvalue
+    assert beats(a, [b, one_diverged]) == pytest.approx(p) and p < 0.05
+    assert beats(a, [b, behind]) == 1.0, "b is far ahead in the runs at that rate that did not diverge"
+    # Nothing can be tested if each kept rate has a diverged run, of either scheme.
+    assert beats(a, [one_diverged, one_diverged]) == beats(a, [behind, behind]) == 1.0
+    assert beats(one_diverged, [b, b + 1]) == beats(one_diverged, [one_diverged, one_diverged]) == 1.0
+    both = beats(np.stack([a, a]), [np.stack([b, one_diverged]), np.stack([one_diverged, one_diverged])])
+    assert both.tolist() == pytest.approx([p, 1.0])
+
+
+@pytest.mark.parametrize("gap", [1e-9, 0.3, 8.0])
+def test_a_gap_that_is_the_same_with_every_seed_is_open(gap: float) -> None:
+    table = TABLE[["a"]].assign(b=TABLE["a"] + gap)
+    pairs = compare(table)
+    assert pairs["p_claimed"].tolist() == [1.0] and verdict(pairs, "a", "b") == ("equal" if gap < 0.01 else "open")
+    assert compare(table.assign(b=table["b"] + NOISE[0] / 100))["p"][0] < 1
+
+
+def test_a_scheme_that_diverged_at_both_rates_stays_in_the_family_as_open() -> None:
+    """The run of b with seed 3 died at its best rate, where the table has no loss, and with seed 1 at the second."""
+    table = losses(a=0.0, b=-8.0, c=0.3)
+    second = table + 0.05
+    table.loc[3, "b"], second.loc[1, "b"] = math.nan, math.inf
+    pairs = compare(table, second).set_index(["left", "right"])
+    assert pairs.loc[("b", "a"), "p_claimed"] == pairs.loc[("b", "c"), "p_claimed"] == 1.0
+    assert pairs.loc[("a", "c"), "p_claimed"] < 0.05 and pairs["p_claimed"].notna().all()
+    assert set(conclusions(["b", "a", "c"], pairs.reset_index())["open"]) == {("b", "a"), ("b", "c")}
+
+
 def test_a_gap_at_best_rates_that_the_second_rate_does_not_confirm_is_open() -> None:
     table = losses(seeds=5, a=0.0, b=0.1)
     second = pd.DataFrame({"a": table["a"] + 0.01, "b": table["a"] + np.array([0.02, -0.03, 0.01, 0.0, 0.02])})
@@ -184,3 +218,21 @@ def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested() -> None:
     pairs = compare(table)
     assert (pairs["p"].isna() == (pairs["seeds"] == 2)).all() and verdict(pairs, "d", "c", "claimed") == ""
     assert verdict(compare(TABLE, fewest=6), "d", "c", "claimed") == ""
+
+
+def test_the_difference_of_gaps_is_a_paired_t_test_over_common_seeds() -> None:
+    """Two groups of runs: seeds 0 to 4 and 1 to 5; the gap of each is taken within a seed."""
+    random = np.random.default_rng(5)
+    first = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["a", "b", "c"])
+    second = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["c", "a", "b"], index=range(1, 6))
+    table = interaction(first, second, [("a", "b"), ("c", "b")])
+    gaps = [[group["b"] - group[left] for group in (first, second)] for left in ("a", "c")]
+    tests = [stats.ttest_rel(x.loc[1:4], y.loc[1:4]) for x, y in gaps]
+    assert table["seeds"].tolist() == [4, 4]
+    assert table["first_gap"].tolist() == pytest.approx([x.loc[1:4].mean() for x, _ in gaps])
+    assert table["difference"].tolist() == pytest.approx([(x - y).mean() for x, y in gaps])
+    low, high = tests[0].confidence_interval()
+    assert table.loc[0, ["difference_low", "difference_high"]].tolist() == pytest.approx([low, high])
+    smaller, larger = sorted(test.pvalue for test in tests)
+    assert sorted(table["p"]) == pytest.approx(sorted([min(1, 2 * smaller), max(2 * smaller, larger)]))
+    assert interaction(first.loc[:1], second, [("a", "b")])["p"].isna().all(), "one common seed"

@@ -42,13 +42,13 @@ def torn_header(file: Path) -> None:
     file.with_suffix(".json").write_text('{"protocol": "fix')
 
 
-@pytest.mark.parametrize(("protocol", "length"), [("fixed", 64), ("validation", 32)])
+@pytest.mark.parametrize(("protocol", "length", "name"), [("fixed", 64, "64@anchor=64"), ("validation", 32, "32")])
 @pytest.mark.parametrize("harm", [torn, flipped, without_header, torn_header])
 def test_a_damaged_result_is_named_and_made_again(
-    run: Run, evaluate: Evaluate, protocol: str, length: int, harm: Callable[[Path], None]
+    run: Run, evaluate: Evaluate, protocol: str, length: int, name: str, harm: Callable[[Path], None]
 ) -> None:
     results_before, _ = run.results()
-    file = run.path / "eval" / protocol / f"{length}.parquet"
+    file = run.path / "eval" / protocol / f"{name}.parquet"
     whole = file.read_bytes()
     harm(file)
     results, [damage] = run.results()
@@ -81,16 +81,27 @@ def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> N
 def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -> None:
     folder = run.path / "eval" / "fixed"
     for suffix in ("json", "parquet"):
-        shutil.copy(folder / f"64.{suffix}", folder / f"128.{suffix}")
-    [damage] = run.results()[1]
-    assert damage.key == ResultKey("fixed", 128) and damage.reason == "its header says length=64, not 128"
+        shutil.copy(folder / f"64@anchor=64.{suffix}", folder / f"128@anchor=64.{suffix}")
+        shutil.copy(folder / f"64@anchor=64.{suffix}", folder / f"64@anchor=128.{suffix}")
+    moved, longer = run.results()[1]
+    assert moved.key == ResultKey("fixed", 64, (), 128) and moved.reason == "its header says anchor=64, not 128"
+    assert longer.key == ResultKey("fixed", 128, (), 64) and longer.reason == "its header says length=64, not 128"
+
+
+def test_the_anchor_of_an_older_result_is_in_its_header_only(run: Run, evaluate: Evaluate) -> None:
+    folder = run.path / "eval" / "fixed"
+    for suffix in ("json", "parquet"):
+        (folder / f"64@anchor=64.{suffix}").rename(folder / f"64.{suffix}")
+    assert ResultKey("fixed", 64, (), 64) in [result.key for result in run.results()[0]]
+    evaluate(run, protocols=("fixed",), lengths=(64,))
+    assert not (folder / "64@anchor=64.parquet").exists(), "it is not scored again"
 
 
 def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
     [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [changed] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("base=1e2",))
-    assert changed.key == ResultKey("fixed", 64, ("base=1e2",)) and changed.loss != trained.loss
-    assert (run.path / "eval/fixed/64@base=1e2.parquet").is_file()
+    assert changed.key == ResultKey("fixed", 64, ("base=1e2",), 64) and changed.loss != trained.loss
+    assert (run.path / "eval/fixed/64@anchor=64@base=1e2.parquet").is_file()
     assert changed.header["weights"] == trained.header["weights"] == run.manifest.weights
     same = run.load_model(under=["base=10000.0"])
     assert all(
@@ -143,7 +154,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
 
 
 def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, evaluate: Evaluate) -> None:
-    header = run.path / "eval/fixed/64.json"
+    header = run.path / "eval/fixed/64@anchor=64.json"
     header_bytes = header.read_bytes()
     assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype="auto")[0].header["dtype"] == "float32"
     assert header.read_bytes() == header_bytes

@@ -16,7 +16,7 @@ from posbench.config import Config, ConfigError, branch_name
 from posbench.runs import Run, run_folder
 from posbench.runs.checkpoint import weights_digest
 from posbench.training import train
-from posbench.training.optimizer import learning_rate
+from posbench.training.schedule import learning_rate
 from tests.conftest import small_run
 from tests.training.conftest import after_step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_a_step_of_nan_is_skipped_named_and_counted(config: Make) -> None:
 
 
 def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> None:
-    with pytest.raises(Died, match=r"3 steps were not finite, .* the last was step 11: .*train\.lr"):
+    with pytest.raises(Died, match=r"3 steps were not finite, .* the last was step 11: .*last 3 .*lower train\.lr"):
         train(config("train.max_skipped_steps=2"), observe=poisoned({8, 9, 10}))
     run = Run(run_folder(config()))
     assert state_of(run) == "died" and "not finite" in run.manifest.reason and run.manifest.skipped_steps == 3
@@ -75,9 +76,41 @@ def test_a_validation_that_is_not_finite_ends_the_run(
             with torch.no_grad():
                 trained.model.norm.weight[0] = value
 
-    with pytest.raises(Died, match=f"the validation loss {moment} is inf"):
+    with pytest.raises(Died, match=f"the validation loss {moment} is NaN or infinite. Lower train.lr"):
         train(config(), observe=spoil)
     assert state_of(Run(run_folder(config()))) == "died"
+
+
+BROKEN = """import math
+from posbench.schemes import Scheme
+
+
+class Broken(Scheme):
+    def bias(self, q, k, gates, at):
+        return at.look_up((at.distances(q) * math.nan).expand(self.shape.num_heads, -1))
+"""
+
+
+def test_nan_before_any_update_is_not_blamed_on_the_learning_rate(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheme that is NaN at step 0, and one whose first steps are all skipped."""
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text(BROKEN, encoding="utf-8")
+    cause = r"No step has changed the weights, so train\.lr is not the cause: check the scheme"
+    with pytest.raises(
+        Died, match=rf"loss at step 0 is NaN or infinite\. {cause} \(posbench verify broken\.py:Broken\)"
+    ):
+        train(config("scheme=broken.py:Broken"))
+    with pytest.raises(
+        Died, match=rf"2 steps were not finite.*the last was step 2: .*{cause} \(posbench verify qk_rope\)"
+    ):
+        train(config("scheme=qk_rope", "train.max_skipped_steps=1"), observe=poisoned(set(range(12))))
+
+
+def test_steps_that_were_not_skipped_in_a_row_are_the_learning_rates_fault(config: Make) -> None:
+    with pytest.raises(Died, match=r"2 steps were not finite.*the last was step 9: .*\. Lower train\.lr$"):
+        train(config("train.max_skipped_steps=1"), observe=poisoned({4, 8}))
 
 
 @pytest.mark.slow

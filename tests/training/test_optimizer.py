@@ -13,7 +13,9 @@ from torch import nn
 from posbench.composition.compose import compose
 from posbench.config import TrainConfig
 from posbench.schemes import Scheme, Shape
-from posbench.training.optimizer import AdamW, decayed_parameters, learning_rate
+from posbench.training.optimizers import AdamW
+from posbench.training.optimizers.optimizer import decayed_parameters
+from posbench.training.schedule import learning_rate
 
 
 def _settings(**changes: object) -> TrainConfig:

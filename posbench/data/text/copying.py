@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,21 +25,48 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     size = min(2 * length, len(split.tokens))
     count = max(1, min(_TOKENS, len(split.tokens)) // size)
     starts = np.linspace(0, len(split.tokens) - size, count).astype(int)
-    windows = split.tokens[starts[:, None] + np.arange(size)].astype(np.int32)
+    windows = split.tokens[starts[:, None] + np.arange(size)]
     hits = np.zeros((len(MATCHES), len(DISTANCES)), np.int64)
-    matched = np.zeros((count, size), np.int32)  # tokens before position j that match those before i
-    for i in range(1, size):
-        matched[:, 1 : i + 1] = np.where(windows[:, :i] == windows[:, i - 1 : i], matched[:, :i] + 1, 0)
-        first = i - length  # first position that the copier can see
-        for n, distance in enumerate(DISTANCES if first >= 0 else ()):
-            if distance >= length:
-                continue
-            visible = np.minimum(matched[:, first : i - distance], np.arange(length - distance, dtype=np.int32))
-            nearest = length - distance - 1 - visible[:, ::-1].argmax(axis=1)
-            longest = visible[np.arange(count), nearest]
-            is_right = windows[np.arange(count), first + nearest] == windows[:, i]
-            hits[:, n] += [int((is_right & (longest >= least)).sum()) for least in MATCHES]
+    distances = [distance for distance in DISTANCES if distance < length]
+    for i, distance, longest, is_right in _copies(windows, length, distances):
+        if i >= length:  # so that every predicted token has the whole length before it
+            hits[:, DISTANCES.index(distance)] += [int((is_right & (longest >= least)).sum()) for least in MATCHES]
     return hits / max(1, count * (size - length))
+
+
+def copied(windows: NDArray[np.integer], distance: int, least: int) -> NDArray[np.bool_]:
+    """Return which tokens the copier predicts correctly from their own window, bool, [N, tokens] as `windows`.
+
+    Arguments: distance, tokens; the copied token is further back than this; least, tokens that must match before it.
+    """
+    is_copied = np.zeros(windows.shape, bool)
+    for i, _, longest, is_right in _copies(windows, windows.shape[1], [distance]):
+        is_copied[:, i] = is_right & (longest >= least)
+    return is_copied
+
+
+def _copies(
+    windows: NDArray[np.integer], length: int, distances: Sequence[int]
+) -> Iterator[tuple[int, int, NDArray[np.int32], NDArray[np.bool_]]]:
+    """Yield (i, distance, matching tokens [N], is the copy right [N]) for each token i of windows [N, tokens].
+
+    The copier sees `length` tokens before i, and copies what follows the longest match that is more than `distance`
+    back. Tokens that have nothing so far back are left out.
+    """
+    windows = windows.astype(np.int32)
+    rows = np.arange(len(windows))
+    matched = np.zeros(windows.shape, np.int32)  # tokens before position j that match those before i
+    for i in range(1, windows.shape[1]):
+        matched[:, 1 : i + 1] = np.where(windows[:, :i] == windows[:, i - 1 : i], matched[:, :i] + 1, 0)
+        first = max(0, i - length)  # first position that the copier can see
+        for distance in distances:
+            count = i - distance - first  # positions that it may copy from
+            if count <= 0:
+                continue
+            visible = np.minimum(matched[:, first : first + count], np.arange(count, dtype=np.int32))
+            nearest = count - 1 - visible[:, ::-1].argmax(axis=1)  # of several, the nearest counts
+            is_right = windows[rows, first + nearest] == windows[:, i]
+            yield i, distance, visible[rows, nearest], is_right
 
 
 def copying_lines(split: Split, length: int) -> list[str]:

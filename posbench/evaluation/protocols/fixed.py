@@ -27,7 +27,7 @@ class Fixed(ByLength):
     name = "fixed"
     rank = 0
     caption = "Fixed targets: the same tokens are scored at every length, only the context before them grows."
-    shares_windows: ClassVar[tuple[str, ...]] = ("fixed",)
+    shares_targets: ClassVar[bool] = True
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         """Return the windows to score, one per group of targets that are the same at every length.

@@ -24,7 +24,7 @@ class Nonoverlapping(ByLength):
         "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
         "already by having fewer tokens near its start."
     )
-    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+    shares_targets: ClassVar[bool] = True
 
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         return stretches(split, anchor, length, settings)

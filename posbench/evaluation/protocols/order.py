@@ -11,6 +11,10 @@ by d, in nats per token:
     lost_order       shuffled - whole    what the order of tokens more than d back is worth (the tokens are the same)
     lost_identity    other - whole       what these tokens are worth at all
 
+Copyable targets are those that a copier predicts correctly: it copies what followed the longest match of at least 4
+tokens, more than 32 tokens back in the window (`posbench.data.text.copying`). Their losses are stored apart, because
+order far back is worth most there, and averages over all targets hide it.
+
 During training (`train.order_every`), the order of tokens more than 32 back is scored too. A run's onset is the number
 of tokens trained on until that order is worth ONSET.
 """
@@ -26,6 +30,7 @@ import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.config.units import DASH, short_count
+from posbench.data.text.copying import copied
 from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
@@ -48,6 +53,8 @@ NEAR = (8, 16, 32, 64)  # tokens; during training, the order of everything furth
 WINDOWS = 64  # windows of the validation text for these scores
 REACH = 0.01  # nats/token that order must be worth, at the lower end of its interval, to count as used
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences, in their order
+COPY_DISTANCE, COPY_MATCH = 32, 4  # of a copyable target: it is further back, after at least so many matching tokens
+COPYABLE = "copyable_"  # beginning of the columns of targets and losses over copyable targets only
 
 
 class Order(EvalProtocol):
@@ -88,7 +95,8 @@ class Order(EvalProtocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         starts = window_starts(split, length, settings.order_windows)
-        rows = tabulate(losses(model, split, starts, length, settings.batch_tokens, advance), starts, split)
+        scored = losses(model, split, starts, length, settings.batch_tokens, advance)
+        rows = tabulate(scored, copyable_targets(split, starts, length), starts, split)
         sums = rows[["targets", *LOSSES]].sum()
         return rows, {
             "windows": len(starts),
@@ -296,6 +304,8 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
     """Return {`order_beyond_<d>`: nats per token}, what the order of tokens more than d back is worth, for d in NEAR.
 
+    The key `copyable_order_beyond_32` is the same over copyable targets only; it is left out if there are none.
+
     It is the loss with all tokens further back shuffled, less the loss of the unchanged window, as a mean over targets
     whose last d + 1 to 2 d tokens are not shuffled. A d is left out if half a window of
     `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
@@ -303,7 +313,18 @@ def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: i
     starts = window_starts(split, length, WINDOWS)
     whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
     worth = shuffled - whole
-    return {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
+    figures = {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
+    distances = slice(COPY_DISTANCE, 2 * COPY_DISTANCE)
+    is_copyable = copyable_targets(split, starts, length)[:, distances]
+    if FAR in figures and is_copyable.any():
+        figures[f"{COPYABLE}{FAR}"] = float(worth[:, distances][is_copyable].mean())
+    return figures
+
+
+def copyable_targets(split: Split, starts: Sequence[int], length: int) -> np.ndarray:
+    """Return which targets of the windows' second halves are copyable, bool [windows, distances from 1]."""
+    windows = np.stack([split.tokens[start : start + length + 1] for start in starts])
+    return copied(windows, COPY_DISTANCE, COPY_MATCH)[:, length // 2 + 1 :]
 
 
 def losses(
@@ -332,11 +353,12 @@ def bucket_edges(distances: int) -> np.ndarray:
     return np.unique(np.concatenate(([1], powers, [distances + 1])))
 
 
-def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
+def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
     """Return a table, a row per document and bucket of d, the distance to the shuffled or replaced first half.
 
-    Columns: document, bucket_start, bucket_end (exclusive), targets, and the sums of LOSSES in nats.
-    Arguments: losses, [sequences, windows, d]; starts, token indices of the windows.
+    Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the number and the
+    sums of copyable targets.
+    Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d]; starts, token indices of the windows.
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
@@ -348,6 +370,8 @@ def tabulate(losses: np.ndarray, starts: Sequence[int], split: Split) -> pd.Data
             "bucket_end": np.tile(edges[bucket + 1], windows),
             "targets": 1,
             **{name: nll.ravel() for name, nll in zip(LOSSES, losses, strict=True)},
+            f"{COPYABLE}targets": is_copyable.ravel().astype(int),
+            **{f"{COPYABLE}{name}": (nll * is_copyable).ravel() for name, nll in zip(LOSSES, losses, strict=True)},
         }
     )
     return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()

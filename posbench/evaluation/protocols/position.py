@@ -29,7 +29,7 @@ class Position(Windowed):
 
     name = "position"
     rank = 5
-    shares_windows: ClassVar[tuple[str, ...]] = ("nonoverlapping", "position")
+    shares_targets: ClassVar[bool] = True
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 

@@ -61,7 +61,9 @@ class EvalProtocol(ABC):
     of_text: ClassVar[bool] = True  # whether it scores text
     of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
     follows_lengths: ClassVar[bool] = True  # whether lengths that are requested without a protocol apply to it
-    shares_windows: ClassVar[tuple[str, ...]] = ()  # protocols that score the same text, set by their longest length
+    shares_targets: ClassVar[bool] = (
+        False  # whether all lengths of an evaluation are scored on the longest one's targets
+    )
 
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 

@@ -1,0 +1,60 @@
+"""Remember how many tests a loop has planned, so that reports of its experiment correct for all of them.
+
+runs/loop/judge.json    {"qk_rope": 40}: tests planned against this baseline, of 20 candidates at two looks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from posbench.config import ConfigError
+from posbench.runs.finding import REFERENCE
+from posbench.system.files import read_json, write_json
+
+FILE = "judge.json"
+
+
+def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> int:
+    """Return how many tests loops have planned in the experiments of these runs, 0 if there was no loop.
+
+    Arguments: paths, of runs; baseline, to count only tests against this scheme.
+    Raises: ConfigError if a record is damaged.
+    """
+    records = [_recorded(folder) for folder in _experiments(paths)]
+    return sum(sum(record.values()) if baseline is None else record.get(baseline, 0) for record in records)
+
+
+def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None:
+    """Record in the experiments of these runs that a loop has planned `tests` against `baseline`; the largest counts.
+
+    Nothing is written into the reference experiments, nor if a folder cannot be written.
+    """
+    for folder in _experiments(paths):
+        record = _recorded(folder)
+        if tests > record.get(baseline, 0) and not folder.resolve().is_relative_to(REFERENCE):
+            with suppress(OSError):
+                write_json(folder / FILE, record | {baseline: tests})
+
+
+def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
+    """Return the folders of the experiments of these runs; a run of a search for learning rates is its experiment's."""
+    folders = dict[Path, None]()
+    for path in map(Path, paths):
+        experiment, parent = path.parents[1], path.parents[2]
+        is_searched = experiment.name.startswith("lr=") and parent.name.endswith("-tune")
+        folders[parent.with_name(parent.name.removesuffix("-tune")) if is_searched else experiment] = None
+    return folders
+
+
+def _recorded(experiment: Path) -> dict[str, int]:
+    file = experiment / FILE
+    try:
+        return {str(baseline): int(tests) for baseline, tests in read_json(file).items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} is damaged ({error}): delete it, and give posbench judge the --family of the loop again"
+        ) from error

@@ -1,0 +1,123 @@
+"""Muon: momentum whose matrices are orthogonalised (Jordan et al. 2024), with the size of AdamW's updates.
+
+For the gradient G of one matrix [r, c], with momentum m, rate e and weight decay w:
+
+    M <- m M + (1 - m) G        U = orthogonal((1 - m) G + m M)        W <- (1 - e w) W - e 0.2 sqrt(max(r, c)) U
+
+The update is Moonlight's (arXiv 2502.16982): its root mean square is about AdamW's, so both take the same rates.
+`orthogonal` makes all singular values roughly 1 by five steps of Newton and Schulz.
+
+It trains the matrices of attention and SwiGLU. A packed projection is several matrices: q, k and v, or gate and up, are
+orthogonalised each by itself. AdamW trains the rest: embeddings, gains, biases, and all of a position scheme or a kind
+of attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.config import TrainConfig
+from posbench.model.layers import layer_matrices
+from posbench.training.optimizers.adamw import AdamW
+from posbench.training.optimizers.optimizer import Optimizer
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: steep at 0, and near 1 after five applications
+_TINY = 1e-30  # least norm to divide by: the gradient of a matrix may be 0
+_TABLES = ("embedding.weight", "unembedding.weight")
+_RMS = 0.2  # root mean square of an update in units of the rate, as of AdamW (Moonlight, section 2.2)
+
+
+def orthogonal(matrices: Tensor, steps: int) -> Tensor:
+    """Return U p(S / |M|) V' for each matrix M = U S V' of [N, r, c]; p is `steps` applications of the polynomial.
+
+    With no steps, return M with the norm of an orthogonal matrix: a control that only has the size of the update.
+    """
+    rows, columns = matrices.shape[-2:]
+    norms = matrices.norm(dim=(-2, -1), keepdim=True)
+    x = matrices / norms.clamp(min=_TINY)
+    if steps == 0:
+        return x * math.sqrt(min(rows, columns))
+    a, b, c = _COEFFICIENTS
+    x = x.mT if rows > columns else x  # x x' is then the smaller product
+    for _ in range(steps):
+        square = x @ x.mT
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, factor, x, beta=a)
+    return x.mT if rows > columns else x
+
+
+def flops_per_step(model: nn.Module, steps: int) -> int:
+    """Return the FLOPs of orthogonalising all matrices of `model` once. The model may be on the meta device."""
+    flops = 0
+    parameters = dict(model.named_parameters())
+    for name, rows in layer_matrices(model).items():
+        columns = parameters[name].shape[1]
+        for part in rows:
+            short, long = sorted((part, columns))
+            flops += steps * (4 * short**2 * long + 2 * short**3)
+    return flops
+
+
+class Muon(Optimizer):
+    """Muon for the layers' matrices, AdamW for the rest. All matrices of one shape are orthogonalised at once."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
+        super().__init__(model, config, scheme_lr_factor)
+        assert not self.is_sharded, "the configuration refuses it"
+        self.rows = layer_matrices(model)
+        self.dtype = getattr(model, "compute_dtype", None)  # of the orthogonalisation; None means the weights'
+        rest = [name for name in self.parameters if name not in self.rows]
+        self.adamw = AdamW(model, config, scheme_lr_factor, rest)
+        self.moments = {name: self.adamw.moments[name] for name in rest}
+        self.moments |= {name: {"momentum": torch.zeros_like(self.weights[name])} for name in self.rows}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the share of parameters that Muon trains, its number format, and whether AdamW trains other matrices.
+
+        `own_matrices` is the number of parameters in matrices of the position scheme or the kind of attention.
+        """
+        sizes = {name: p.numel() for name, p in self.parameters.items()}
+        own = [name for name in self.decays if name not in self.rows and name not in _TABLES and self.decays[name]]
+        dtype = self.dtype or next(iter(self.weights.values())).dtype
+        return {
+            "muon_share": round(sum(sizes[name] for name in self.rows) / sum(sizes.values()), 4),
+            "own_matrices": sum(sizes[name] for name in own),
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+
+    def update(self, divisor: Tensor, healthy: Tensor) -> None:
+        self.adamw.rates = self.rates
+        self.adamw.update(divisor, healthy)
+        parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
+        places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
+        for name, rows in self.rows.items():
+            for part in self._directions(name, divisor, healthy).split(rows):
+                of_shape = parts.setdefault(part.shape, [])
+                places.setdefault(name, []).append((part.shape, len(of_shape)))
+                of_shape.append(part)
+        updates = {}
+        for shape, of_shape in parts.items():
+            size = _RMS * math.sqrt(max(shape))
+            updates[shape] = size * orthogonal(torch.stack(of_shape), self.config.ns_steps)
+        for name, of_parameter in places.items():
+            update = torch.cat([updates[shape][number] for shape, number in of_parameter])
+            weight, rate = self.weights[name], self.rates[name]
+            # Multiplying by `healthy` would not do: 0 times infinity is NaN.
+            change = update.to(weight.dtype).add(weight, alpha=self.decays[name]).mul_(rate)
+            weight.sub_(torch.where(healthy, change, 0.0))
+
+    def _directions(self, name: str, divisor: Tensor, healthy: Tensor) -> Tensor:
+        """Return the gradient of a parameter, averaged with its momentum (Nesterov), which is updated."""
+        momentum, share = self.moments[name]["momentum"], self.config.momentum
+        gradient = self.weights[name].grad
+        assert gradient is not None
+        gradient = gradient / divisor
+        averaged = gradient.lerp(momentum, share)
+        momentum.copy_(torch.where(healthy, averaged, momentum))
+        direction = gradient.lerp(averaged, share)
+        return direction if self.dtype is None else direction.to(self.dtype)

@@ -1,0 +1,136 @@
+"""The base class of optimizers: learning rates, clipping, steps that are skipped, and the state in a checkpoint.
+
+One of your own is a class in a file, `posbench train train.optimizer=my_optimizer.py:Sign`:
+
+    class Sign(Optimizer):
+        def update(self, divisor, healthy):
+            for name, weight in self.weights.items():
+                step = self.rates[name] * (weight.grad / divisor).sign()
+                weight.sub_(torch.where(healthy, step, 0.0))
+
+Moments that must survive a resume go into `self.moments[name]`, a dict of tensors for each parameter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posbench.config import TrainConfig
+from posbench.model.layers import layer_matrices
+from posbench.runs.checkpoint import put_together, shard_like, shard_of
+from posbench.schemes import Scheme
+from posbench.training.schedule import learning_rate
+
+OF_SCHEME = "scheme."  # beginning of the names of a position scheme's parameters
+
+
+def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
+    """Return the L2 norm of the gradients of all parameters together, 0-d.
+
+    Arguments: sharded, whether each process has only its shards of the gradients; the norm is then over all processes.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
+    if not sharded:
+        return norm
+    squares = norm.square()
+    torch.distributed.all_reduce(squares)
+    return squares.sqrt()
+
+
+def decayed_parameters(model: nn.Module) -> set[str]:
+    """Return the names of the parameters with weight decay: all matrices, but of a scheme only those it names.
+
+    A position scheme lists the names of its parameters with weight decay in its attribute `decayed`.
+    """
+    schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
+    decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
+    of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}
+    return decayed | {name for name, p in model.named_parameters() if p.ndim >= 2 and name not in of_schemes}
+
+
+class Optimizer(ABC):
+    """Base class of optimizers. A subclass implements `update`, and keeps what it remembers in `moments`.
+
+    Attributes: weights, {name: parameter}, of sharded parameters (FSDP2) this process's shard; rates, {name: learning
+    rate of this step}; decays, {name: weight decay}; moments, {name: {moment: tensor}}, saved in checkpoints.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
+        self.config = config
+        self.parameters = dict(model.named_parameters())
+        self.weights = {name: shard_of(p) for name, p in self.parameters.items()}
+        self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
+        decayed = decayed_parameters(model)
+        self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
+        self.factors = dict.fromkeys(self.parameters, 1.0)
+        self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
+        self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
+        self.rates = dict.fromkeys(self.parameters, 0.0)
+        self.moments: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """Return facts for the run's manifest, or None if there is nothing to say."""
+        return None
+
+    @abstractmethod
+    def update(self, divisor: Tensor, healthy: Tensor) -> None:
+        """Update the weights by their gradients divided by `divisor`, without a gradient of its own.
+
+        Arguments: divisor, 0-d, 1 or more, by which clipping divides; healthy, 0-d bool, both on the device. If it is
+        False, weights and moments must stay as they are.
+        """
+
+    def set_rate(self, step: int) -> None:
+        """Set the learning rates for step `step` (0-based)."""
+        rate = learning_rate(step, self.config)
+        self.rates = {name: factor * rate for name, factor in self.factors.items()}
+
+    def norm(self) -> Tensor:
+        """Return the L2 norm of all current gradients together, over all processes, 0-d."""
+        if self.is_sharded:
+            for name, p in self.parameters.items():
+                if p.grad is not None:
+                    self.weights[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
+        return global_norm(self.weights.values(), self.is_sharded)
+
+    @torch.no_grad()
+    def step(self, healthy: Tensor) -> Tensor:
+        """Update the weights with the current gradients, and return the gradients' norm before clipping, 0-d.
+
+        The host does not read the norm, so it never waits for the GPU.
+        Arguments: healthy, 0-d bool on the device, False if the loss was not finite; then nothing is updated.
+        """
+        norm = self.norm()
+        clip = self.config.grad_clip
+        divisor = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
+        self.update(divisor, healthy & norm.isfinite())
+        return norm
+
+    def zero_grad(self) -> None:
+        """Set all gradients to None."""
+        for tensors in (self.parameters, self.weights):
+            for p in tensors.values():
+                p.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Return {name: tensor} of all moments (`<parameter>/<moment>`), unsharded, on rank 0."""
+        return {
+            f"{name}/{key}": value if value.ndim == 0 else put_together(value, self.parameters[name])
+            for name, moments in self.moments.items()
+            for key, value in moments.items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Load the moments that the method `state` returned."""
+        for entry, value in state.items():
+            name, _, key = entry.rpartition("/")
+            p = self.parameters[name]
+            part = value if value.ndim == 0 else shard_like(value, p)
+            self.moments[name][key] = part.to(p.device)

@@ -1,0 +1,101 @@
+"""`posbench report`: which folder it writes, what it leaves out, and what it says each row is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posbench.reporting.options import ReportOptions
+from posbench.reporting.report import _default_output
+from posbench.runs import find_runs
+from posbench.runs.finding import REFERENCE
+from tests.cli.commands import Give
+from tests.reporting.fabricate import World, fabricate
+
+
+@pytest.fixture
+def reported(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Give:
+    """Return a function that gives a command; reports have no pictures, which take most of their time."""
+    monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c, sections: {})
+    return posbench
+
+
+def test_the_report_of_a_reference_is_written_in_the_working_folder(reported: Give) -> None:
+    files_before = sorted(REFERENCE.rglob("*"))
+    for name in ("ladder_l-rate_0.012", str(REFERENCE / "ladder_l-rate_0.012.zip")):
+        result = reported("report", name)  # the folder that the first report makes must not hide the experiment
+        assert result.status == 0 and "wrote runs/reports/ladder_l-rate_0.012/report/report.html" in result.out, result
+    assert sorted(REFERENCE.rglob("*")) == files_before
+    tasks = _default_output(REFERENCE / "tasks/copy", ReportOptions(by="train.lr"))
+    assert tasks == Path("runs/reports/tasks/copy/report-by-train.lr")
+    assert _default_output(Path("runs/first"), ReportOptions()) == Path("runs/first/report")
+
+
+def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_runs(reported: Give) -> None:
+    for experiment, effects in (("first", {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1}), ("longer", {"k_rope": 0.1})):
+        fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment=experiment))
+    assert reported("report", "first").status == 0
+    page = Path("runs/first/report/report.md").read_text()
+    folders = {
+        ("--schemes", "qk_rope,nope"): "report-of-qk_rope,nope",
+        ("--seeds", "0"): "report-seeds-0",
+        ("--schemes", "nope", "--seeds", "0,1", "--by", "train.lr"): "report-by-train.lr-of-nope-seeds-0,1",
+    }
+    for words, folder in folders.items():
+        assert reported("report", "first", *words).status == 0
+        assert (Path("runs/first") / folder / "report.html").is_file()
+    assert Path("runs/first/report/report.md").read_text() == page
+    line = "longer is not in this report: none of its runs was chosen with --schemes or --seeds"
+    assert line in reported("report", "first", "longer", "--schemes", "qk_rope").out
+    assert line in Path("runs/first/report-of-qk_rope/report.md").read_text()
+    data = json.loads(reported("report", "first", "longer", "--schemes", "qk_rope", "--json").out)
+    assert data["left_out"] == [line]
+    assert "is not in this report" not in reported("report", "first").out
+    many = _default_output(Path("runs/first"), ReportOptions(schemes=[f"scheme_{n:02}" for n in range(40)]))
+    assert many.name.startswith("report-of-40-") and len(many.name) < 40  # a folder's name has at most 255 bytes
+
+
+def test_rows_without_a_length_are_named(reported: Give) -> None:
+    """Nope was not scored at 512 at all, alibi not with seed 1, and k_rope at no length."""
+    effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1, "k_rope": 0.1}
+    folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(256, 512), probes=False, experiment="first"))
+    for file in [
+        *folder.glob("nope/*/eval/fixed/512.*"),
+        *folder.glob("alibi/seed=1/eval/fixed/512.*"),
+        *folder.glob("k_rope/*/eval/fixed/*"),
+    ]:
+        file.unlink()
+    lines = [
+        "fixed at 512 has no result of alibi (of seeds 1), nope (`posbench eval first --protocol fixed --length 512` "
+        "scores it, unless the scheme cannot read so far).",
+        "fixed at 256, 512 has no result of k_rope (`posbench eval first --protocol fixed --length 256,512` scores it, "
+        "unless the scheme cannot read so far).",
+    ]
+    out, page = reported("report", "first").out, Path("runs/first/report/report.md").read_text()
+    assert all(line in out and line in page for line in lines) and "nonoverlapping at" not in out
+    assert sorted(json.loads(reported("report", "first", "--json").out)["left_out"]) == sorted(lines)
+
+
+def test_each_row_says_what_it_is_if_its_file_does_not(reported: Give) -> None:
+    effects = {"qk_rope": 0.0, "nope": 0.1, "t5": 0.1}
+    folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment="first"))
+    renamed = folder / "bam_a"
+    (folder / "t5").rename(renamed)
+    options = {"scheme.kind": "bam.py:BAM", "scheme.a": 0.25, "scheme.layers": [1, 2]}
+    for run in find_runs(folder):
+        results, _ = run.results()
+        identity = {key: value for key, value in run.manifest.identity.items() if not key.startswith("scheme.")}
+        if run.path.parent == renamed:
+            run.update_manifest(scheme="bam_a", identity=identity | {"scheme.name": "bam_a", **options})
+        elif run.path.parent.name == "qk_rope":
+            run.update_manifest(identity=run.manifest.identity | {"scheme.base": 500.0})
+        for result in results:  # their headers name the run
+            run.store(result.key, result.windows, result.header)
+    assert reported("report", "first").status == 0
+    page = Path("runs/first/report/report.md").read_text()
+    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500\n" in page
+    assert "- bam_a: kind=bam.py:BAM, a=0.25, layers=[1, 2]\n" in page and "- nope: " not in page
+    assert reported("report", "first", "--by", "train.lr").status == 0
+    assert "- bam_a: kind=bam.py:BAM" in Path("runs/first/report-by-train.lr/report.md").read_text()
