@@ -84,13 +84,13 @@ def check_config(config: Mapping[str, Any], file: Path) -> None:
     for key in _COUNTS:
         value = config[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more")
+            raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more: correct it")
     _check_rotation_numbers(config, file)
     layers = config["num_hidden_layers"]
     for key in _PER_LAYER:
         entries = config.get(key)
         if entries and len(entries) != layers:
-            raise ConfigError(f"{file} has {len(entries)} entries in {key} for num_hidden_layers={layers}")
+            raise ConfigError(f"{file} has {len(entries)} entries in {key} for num_hidden_layers={layers}: correct one")
     if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
         raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
 
@@ -117,9 +117,9 @@ def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
     for key, value in raw_rotation(config).items():
         is_missing = value is None and key in _MAY_BE_NULL
         if key in _NUMBERS and not is_missing and not _is_number(value):
-            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number")
+            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number: correct it")
         if key in _LISTS and not (isinstance(value, list) and all(_is_number(number) for number in value)):
-            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers")
+            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
 
 
 def _is_number(value: object) -> bool:

@@ -276,10 +276,13 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.catalogue.choices import read_row
-        from posbench.schemes.building import WINDOW, layer_entries, with_option
+        from posbench.schemes.building import WINDOW, layer_entries, with_option, without_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
+        names = {option.partition("=")[0] for option in options}
+        if "rescale" in names and "factor" not in names:
+            scheme = without_option(scheme, "factor")  # of the rescaling that the run was trained with
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":

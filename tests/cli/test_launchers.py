@@ -14,7 +14,9 @@ import pytest
 from filelock import FileLock
 from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from posbench.cli import _exit_on_error
 from posbench.composition.compose import plain_errors
 from posbench.composition.sweep import run_application
 from posbench.config import Config, ConfigError
@@ -103,6 +105,13 @@ def test_a_killed_worker_fails_its_run_alone(tmp_path: Path) -> None:
     assert "demo/nope/seed=3: its worker process was killed. The usual reason is too little memory" in str(outcomes[0])
     [line] = [line for line in said if line.startswith("a worker process was killed while it trained")]
     assert "demo/nope/seed=3" in line and "then what was interrupted is tried again, one run at a time" in line
+
+
+def test_a_killed_worker_of_any_command_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_, _exit_on_error():
+        raise TerminatedWorkerError("a worker was terminated; see loky's documentation")
+    assert exit_.value.code == 1
+    assert "a worker process was killed, usually for lack of memory" in capsys.readouterr().err
 
 
 @pytest.mark.slow
