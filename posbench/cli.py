@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
@@ -183,7 +183,14 @@ def train(
 
     overrides = [*(words or []), *ctx.args, *_in_parallel(jobs)]
     outcomes = run_application(
-        "posbench train", overrides, _train_job, say, lambda folder: run_at(folder).is_finished, _check_job
+        "posbench train",
+        overrides,
+        _train_job,
+        say,
+        lambda folder: run_at(folder).is_finished,
+        _check_job,
+        _stacks,
+        _train_stack,
     )
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
@@ -201,6 +208,20 @@ def _check_job(config: Config) -> None:
     from posbench.evaluation.protocols import check_protocols
 
     check_protocols(config)
+
+
+def _stacks(configs: Sequence[Config], say: Callable[[str], object]) -> list[list[int]]:
+    if configs[0].launch.stack == "off":
+        return []
+    from posbench.training.stacked_runs import stacks_of
+
+    return stacks_of(configs, say)
+
+
+def _train_stack(configs: Sequence[Config]) -> list[Manifest | Exception]:
+    from posbench.training.stacked_runs import train_stacked
+
+    return [end if isinstance(end, Exception) else end.manifest for end in train_stacked(configs)]
 
 
 def _train_job(config: Config) -> Manifest:

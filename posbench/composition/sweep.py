@@ -62,6 +62,8 @@ _MEMORY = (
 _HYDRA_WRITES = ("hydra.output_subdir=", "hydra/job_logging=", "hydra/hydra_logging=", "hydra/launcher=submitit")
 
 
+Stacks = Callable[[Sequence[Config], Say], list[list[int]]]  # which of several jobs run as one
+
 # ---------------------------------------------------------------- the application
 
 
@@ -72,6 +74,8 @@ def run_application(
     say: Say,
     is_finished: Callable[[Path], bool] = lambda folder: False,
     check: Callable[[Config], None] = lambda config: None,
+    stacks: Stacks = lambda configs, say: [],
+    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None = None,
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
@@ -80,12 +84,13 @@ def run_application(
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
     called with the configuration of each run; say, called with what a sweep will run, each run that begins, and each
     failure; is_finished, returns True for run folders that need no training; check, called with the configuration of
-    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse.
+    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse; stacks,
+    returns which jobs of a sweep run as one, and stacked_job runs these, and returns each one's result or error.
     Returns: an `Outcome` for each job of the sweep, or for the single run.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
-    task = SweepJob(job, say, is_finished, check)
+    task = SweepJob(job, say, is_finished, check, stacks, stacked_job)
     register()
     overrides: list[str] = []
     flags: list[str] = []  # kept apart because Hydra refuses flags among overrides
@@ -152,6 +157,8 @@ class SweepJob:
     say: Say  # called with the name of each job as it begins, and with each failure
     is_finished: Callable[[Path], bool]  # returns True for run folders that need no training
     check: Callable[[Config], None]  # raises ConfigError for a configuration that the job would refuse
+    stacks: Stacks  # returns lists of numbers of jobs that run as one
+    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None  # runs such jobs: each one's result or error
     work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
@@ -269,10 +276,29 @@ class PosbenchSweeper(Sweeper):
             self.task.journal = Path(journal) if "joblib" in str(self.master.hydra.launcher) else None
             for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
                 if batch:
-                    self.task.outcomes += self._outcomes(dict(enumerate(batch, first)))
+                    numbered = dict(enumerate(batch, first))
+                    outcomes = self._stacked_outcomes(numbered)
+                    outcomes |= self._outcomes({n: job for n, job in numbered.items() if n not in outcomes})
+                    self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
-    def _outcomes(self, jobs: dict[int, Job]) -> list[Outcome]:
-        """Run the jobs, {number in the sweep: job}, and return their outcomes.
+    def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        """Run the jobs that run as one, and return {number in the sweep: outcome}."""
+        unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
+        numbers, configs = list(unfinished), [job.config for job in unfinished.values()]
+        outcomes = {}
+        for stack in self.task.stacks(configs, self.task.say) if configs else ():
+            assert self.task.stacked_job is not None
+            results = self.task.stacked_job([configs[place] for place in stack])
+            for place, result in zip(stack, results, strict=True):
+                name = run_name(configs[place])
+                is_error = isinstance(result, Exception)
+                outcomes[numbers[place]] = Outcome(name, result if is_error else None, None if is_error else result)
+                if is_error:
+                    self.task.say(str(outcomes[numbers[place]]))
+        return outcomes
+
+    def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        """Run the jobs, {number in the sweep: job}, and return {number: outcome}.
 
         If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new ones,
         and those that were running are tried again, one at a time, so that it is known which one is killed.
@@ -297,7 +323,7 @@ class PosbenchSweeper(Sweeper):
                     f"then what was interrupted is tried again, one run at a time. {_MEMORY}"
                 )
                 interrupted |= lost
-        return [outcomes[number] for number in sorted(outcomes)]
+        return outcomes
 
     def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
         """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began.

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from posbench.config import Config, ConfigError, TrainConfig
-from posbench.data import Batch
+from posbench.config import Config, TrainConfig
+from posbench.data import Batch, vocab_size
+from posbench.model.decoder import build_model
 from posbench.system.plain import plain_code
 from posbench.training.optimizers.muon import Muon, momentum_updates
 from posbench.training.processes import Loss
@@ -43,6 +44,25 @@ def stack_key(config: Config) -> str | None:
     settings["train"] = {key: value for key, value in mapping["train"].items() if key not in _NUMBERS}
     settings["scheme"] = {key: value for key, value in mapping["scheme"].items() if key not in ("lr", "lr_factor")}
     return repr(sorted(settings.items()))
+
+
+def refusal_to_stack(config: Config) -> str | None:
+    """Return why torch cannot stack runs of `config`, after trying it on two sequences, or None if it can."""
+    entries = vocab_size(config)
+    model = build_model(config, entries)
+    loss = Loss(model)
+    weights = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
+    tokens = torch.zeros(2, 1, config.train.context_length, dtype=torch.int64)
+
+    def loss_of(weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        return _called(loss, weights, tokens, tokens)
+
+    try:
+        with plain_code():
+            vmap(grad_and_value(loss_of))(weights, tokens)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return " ".join(str(error).split())[:200]
+    return None
 
 
 class Stack:
@@ -142,11 +162,10 @@ class Stack:
 
         Arguments: rows, tokens [B, T + 1] and, for tasks, answers, positions and the divisor of the summed loss.
         """
-        state = {f"model.{name}": x for name, x in [*weights.items(), *buffers.items()]}
         tokens = rows["tokens"]
         targets = rows.get("answers", tokens[:, 1:])
-        arguments = (tokens[:, :-1], targets, rows.get("positions"), rows.get("divisor"))
-        loss: Tensor = functional_call(self.loss, state, arguments)
+        state = {**weights, **buffers}
+        loss = _called(self.loss, state, tokens[:, :-1], targets, rows.get("positions"), rows.get("divisor"))
         return loss / self.accumulation
 
     @torch.no_grad()
@@ -208,6 +227,17 @@ class Stack:
         return torch.tensor(numbers, dtype=next(iter(self.weights.values())).dtype).to(self.device.torch)
 
 
+def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) -> Tensor:
+    """Return the loss of one copy, 0-d, with the weights and buffers `state` in place of the model's own."""
+    named = {f"model.{name}": x for name, x in state.items()}
+    if loss.model.config.tied_embeddings:
+        named["model.unembedding.weight"] = named["model.embedding.weight"]
+    # torch would leave its own tensors in a module that is registered twice, as a scheme of all layers is, if it had to
+    # find out which weights are tied.
+    value: Tensor = functional_call(loss, named, arguments, tie_weights=False)
+    return value
+
+
 def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack the tensors of each name, and make the given ones views of the result. Returns: {name: [R, ...]}."""
     stacked = {}
@@ -224,13 +254,3 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _beside(numbers: Tensor, x: Tensor) -> Tensor:
     """Return one number per run, [R], with as many dimensions as x, [R, ...]."""
     return numbers.view(-1, *(1,) * (x.ndim - 1))
-
-
-def memory_for(number: int, free: int, bytes_of_one: int) -> int:
-    """Return how many runs of `number` fit into `free` bytes, each with `bytes_of_one`. Raises: ConfigError for none."""
-    fitting = min(number, int(0.8 * free) // bytes_of_one)
-    if fitting < 1:
-        raise ConfigError(
-            f"a run needs about {bytes_of_one / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: launch.stack=off"
-        )
-    return fitting
