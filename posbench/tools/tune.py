@@ -48,6 +48,7 @@ class Tuning:
     folder: Path  # the experiment's folder
     planned: int  # seeds at each kept rate
     rates: list[float]  # the rates to try
+    is_stacked: bool  # whether runs of a scheme may train as one
 
     def search(self) -> RateSearch:
         """Return the search as far as it has been trained, from its runs in folders and packs (zip files)."""
@@ -119,7 +120,8 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     folder = Path(config.runs_dir) / config.experiment_name
     run = (*common, f"runs_dir={quoted(str(search_folder(folder)))}", "experiment_name='lr=${scheme.lr}'")
     schemes = {compose([*common, f"scheme={choice}"]).scheme.name: choice for choice in choices}
-    return Tuning(run, schemes, folder, config.experiment.planned_seeds, rates_around(config.train.lr))
+    rates = rates_around(config.train.lr)
+    return Tuning(run, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
 
 
 def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
@@ -128,7 +130,7 @@ def _search(tuning: Tuning, run: Callable[..., object], console: Console, train:
     First all rates get their first seeds, then the kept rates the other seeds. If runs are stacked, all missing runs of
     a scheme are trained in one sweep. Arguments: run, trains a sweep; train, False to only print.
     """
-    sweeps_of = _sweeps_by_scheme if stacks_here(compose(tuning.words)) else _sweeps_by_seed
+    sweeps_of = _sweeps_by_scheme if tuning.is_stacked else _sweeps_by_seed
     try:
         while train:
             missing = tuning.missing()

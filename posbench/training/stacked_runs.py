@@ -69,7 +69,8 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
     """
     torch.compiler.reset()
     console = console or new_console(stderr=True)
-    device = replace(choose_device(configs[0].train), is_stacked=True)
+    # A stack is not compiled: torch.func transforms the whole step, which a graph then launches at once.
+    device = replace(choose_device(configs[0].train), is_stacked=True, compiled=False)
     copies = [_Copy(config) for config in configs]
     with StopSignals(f"a stack of {len(configs)} runs") as signals:
         for number, copy in enumerate(copies):
