@@ -24,7 +24,7 @@ from posbench.config import Config, TrainConfig
 from posbench.data import Batch, vocab_size
 from posbench.model.decoder import build_model
 from posbench.system.plain import plain_code
-from posbench.training.optimizers.muon import Muon, momentum_updates
+from posbench.training.optimizers.muon import Muon, orthogonal_updates
 from posbench.training.processes import Loss
 from posbench.training.schedule import learning_rate
 from posbench.training.step import TrainingStep
@@ -208,7 +208,8 @@ class Stack:
         optimizer = self.steps[0].optimizer
         if not isinstance(optimizer, Muon):
             return {}
-        return momentum_updates(directions, optimizer.rows, self.trains[0].ns_steps, optimizer.dtype)
+        updates = orthogonal_updates(directions, optimizer.rows, self.trains[0].ns_steps, optimizer.dtype)
+        return {name: torch.cat(parts, dim=-2) for name, parts in updates.items()}
 
     def _moments(self, step: TrainingStep, name: str) -> dict[str, Tensor]:
         """Return the moments of a parameter of one run, made if the run has not taken a step yet."""

@@ -51,10 +51,10 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     return x.mT if rows > columns else x
 
 
-def momentum_updates(
+def orthogonal_updates(
     directions: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]], steps: int, dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Return the updates for a rate of 1: each matrix orthogonalised, with the size of AdamW's updates.
+) -> dict[str, list[Tensor]]:
+    """Return {parameter: updates for a rate of 1}, one per matrix: orthogonalised, with the size of AdamW's updates.
 
     Arguments: directions, {parameter: [..., rows, columns]}, each with the matrices `rows` one below the other; dtype,
     of the orthogonalisation, None for that of the directions.
@@ -70,11 +70,9 @@ def momentum_updates(
     for shape, of_shape in parts.items():
         size = _RMS * math.sqrt(max(shape[-2:]))
         matrices = torch.stack(of_shape)
-        done[shape] = size * orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
-    return {
-        name: torch.cat([done[shape][number] for shape, number in places[name]], dim=-2).to(direction.dtype)
-        for name, direction in directions.items()
-    }
+        updates = orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
+        done[shape] = updates.to(directions[next(iter(directions))].dtype) * size
+    return {name: [done[shape][number] for shape, number in places[name]] for name in directions}
 
 
 def flops_per_step(model: nn.Module, steps: int) -> int:
@@ -120,20 +118,21 @@ class Muon(Optimizer):
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
         self.adamw.rates = self.rates
         self.adamw.update(divisor, healthy)
-        directions = {name: self._direction(name, divisor, healthy) for name in self.rows}
-        updates = momentum_updates(directions, self.rows, self.config.ns_steps, self.dtype)
-        for name, update in updates.items():
+        # In a step that must change nothing, gradients are set to 0, and all changes below are multiplied by 0.
+        alive, divisor = healthy.to(divisor.dtype), torch.where(healthy, divisor, 1.0)
+        directions = {name: self._direction(name, divisor, healthy, alive) for name in self.rows}
+        updates = orthogonal_updates(directions, self.rows, self.config.ns_steps, self.dtype)
+        for name, rows in self.rows.items():
             weight, rate = self.weights[name], self.rates[name]
-            # Multiplying by `healthy` would not do: 0 times infinity is NaN.
-            change = update.add(weight, alpha=self.decays[name]).mul_(rate)
-            weight.sub_(torch.where(healthy, change, 0.0))
+            weight.mul_(1 - rate * self.decays[name] * alive)
+            for part, update in zip(weight.split(rows), updates[name], strict=True):
+                part.addcmul_(update, alive, value=-rate)
 
-    def _direction(self, name: str, divisor: Tensor, healthy: Tensor) -> Tensor:
+    def _direction(self, name: str, divisor: Tensor, healthy: Tensor, alive: Tensor) -> Tensor:
         """Return the gradient of a parameter, averaged with its momentum (Nesterov), which is updated."""
         momentum, share = self.moments[name]["momentum"], self.config.momentum
         gradient = self.weights[name].grad
         assert gradient is not None
-        gradient = gradient / divisor
-        averaged = gradient.lerp(momentum, share)
-        momentum.copy_(torch.where(healthy, averaged, momentum))
-        return gradient.lerp(averaged, share)
+        gradient = torch.where(healthy, gradient, 0.0).div_(divisor)
+        momentum.lerp_(gradient, (1 - share) * alive)
+        return gradient.lerp_(momentum, share)
