@@ -585,6 +585,49 @@ def verify(
         raise SystemExit(1)
 
 
+@app.command()
+def vectors(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="The folder to write to.", show_default=False)
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Compare values of another implementation: safetensors, tensors ENTRY.TENSOR."
+        ),
+    ] = None,
+    schemes: Annotated[
+        str, typer.Option(help="Names of entries, separated by commas. Default: all.", show_default=False)
+    ] = "",
+    heads: Annotated[int, typer.Option(help="Number of query heads.")] = 4,
+    kv_heads: Annotated[int, typer.Option(help="Number of key heads.")] = 2,
+    head_dim: Annotated[int, typer.Option(help="Channels of a head.")] = 64,
+    positions: Annotated[str, typer.Option(help="Positions, separated by commas.")] = "0,1,255,4095,131071",
+    rounding: Annotated[
+        float, typer.Option(help="The relative error that --check allows; 1e-2 for bfloat16.", min=0)
+    ] = 1e-5,
+) -> None:
+    """Write reference values of position conventions in float64, or check those of another implementation.
+
+    `posbench vectors FOLDER`, `posbench vectors --check mine.safetensors`
+
+    Exit status: 0 if all checked entries are right, 1 if one is wrong, 2 errors.
+    """
+    from posbench.system.files import sum_of
+    from posbench.tools import vectors as reference_vectors
+
+    if (folder is None) == (check is None):
+        raise ConfigError("give either a FOLDER to write to, or --check FILE to compare with")
+    names = [name.strip() for name in schemes.split(",") if name.strip()]
+    sizes = reference_vectors.Sizes(heads, kv_heads, head_dim, reference_vectors.positions_named(positions))
+    if check is not None:
+        if not reference_vectors.check(check, sizes, console(), names, rounding):
+            raise SystemExit(1)
+    elif folder is not None:
+        for path in reference_vectors.write(folder, names, sizes):
+            console().out(f"{path}: {path.stat().st_size:,} bytes, SHA-256 {sum_of(path)}")
+
+
 @app.command(context_settings=HYDRA)
 def bench(
     ctx: typer.Context,
