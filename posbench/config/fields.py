@@ -336,6 +336,11 @@ class TrainConfig(Group):
     eps: float = ruled(between(1e-30, 1), 1e-8)
     grad_clip: float = ruled(at_least(0), 1.0)  # limit of the global norm; 0 switches clipping off
     from_run: str | None = None  # weights to start from: a finished run, a checkpoint or a Hugging Face folder
+    # With from_run, a checkpoint: go on at its step of the schedule, with its moments; false: both start anew.
+    keep_schedule: bool = False
+    # Draw windows of this many tokens, and cut each into windows of context_length: the same text in the same order as
+    # with that context length. null means windows of context_length.
+    drawn_length: Any = ruled(parse_length, None)
     device: str = "auto"  # auto (cuda if there is a GPU) | cpu | cuda | cuda:1 ...
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto means bfloat16 if the device is fast in it
     compile: bool | None = None  # null means only if it saves time
@@ -374,6 +379,17 @@ class TrainConfig(Group):
             self.order_every is None or self.context_length >= 128,
             f"train.order_every={self.order_every} scores order more than 32 tokens back, and train.context_length="
             f"{self.context_length} is too short for it: give 128 or more, or leave it out",
+        )
+        require(
+            not self.keep_schedule or (self.from_run is not None and not self.is_branch),
+            "train.keep_schedule=true goes on from a checkpoint: name it (train.from_run=RUN/checkpoints/step=N), and "
+            "leave out train.trunk_tokens",
+        )
+        drawn = self.drawn_length or self.context_length
+        require(
+            drawn % self.context_length == 0 and self.batch_size % (drawn // self.context_length) == 0,
+            f"train.drawn_length={drawn} must be a multiple of train.context_length={self.context_length}, and "
+            f"train.batch_size={self.batch_size} a multiple of the windows that one is cut into",
         )
         self._check_family()
 

@@ -43,9 +43,10 @@ _TRAIN_NOT_IN_IDENTITY = (
     "trunk_tokens",
     "lr_of",  # the learning rate that it gives this run is `scheme.lr`
     "from_run",  # see `Start.comparable`
+    "keep_schedule",
 )
 # Newer settings of `train` with what older runs used. They are recorded only if they differ, so that all runs agree.
-TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1}
+TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1, "drawn_length": None}
 _MUON_SETTINGS = ("momentum", "ns_steps")  # AdamW does not read them
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -46,7 +46,7 @@ from posbench.runs.manifest import Costs
 from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
-from posbench.runs.start import Start, start_at, start_of, trunk_start
+from posbench.runs.start import Start, continued_start, start_at, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
 from posbench.schemes.building import seed_of, unused_schemes
 from posbench.system.console import RunBar, Say
@@ -119,7 +119,7 @@ def opened(
     architecture = checked_architecture(config)
     check_protocols(config)
     corpus = _prepared_data(config, processes, console.out)
-    start = start_of(config.train.from_run, config.seed, config.runs_dir)
+    start = continued_start(config)
     if start is not None:
         start.check_tokenizer(config, corpus.tokenizer_fingerprint)
         for note in start.notes:
@@ -231,7 +231,8 @@ class Training:
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
         self.state, self.start = LoopState(), start
-        self.tokens_before = 0 if start is None else start.tokens
+        # A run that keeps the schedule counts its tokens from the first step of its source.
+        self.tokens_before = 0 if start is None or start.checkpoint else start.tokens
         self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
@@ -271,6 +272,11 @@ class Training:
                 fingerprints=replace(previous.fingerprints, code=code) if resumed else prints,
                 branched_at=previous.branched_at if resumed else self.state.steps_done,
             )
+            if start is self.start and self.start is not None:
+                self.console.out(
+                    f"{self.run.name}: goes on at step {self.state.steps_done} of {self.start.name}, with its moments "
+                    f"and its schedule; the positions there are {self.start.positions.described}"
+                )
             self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
         elif start:
             tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from posbench.config import ConfigError, TrainConfig
-from posbench.data.dataset import Batch, Dataset
+from posbench.data.dataset import Batch, Batches, Dataset
 from posbench.data.text.tokenizer import tokenizer_in
 from posbench.system.files import read_json, sum_of, write_json
 
@@ -138,6 +138,22 @@ class TextBatches:
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
 
 
+@dataclass(frozen=True)
+class CutBatches:
+    """Batches whose windows are cut into shorter ones, which have the same targets in the same order."""
+
+    whole: TextBatches
+    context_length: int  # tokens of a piece
+
+    def batch(self, n: int) -> Batch:
+        """Return batch `n` of the run, tokens [B, T + 1]. A piece begins with the last target of the piece before."""
+        pieces = []
+        for window in self.whole.batch(n).tokens:
+            starts = range(0, len(window) - 1, self.context_length)
+            pieces += [window[start : start + self.context_length + 1] for start in starts]
+        return Batch(np.stack(pieces))
+
+
 @dataclass(eq=False)
 class Corpus(Dataset):
     """Tokenized text with its tokenizer and its three splits, which are mapped into memory from `folder`."""
@@ -152,8 +168,11 @@ class Corpus(Dataset):
     def tokenizer(self) -> Tokenizer:
         return tokenizer_in((self.folder / "tokenizer.json").read_bytes(), str(self.folder / "tokenizer.json"))
 
-    def batches(self, train: TrainConfig, seed: int) -> TextBatches:
-        return TextBatches(self.train, train.context_length, train.batch_size, seed)
+    def batches(self, train: TrainConfig, seed: int) -> Batches:
+        drawn = train.drawn_length or train.context_length
+        pieces = drawn // train.context_length
+        batches = TextBatches(self.train, drawn, train.batch_size // pieces, seed)
+        return batches if pieces == 1 else CutBatches(batches, train.context_length)
 
     @property
     def train(self) -> Split:
