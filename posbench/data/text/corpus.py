@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from posbench.config import ConfigError, TrainConfig
-from posbench.data.dataset import Batch, Batches, Dataset
+from posbench.data.dataset import Batch, Dataset
 from posbench.data.text.tokenizer import tokenizer_in
 from posbench.system.files import read_json, sum_of, write_json
 
@@ -147,11 +147,14 @@ class CutBatches:
 
     def batch(self, n: int) -> Batch:
         """Return batch `n` of the run, tokens [B, T + 1]. A piece begins with the last target of the piece before."""
-        pieces = []
-        for window in self.whole.batch(n).tokens:
-            starts = range(0, len(window) - 1, self.context_length)
-            pieces += [window[start : start + self.context_length + 1] for start in starts]
-        return Batch(np.stack(pieces))
+        tokens = self.whole.tokens
+        pieces = [tokens[start : start + self.context_length + 1] for start in self.starts(n)]
+        return Batch(np.stack(pieces).astype(np.int64))
+
+    def starts(self, n: int) -> list[int]:
+        """Return the index in the split at which each piece of batch `n` begins, [B]."""
+        offsets = range(0, self.whole.context_length, self.context_length)
+        return [start + offset for start in self.whole.starts(n) for offset in offsets]
 
 
 @dataclass(eq=False)
@@ -168,7 +171,7 @@ class Corpus(Dataset):
     def tokenizer(self) -> Tokenizer:
         return tokenizer_in((self.folder / "tokenizer.json").read_bytes(), str(self.folder / "tokenizer.json"))
 
-    def batches(self, train: TrainConfig, seed: int) -> Batches:
+    def batches(self, train: TrainConfig, seed: int) -> TextBatches | CutBatches:
         drawn = train.drawn_length or train.context_length
         pieces = drawn // train.context_length
         batches = TextBatches(self.train, drawn, train.batch_size // pieces, seed)
