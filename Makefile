@@ -30,6 +30,7 @@ RATE ?= 4e-3
 LOW ?= 2e-3
 MUON := experiment=headline_muon runs_dir=runs/reference
 AT_6M := train.tokens=6_144_000 train.trunk_tokens=12_288_000 'train.branch_tokens=[]'
+TO_6M := train.tokens=6_144_000 'train.branch_tokens=[]'
 ROUND_1 := tune $(MUON)
 ROUND_1b := train -m experiment=headline_muon runs_dir=runs/reference/headline_muon-tune scheme=qkvo_rope,k_rope scheme.lr=$(RATE),$(LOW) seed=0,1,2 'experiment_name=lr=$${scheme.lr}'
 ROUND_2 := tune experiment=headline experiment_name=headline-6.14M runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope,nope $(AT_6M)
@@ -41,6 +42,12 @@ ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,alibi,vo_rope seed=0,1,2,3,
 ROUND_4b := train -m $(MUON) $(AT_12M) scheme=window_rope_nope,canon_nope,canon_qk_rope,key_offset seed=0,1,2
 ROUND_5 := train -m experiment=headline experiment_name=headline-long runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope seed=0,1,2 \
 	train.tokens=49_152_000 'train.branch_tokens=[12_288_000,24_576_000]'
+ROUND_7a := train -m experiment=headline runs_dir=runs/reference scheme=qk_rope,window_rope_nope,alibi,canon_nope seed=0,1,2 $(TO_6M) \
+	train.checkpoint_every=600 train.keep_checkpoints=6 experiment_name=extend_base
+ROUND_7b := train -m experiment=headline runs_dir=runs/reference seed=0,1,2 $(TO_6M) train.keep_schedule=true \
+	train.context_length=1024 train.batch_size=1 experiment_name=extend \
+	'train.from_run=runs/reference/extend_base/qk_rope/seed=$${seed}/checkpoints/step=00004800' \
+	'scheme.name=qk_rope_$${scheme.rescale}' scheme.rescale=null,pi,ntk,yarn
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)

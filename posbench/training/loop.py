@@ -274,8 +274,8 @@ class Training:
             )
             if start is self.start and self.start is not None:
                 self.console.out(
-                    f"{self.run.name}: goes on at step {self.state.steps_done} of {self.start.name}, with its moments "
-                    f"and its schedule; the positions there are {self.start.positions.described}"
+                    f"{self.run.name}: goes on from {self.start.name}, with its moments and its schedule; the "
+                    f"positions there are {self.start.positions.described}"
                 )
             self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
         elif start:
