@@ -19,6 +19,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import posbench
+from posbench.analysis.agreement import is_of_tasks
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.published import all_published
+from posbench.analysis.published_comparison import agreements
+from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
@@ -28,13 +33,8 @@ from posbench.evaluation.protocols.section import Plot
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import scheme_plots, tables
-from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import by_head, encode, inline_svg, style
-from posbench.reporting.published import all_published
-from posbench.reporting.published_comparison import agreements
 from posbench.reporting.report import report
-from posbench.reporting.table import read
-from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import find_runs
 from posbench.runs.finding import folder_of
 from posbench.schemes import scheme_class

@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.statistics import equivalent_pairs, significant_pairs
 from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols.section import Plot, Section, half
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.statistics import equivalent_pairs, significant_pairs
 from posbench.reporting.tables import text_of
 
 INK = "#1b1f24"  # near black, for text, axes and schemes without position

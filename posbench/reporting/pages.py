@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from posbench.analysis.table import COLUMNS
 from posbench.config.units import number, short_length
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.table import COLUMNS
 from posbench.version import __version__
 
 MOST_ROWS = 40  # rows of a table shown on the terminal

@@ -15,20 +15,22 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from posbench.analysis.agreement import choose, finished_runs, is_of_subjects, is_of_tasks
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.published import Published, load_published
+from posbench.analysis.reading import read_runs
+from posbench.analysis.statistics import conclusions, verdict
+from posbench.analysis.table import config_of, scheme_settings, settings_of
 from posbench.catalogue.choices import choices, read_row
 from posbench.config import ConfigError, chosen_experiment
 from posbench.config.units import number, short_count
 from posbench.reporting import figures as pictures
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, choose, finished_runs, read_runs
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.pages import environment, show, write
-from posbench.reporting.published import Published, load_published
 from posbench.reporting.sections import by_sections, models, sections_of
-from posbench.reporting.statistics import conclusions, verdict
-from posbench.reporting.subjects import content_of_subjects, is_of_subjects
-from posbench.reporting.table import config_of, scheme_settings, settings_of
-from posbench.reporting.tasks import content_of_tasks, is_of_tasks
+from posbench.reporting.subjects import content_of_subjects
+from posbench.reporting.tasks import content_of_tasks
 from posbench.runs.finding import REFERENCE, folder_of, search_folder
 from posbench.runs.fingerprints import digest
 from posbench.runs.tracking import log_report
@@ -103,7 +105,7 @@ def report(
             f"wrote {target / 'report.html'}, report.md and {len(paths) - 2} more", highlight=False, soft_wrap=True
         )
     if options.beside:
-        from posbench.reporting.reference_table import how_to_train  # imports torch and Hydra
+        from posbench.analysis.reference_table import how_to_train  # imports torch and Hydra
 
         notices.out(how_to_train(folder_of(Path(options.beside))))
     if options.wandb:

@@ -12,17 +12,17 @@ from typing import Any
 
 import pandas as pd
 
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published import Published
+from posbench.analysis.published_comparison import agreements, link_verdict
+from posbench.analysis.search import RateSearch
+from posbench.analysis.statistics import conclusions
 from posbench.config.units import DASH, count_of, short_count
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.onset_gap import onset_gaps
+from posbench.reporting.onset import onset_gaps
 from posbench.reporting.pages import environment
-from posbench.reporting.published import Published
-from posbench.reporting.published_comparison import agreements, link_verdict
-from posbench.reporting.search import RateSearch
-from posbench.reporting.statistics import conclusions
 
 MOST_PAIRS = 30  # pairs in the table of a report by groups
 

@@ -14,27 +14,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.comparison import Comparison, build
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, perplexity_text, plus_minus, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
 from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
-from posbench.reporting.comparison import Comparison, build
 from posbench.reporting.figures import draw_all
 from posbench.runs import run_at
 from posbench.runs.results import MARKS, row_name
 
 _NUMBERS = ["scheme", "length", "value", "value_documents", "perplexity", "gap", "gap_documents"]  # of --json
-
-
-def is_of_subjects(summary: pd.DataFrame) -> bool:
-    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are.
-
-    Arguments: summary, a row per run.
-    """
-    are_subjects = summary.get("num_steps", summary["seed"]) == 0
-    if are_subjects.any() and not are_subjects.all():
-        raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
-    return bool(are_subjects.any())
 
 
 def content_of_subjects(summary: pd.DataFrame, rows: pd.DataFrame) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, number, plus_minus, short_count
-from posbench.evaluation.protocols.order import count_onsets
-from posbench.evaluation.protocols.section import half, text_table, with_interval
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.published_comparison import Agreement
-from posbench.reporting.search import RateSearch
-from posbench.reporting.statistics import (
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published_comparison import Agreement
+from posbench.analysis.search import RateSearch
+from posbench.analysis.statistics import (
     beaten_by,
     conclusions,
     fixed_pairs,
@@ -28,6 +25,9 @@ from posbench.reporting.statistics import (
     significant_pairs,
     verdict,
 )
+from posbench.config.units import DASH, number, plus_minus, short_count
+from posbench.evaluation.protocols.order import count_onsets
+from posbench.evaluation.protocols.section import half, text_table, with_interval
 
 Text = Mapping[str, str]
 

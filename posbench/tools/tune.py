@@ -17,19 +17,12 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from posbench.analysis.search import RateSearch, merge_searches, rates_around, runs_per_scheme, search_of, with_searches
+from posbench.analysis.table import read
 from posbench.composition.compose import compose, quoted
 from posbench.composition.sweep import run_application, sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
-from posbench.reporting.search import (
-    RateSearch,
-    merge_searches,
-    rates_around,
-    runs_per_scheme,
-    search_of,
-    with_searches,
-)
-from posbench.reporting.table import read
 from posbench.reporting.tables import rate_table
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder

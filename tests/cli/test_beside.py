@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from posbench import __version__
+from posbench.analysis.reference_table import baseline_of
 from posbench.composition.compose import compose
-from posbench.reporting.reference_table import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give

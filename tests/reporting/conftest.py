@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fabricate import World, comparison, fabricate
 
-from posbench.reporting.comparison import Comparison
+from posbench.analysis.comparison import Comparison
 
 EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
 

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, read_row
 from posbench.composition.compose import compose
 from posbench.config import Config
-from posbench.reporting.comparison import Comparison, build
-from posbench.reporting.table import read
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics, find_runs
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints

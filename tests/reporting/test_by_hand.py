@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 import posbench
-from posbench.reporting.comparison import build
-from posbench.reporting.onset_gap import decayed_points, fit, gap_after_onset
-from posbench.reporting.table import read
+from posbench.analysis.comparison import build
+from posbench.analysis.onset import decayed_points, fit, gap_after_onset
+from posbench.analysis.table import read
 
 REFERENCE = Path("runs/reference")
 

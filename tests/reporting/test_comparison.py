@@ -16,11 +16,12 @@ from fabricate import change_fingerprints, comparison, rescore, run_of, write_ev
 from scipy import stats
 
 import posbench
+from posbench.analysis.agreement import check_agreement, choose
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.statistics import document_error
+from posbench.analysis.table import read
 from posbench.config import ConfigError
 from posbench.evaluation.protocols.order import reach
-from posbench.reporting.comparison import Comparison, build, check_agreement, choose
-from posbench.reporting.statistics import document_error
-from posbench.reporting.table import read
 from posbench.runs import DIED, find_runs
 
 T = 256

@@ -16,11 +16,12 @@ from fabricate import World, change_fingerprints, comparison, fabricate, fabrica
 from scipy import stats
 
 import posbench
+from posbench.analysis.comparison import build
+from posbench.analysis.options import JudgeOptions
+from posbench.analysis.reading import read_runs
+from posbench.analysis.verdict import LOOKS, Judgement, judge_all
 from posbench.config import ConfigError
 from posbench.reporting import tables
-from posbench.reporting.comparison import build, read_runs
-from posbench.reporting.judge import LOOKS, Judgement, judge_all
-from posbench.reporting.options import JudgeOptions
 from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from posbench.system.console import console
@@ -99,7 +100,7 @@ def after(loop: Path, seeds: int, scheme: str, **options: Any) -> Judgement:
     summary, rows = read_runs([loop], None, console(quiet=True))
     summary = summary[(summary["scheme"] != scheme) | (summary["seed"] < seeds)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (summary, rows))
+        patch.setattr("posbench.analysis.verdict.read_runs", lambda *_: (summary, rows))
         return posbench.judge(loop, scheme=scheme, baseline="qk_rope", **{"family": 20, **options})
 
 
@@ -160,7 +161,7 @@ def test_the_next_commands_train_the_seeds_that_are_missing(loop: Path) -> None:
     summary, rows = read_runs([loop], None, console(quiet=True))
     few = summary[summary["seed"] < 2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("posbench.reporting.judge.read_runs", lambda *_: (few, rows))
+        patch.setattr("posbench.analysis.verdict.read_runs", lambda *_: (few, rows))
         commands = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_commands
     assert commands == [command("vo_rope", "2,3,4"), command("qk_rope", "2,3,4")]
 

@@ -8,10 +8,10 @@ import pytest
 from fabricate import PUBLISHED_ORDER, World, comparison, fabricate
 from scipy import stats
 
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published import all_published, load_published
+from posbench.analysis.published_comparison import agreements, link_verdict
 from posbench.config import ConfigError
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.published import all_published, load_published
-from posbench.reporting.published_comparison import agreements, link_verdict
 
 KEXUE = load_published("kexue-10862")
 

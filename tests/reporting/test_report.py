@@ -18,14 +18,15 @@ from fabricate import World, comparison, fabricate, fabricate_search, rescore, r
 from rich.console import Console
 
 import posbench
+from posbench.analysis.agreement import choose
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.table import read
 from posbench.config import ConfigError
 from posbench.config.units import number, perplexity_text, plus_minus
 from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison, build, choose
 from posbench.reporting.figures import draw_all, encode, inline_svg, looks, new_figure, spread_out, style
 from posbench.reporting.report import report
 from posbench.reporting.sections import all_pairs, while_training
-from posbench.reporting.table import read
 from posbench.runs import Run, append_metrics, find_runs
 
 REFERENCE = Path("runs/reference")

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from posbench.analysis.tasks import TaskScores, measure
 from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.pages import environment
-from posbench.reporting.tasks import TaskScores, measure, summary_table
+from posbench.reporting.tasks import summary_table
 
 LENGTHS = (8, 16, 20, 32, 64)
 COPY = {

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from scipy.stats import rankdata, t, ttest_1samp
 
+from posbench.analysis.published import Published, PublishedMeasurement, all_published
 from posbench.config.units import plus_minus
-from posbench.reporting.published import Published, PublishedMeasurement, all_published
 from posbench.runs import find_runs
 
 ROOT = Path(__file__).parents[2]

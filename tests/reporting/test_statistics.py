@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from posbench.evaluation.protocols.order import flip_test
-from posbench.reporting.statistics import (
+from posbench.analysis.statistics import (
     beats,
     compare,
     conclusions,
@@ -26,6 +25,7 @@ from posbench.reporting.statistics import (
     significant_pairs,
     verdict,
 )
+from posbench.evaluation.protocols.order import flip_test
 
 
 def losses(seeds: int = 5, **levels: float) -> pd.DataFrame:

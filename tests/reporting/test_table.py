@@ -11,8 +11,8 @@ import pytest
 from fabricate import run_of, write_evaluation
 
 import posbench
+from posbench.analysis.table import read
 from posbench.reporting.pages import meaning
-from posbench.reporting.table import read
 from posbench.runs import DIED
 from posbench.runs.results import ResultKey
 

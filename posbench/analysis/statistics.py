@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import nctdtrinc, stdtr, stdtrit
 
-from posbench.reporting.options import MARGIN
+from posbench.analysis.options import MARGIN
 
 Floats = NDArray[np.float64]
 
@@ -129,7 +129,7 @@ def compare(
     nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
     each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested;
     size, the number of planned tests, if more are planned than the pairs of `losses`; it does not count with `primary`.
-    Returns: columns as in `posbench.reporting.table.COLUMNS`; `left` is the scheme with the lower mean loss.
+    Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
     of_scheme = {scheme: losses[scheme].to_numpy(float) for scheme in losses}

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from posbench.analysis.agreement import differences, disagreement, finished_runs, is_of_tasks
 from posbench.catalogue.own_files import is_class_path
 from posbench.config import ConfigError
 from posbench.data import dataset_of
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.reporting.comparison import differences, disagreement, finished_runs
-from posbench.reporting.tasks import is_of_tasks
 from posbench.runs import DIED, Run, find_runs
 from posbench.system.console import Console
 from posbench.system.device import choose_device

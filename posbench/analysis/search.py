@@ -16,6 +16,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.agreement import finished_runs
+from posbench.analysis.table import config_of
+from posbench.config.fields import PLANNED_SEEDS
 from posbench.runs import find_runs
 from posbench.runs.finding import search_folder
 
@@ -173,3 +176,18 @@ def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateS
     search = search_of(runs, planned)
     best = runs["scheme"].map({scheme: search.best(scheme) for scheme in search.losses})
     return runs[(runs["train.lr"] == best) & (runs["seed"] < planned)], search
+
+
+def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
+    """Return the runs to compare, and the search that chose their learning rates or None if there was no search.
+
+    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs. Arguments:
+    summary, a row per run.
+    """
+    is_searched = summary.get("searched", pd.Series(False, summary.index))
+    if not is_searched.any():
+        return summary, None
+    experiment = config_of(str(finished_runs(summary[is_searched])[0]["path"].iloc[0])).get("experiment", {})
+    planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
+    at_best, search = at_best_rates(summary[is_searched], planned)
+    return pd.concat([summary[~is_searched], at_best]).sort_index(), search

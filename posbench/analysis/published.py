@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from posbench.analysis.statistics import Link
 from posbench.config import ConfigError, nearest
-from posbench.reporting.statistics import Link
 
 _FILE = Path(__file__).with_suffix(".yaml")
 NOT_PUBLISHED = "not published"

@@ -138,7 +138,7 @@ for _protocol in PROTOCOLS.values():
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     """Return a table with a row per run in these folders or packs (zip files), also if it died or cannot be read.
 
-    The column `status` says whether it did; `posbench.reporting.table.COLUMNS` explains every column.
+    The column `status` says whether it did; `posbench.analysis.table.COLUMNS` explains every column.
     Arguments: places, folders or packs; tidy, True for a row per scored window and metric of finished runs, with the
     run's settings.
     Raises: ConfigError if a folder or pack does not exist.
@@ -360,13 +360,17 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float) ->
     return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
 
 
-@lru_cache(maxsize=8)
 def config_of(path: str) -> dict[str, Any]:
     """Return the configuration of the run at `path` as nested dicts. Raises: ConfigError if it cannot be read."""
     try:
-        return dict(yaml.safe_load(run_at(path).content("config.yaml")))
+        return _parsed(run_at(path).content("config.yaml"))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}/config.yaml cannot be read ({error}): leave the run out with --schemes") from error
+
+
+@lru_cache(maxsize=1024)  # keyed by the content, so that a changed file is read again
+def _parsed(content: bytes) -> dict[str, Any]:
+    return dict(yaml.safe_load(content))
 
 
 def _plain(value: Any) -> Any:

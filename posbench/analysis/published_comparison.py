@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published import Published, PublishedMeasurement
+from posbench.analysis.statistics import Link, equivalent_pairs, verdict
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.published import Published, PublishedMeasurement
-from posbench.reporting.statistics import Link, equivalent_pairs, verdict
 
 NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at most this factor
 

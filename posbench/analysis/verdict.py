@@ -1,6 +1,6 @@
 """Judge schemes against a baseline for scripts (`posbench judge`): a verdict each, and whether to train more seeds.
 
-The tests are the report's (`posbench.reporting.statistics`). Without `family`, the verdict is the report's. With
+The tests are the report's (`posbench.analysis.statistics`). Without `family`, the verdict is the report's. With
 `family`, a loop tries up to that many candidates against one baseline, and looks at each candidate at planned numbers
 of seeds only (docs/loops.md): at FIRST_SEEDS it can be dropped, at each of LOOKS it is tested. The first test that
 decides counts. Bonferroni's correction for all candidates and looks keeps the chance of any false claim at 5 %.
@@ -18,27 +18,18 @@ from typing import Any
 
 import pandas as pd
 
+from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
+from posbench.analysis.comparison import Comparison, baseline_of, build
+from posbench.analysis.families import planned_tests, record_tests
+from posbench.analysis.onset import decayed_points, worth
+from posbench.analysis.options import JudgeOptions
+from posbench.analysis.reading import read_runs
+from posbench.analysis.search import FIRST_SEEDS, choose_rates
+from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number
 from posbench.evaluation.protocols import VALIDATION
-from posbench.reporting.comparison import (
-    Comparison,
-    baseline_of,
-    build,
-    choose_rates,
-    counts,
-    differences,
-    disagreement,
-    disagreements,
-    finished_runs,
-    read_runs,
-)
-from posbench.reporting.families import planned_tests, record_tests
-from posbench.reporting.onset_gap import decayed_points, worth
-from posbench.reporting.options import JudgeOptions
-from posbench.reporting.search import FIRST_SEEDS
-from posbench.reporting.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.runs import DIED, run_at
 from posbench.runs.finding import folder_of, search_folder
 from posbench.runs.results import perplexity
