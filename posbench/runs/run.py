@@ -26,7 +26,6 @@ import yaml
 
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
-from posbench.runs import pretrained
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import InvalidResult, Result, ResultKey, key_of, keys_in, parquet, read_parquet
 from posbench.system.files import read_json, write_bytes, write_json
@@ -253,6 +252,7 @@ class Run:
 
         Raises: ConfigError if they are missing or damaged, or if the subject's weights have changed.
         """
+        from posbench.runs import pretrained
         from posbench.runs.checkpoint import load_weights
 
         if self.manifest.subject is None:

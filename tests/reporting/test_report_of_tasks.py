@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from posbench.analysis.agreement import is_of_tasks
 from posbench.analysis.tasks import TaskScores, measure
 from posbench.config import ConfigError
 from posbench.reporting import tasks
@@ -56,7 +57,7 @@ def frames(
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr("posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
     return measure(*frames(COPY), notes=[])["copy"]
 
 
@@ -86,7 +87,7 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
 
 
 def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr("posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
     runs, rows = frames({"fox": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 0.97, 0.8)]})
     scored = measure(runs, rows[(rows["scheme"] == "alibi") | (rows["length"] <= 16)], notes=[])["copy"]
     assert scored.schemes == [*scored.furthest, "fox"] == ["alibi", "fox"] and not scored.is_kept
@@ -141,7 +142,7 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
 
 def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]}))
+    monkeypatch.setattr("posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]}))
     scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] < 64)], [])["copy"]
     assert tasks.summary_table({"copy": scored}).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
 
@@ -167,9 +168,9 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
 def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() -> None:
     runs, _ = frames(COPY)
     unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
-    assert tasks.is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
+    assert is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
     with pytest.raises(ConfigError, match="report each kind separately"):
-        tasks.is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
+        is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
 
 
 def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
