@@ -26,6 +26,7 @@ from posbench.evaluation.request import Request
 from posbench.reporting.options import ReportOptions
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
+    NothingTrained,
     no_runs,
     only_experiment,
     pack_experiment,
@@ -323,7 +324,7 @@ def report(
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     try:
         folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
-    except ConfigError as error:
+    except NothingTrained as error:
         if reference is None:
             raise
         from posbench.analysis.reference_table import check_same_losses, how_to_train

@@ -124,28 +124,48 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
-        with_own_rates = bool(runs["own_rate"].any())
-        ignored = ("scheme.", "device.compiled", *(["train.lr"] if with_own_rates else []))
-        shared = [column for column in settings_of(runs) if not column.startswith(ignored)]
-        differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
-        if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
-            differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
-        yield from ((column, counts(runs, column)) for column in differing)
-        if not differing and not with_own_rates:
-            yield "the configuration", counts(runs, "fingerprint.config")
+        yield from _differing_settings(runs)
     for seed, of_seed in runs.groupby("seed"):
         if of_seed["fingerprint.batches"].nunique() > 1:
             yield f"the batches of seed {seed}", counts(of_seed, "fingerprint.batches")
-        parts = [json.loads(text) for text in of_seed["fingerprint.initial_weights"].unique()]
-        names = dict.fromkeys(name for digests in parts for name in digests)
-        unlike = [name for name in names if len({digests[name] for digests in parts if name in digests}) > 1]
+        unlike = _unlike_weights(of_seed)
         if unlike:
             yield f"the initial weights of seed {seed}", ", ".join(unlike)
+    yield from _differing_options(runs)
+
+
+def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (setting, text) for the settings in which runs with different configurations differ."""
+    with_own_rates = bool(runs["own_rate"].any())
+    ignored: tuple[str, ...] = ("scheme.", "device.compiled")
+    if with_own_rates:
+        ignored += ("train.lr",)
+    shared = [column for column in settings_of(runs) if not column.startswith(ignored)]
+    differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+    if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
+        differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
+    for column in differing:
+        yield column, counts(runs, column)
+    if not differing and not with_own_rates:
+        yield "the configuration", counts(runs, "fingerprint.config")
+
+
+def _unlike_weights(runs: pd.DataFrame) -> list[str]:
+    """Return the tensors that do not begin alike in these runs of one seed, among runs that have the tensor."""
+    digests: dict[str, set[str]] = {}
+    for text in runs["fingerprint.initial_weights"].unique():
+        for name, digest in json.loads(text).items():
+            digests.setdefault(name, set()).add(digest)
+    return [name for name, different in digests.items() if len(different) > 1]
+
+
+def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (option, text) for the options in which runs of one scheme differ."""
     columns = [column for column in settings_of(runs) if column.startswith("scheme.") or column == "train.lr"]
-    options = runs[columns].astype(str)
-    for scheme, numbers in options.groupby(runs["scheme"]).nunique().iterrows():
-        of_scheme = runs["scheme"] == scheme
-        yield from ((f"{option} of {scheme}", counts(runs[of_scheme], option)) for option in numbers.index[numbers > 1])
+    for scheme, of_scheme in runs.groupby("scheme"):
+        for column in columns:
+            if of_scheme[column].astype(str).nunique() > 1:
+                yield f"{column} of {scheme}", counts(of_scheme, column)
 
 
 def counts(runs: pd.DataFrame, column: str) -> str:

@@ -13,7 +13,6 @@ from posbench.analysis.agreement import check_agreement, finished_runs
 from posbench.analysis.cells import interval_of, measure
 from posbench.analysis.families import planned_tests
 from posbench.analysis.options import MARGIN
-from posbench.analysis.published import Published
 from posbench.analysis.search import RateSearch, choose_rates
 from posbench.analysis.statistics import (
     ENOUGH_SEEDS,
@@ -21,10 +20,11 @@ from posbench.analysis.statistics import (
     ROUNDING,
     compare,
     fixed_pairs,
+    verdict,
 )
 from posbench.analysis.table import config_of
 from posbench.config import ConfigError
-from posbench.evaluation.protocols import NGRAM, VALIDATION
+from posbench.evaluation.protocols import NGRAM
 from posbench.evaluation.protocols.section import ComparedRuns
 
 
@@ -36,7 +36,6 @@ class Comparison(ComparedRuns):
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
-    published: Published | None
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
@@ -110,16 +109,27 @@ class Comparison(ComparedRuns):
         """Return the number of pairs of schemes that the experiment fixed before training."""
         return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
 
-    def validation(self) -> pd.DataFrame:
-        """Return the figures of the validation loss, a row per scheme; no rows if no run stored its windows."""
-        return self.at(VALIDATION.name, self.training_length, metric="loss").set_index("scheme")
+    @cached_property
+    def ranking(self) -> pd.DataFrame:
+        """Return the final losses, a row per scheme, best first: seeds, loss, gap to the baseline, verdict.
+
+        Loss and gap have the ends of their 95 % interval over seeds (_low, _high). The verdict is better, worse, equal
+        or open; empty for the baseline, and for pairs that are not tested.
+        """
+        rows = []
+        for scheme in self.schemes:
+            losses = self.losses[scheme].dropna()
+            row = {"scheme": scheme, "seeds": losses.index.to_list()} | interval_of("loss", losses)
+            row |= interval_of("gap", (losses - self.losses[self.baseline]).dropna())
+            row["verdict"] = verdict(self.pairs, scheme, self.baseline) if self.can_rank else ""
+            rows.append(row)
+        return pd.DataFrame(rows)
 
 
 def build(
     summary: pd.DataFrame,
     rows: pd.DataFrame,
     baseline: str | None = None,
-    published: Published | None = None,
     margin: float = MARGIN,
     group_by: str = "",
 ) -> Comparison:
@@ -159,7 +169,6 @@ def build(
     cells = measure(rows, runs, base, length, notes, holes)
     if summary.get("damaged") is not None:
         notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
-    links = published.links(losses.columns) if published else ()
     second = (
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
@@ -171,10 +180,9 @@ def build(
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, links, margin, experiment.get("primary") or (), fewest, tests),
+        pairs=compare(losses, second, margin, experiment.get("primary") or (), fewest, tests),
         ngrams=_ngrams(rows, losses, base),
         search=search,
-        published=published,
         planned_tests=tests,
         left_out=left_out,
         notes=notes,

@@ -9,7 +9,7 @@ over documents  would other documents, with these models, say the same? (`docume
 A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
 keeps the chance of any false claim in a family of pairs (those tested together) at 5 %. Letters, verdicts and the
 paragraph of a report come from one family, the claimed pairs: the pairs that the experiment fixed before training, or
-all pairs if it fixed none. The claims of a published chain are a family of their own.
+all pairs if it fixed none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the
 ENOUGH_DOCUMENTS = 200.0  # effective documents beyond which unequal weights no longer matter and Student's t holds
 ROUNDING = 1e-12  # nats per token: losses over seeds that differ by less were only rounded differently
 DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2 percentage points
-Link = tuple[str, str, str]  # a claim of a published chain: better scheme, sign, worse scheme
 
 
 def interval(values: Any) -> tuple[float, float, float]:
@@ -115,7 +114,6 @@ def _above(difference: Floats) -> Floats:
 def compare(
     losses: pd.DataFrame,
     second: pd.DataFrame | None = None,
-    links: Iterable[Link] = (),
     margin: float = MARGIN,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
@@ -125,10 +123,10 @@ def compare(
 
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
-    then the tests hold at these rates only; links, published claims about pairs, each (better, sign, worse); margin,
-    nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before training,
-    each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested;
-    size, the number of planned tests, if more are planned than the pairs of `losses`; it does not count with `primary`.
+    then the tests hold at these rates only; margin, nats per token below which losses count as equal; primary, groups
+    of schemes whose pairs were fixed before training, each a string of names separated by spaces; fewest, number of
+    seeds that a pair needs to be tested; size, the number of planned tests, if more are planned than the pairs of
+    `losses`; it does not count with `primary`.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -146,19 +144,18 @@ def compare(
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
-    claimed, fixed = {frozenset((better, worse)) for better, _, worse in links}, fixed_pairs(primary)
-    names = [frozenset(pair) for pair in zip(pairs["left"], pairs["right"], strict=True)]
-    is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
-    families = {
-        "claimed": is_fixed if is_fixed.any() else np.ones(len(pairs), dtype=bool),
-        "published": np.array([pair in claimed for pair in names], dtype=bool),
-    }
-    planned = {"claimed": len(fixed) if is_fixed.any() else size, "published": 0}
-    for (family, inside), p in product(families.items(), ("p", "p_at_rates", "p_equal")):
-        tested = inside & pairs[p].notna().to_numpy(bool)
-        pairs[f"{p}_{family}"] = math.nan
-        pairs.loc[tested, f"{p}_{family}"] = holm(pairs.loc[tested, p].to_numpy(float), planned[family])
-    level = LEVEL / max(1, planned["claimed"], int(families["claimed"].sum()))
+    fixed = fixed_pairs(primary)
+    is_fixed = np.array(
+        [frozenset(pair) in fixed for pair in zip(pairs["left"], pairs["right"], strict=True)], dtype=bool
+    )
+    is_claimed, planned = np.ones(len(pairs), dtype=bool), size
+    if is_fixed.any():
+        is_claimed, planned = is_fixed, len(fixed)
+    for p in ("p", "p_at_rates", "p_equal"):
+        tested = is_claimed & pairs[p].notna().to_numpy(bool)
+        pairs[f"{p}_claimed"] = math.nan
+        pairs.loc[tested, f"{p}_claimed"] = holm(pairs.loc[tested, p].to_numpy(float), planned)
+    level = LEVEL / max(1, planned, int(is_claimed.sum()))
     rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
     return pairs
@@ -290,29 +287,27 @@ def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[froz
     }
 
 
-def equivalent_pairs(pairs: pd.DataFrame, family: str = "claimed") -> set[frozenset[str]]:
+def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
     """Return the pairs of schemes shown to differ by less than the margin.
 
-    Arguments: pairs, a row of tests per pair; family, which p-values decide: corrected for the `claimed` pairs or for
-    the `published` claims.
+    Arguments: pairs, a row of tests per pair.
     """
-    pairs_equal = pairs[pairs[f"p_equal_{family}"] <= LEVEL]
+    pairs_equal = pairs[pairs["p_equal_claimed"] <= LEVEL]
     return {frozenset(pair) for pair in zip(pairs_equal["left"], pairs_equal["right"], strict=True)}
 
 
-def verdict(pairs: pd.DataFrame, scheme: str, reference: str, family: str = "claimed") -> str:
+def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
     """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested.
 
-    Arguments: pairs, a row of tests per pair; family, which p-values decide: corrected for the `claimed` pairs or for
-    the `published` claims.
+    Arguments: pairs, a row of tests per pair.
     """
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
-    if of_pair.empty or math.isnan(of_pair[f"p_{family}"].iloc[0]):
+    if of_pair.empty or math.isnan(of_pair["p_claimed"].iloc[0]):
         return ""
-    if better := significant_pairs(of_pair, f"p_{family}").get(frozenset((scheme, reference))):
+    if better := significant_pairs(of_pair).get(frozenset((scheme, reference))):
         return "better" if better == scheme else "worse"
-    return "equal" if of_pair[f"p_equal_{family}"].iloc[0] <= LEVEL else "open"
+    return "equal" if of_pair["p_equal_claimed"].iloc[0] <= LEVEL else "open"
 
 
 def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p_claimed") -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -107,14 +107,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "p": ("left beats right at both rates that right's search kept; without a search, as p_at_rates", ""),
     "p_at_rates": ("two-sided paired t-test at the rates of the compared runs", ""),
     "p_equal": ("two one-sided tests of a difference of the margin or more, at both kept rates", ""),
-    **{
-        f"{p}_{family}": (f"{p} with Holm's correction over {pairs}", "")
-        for p in ("p", "p_at_rates", "p_equal")
-        for family, pairs in (
-            ("claimed", "the claimed pairs: those fixed before training (experiment.primary), else all"),
-            ("published", "the links of the published chain"),
-        )
-    },
+    "p_claimed": ("p with Holm's correction over the claimed pairs: those fixed before training, else all", ""),
+    "p_at_rates_claimed": ("p_at_rates with the same correction", ""),
+    "p_equal_claimed": ("p_equal with the same correction", ""),
     "detectable": ("true difference that the test of a claimed pair finds in 80 % of cases", "nats per token"),
     "searched": ("whether the run's experiment searched learning rates", ""),
     "published": ("published value", ""),
@@ -215,58 +210,89 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     except ConfigError as error:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
-    final = next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
-    if manifest.subject:
-        T = manifest.identity["train.context_length"]
-        within = [r for r in stored if PROTOCOLS[r.protocol].is_by_length and not r.key.under and r.length <= T]
-        final = max(within, key=lambda result: result.length, default=None)
-    answered = {}
-    if final and "right" in final.table.column_names:  # one row per problem of a task
-        right, answers = final.windows["right"], final.windows["targets"]
-        answered = {"accuracy": right.sum() / answers.sum(), "exact": (right == answers).mean()}
-    loss = final.loss if final else _number(manifest.loss)
+    final, first = _final(manifest, stored), _number(initial_loss(logged))
+    loss, bits_per_byte = _number(manifest.loss), _number(manifest.bits_per_byte)
     if final:
+        loss, bits_per_byte = final.loss, final.bits_per_byte
         _add_ngrams(manifest, stored, rows)
-    headers = [result.header for result in stored]
-    first = initial_loss(logged)
-    costs = asdict(manifest.costs) if manifest.costs else {}
-    return {
+    row = {
         "experiment": manifest.experiment,
         "scheme": manifest.scheme,
         "seed": manifest.seed,
         "status": status,
         "reason": manifest.reason,
-        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else _number(first)),
+        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else first),
         "loss": loss,
-        "initial_loss": _number(first),
-        "bits_per_byte": final.bits_per_byte if final else _number(manifest.bits_per_byte),
+        "initial_loss": first,
+        "bits_per_byte": bits_per_byte,
         "perplexity": perplexity(loss),
-        **answered,
-        **({} if manifest.continued else {k: v for p in PROTOCOLS.values() for k, v in p.of_training(logged).items()}),
-        "is_relative": manifest.is_relative,
-        **(
-            {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}
-            if manifest.continued
-            else {}
-        ),
-        **{name: getattr(manifest, name) for name in ("tokens", "num_steps", "skipped_steps")},
-        "epochs": _number(manifest.epochs),
-        "parameters": sum(manifest.num_parameters.values()),
-        **{name: value for name, value in (manifest.optimizer or {}).items() if name != "dtype"},
-        "training_flops": _number(manifest.training_flops),
-        **{name: _number(value) for name, value in costs.items()},
-        **next(({"chance": h["chance"], "goal": h["learnt"]} for h in headers if "learnt" in h), {}),
-        "device": str(manifest.device.get("name") or manifest.device.get("type")),
-        "dtype": str(manifest.device.get("dtype")),
+    }
+    row |= _answered(final) | _trained(manifest, logged)
+    for header in (result.header for result in stored):
+        if "learnt" in header:
+            row |= {"chance": header["chance"], "goal": header["learnt"]}
+            break
+    row |= _origin(manifest)
+    row["damaged"] = "\n".join(map(str, damaged)) or None
+    row["path"] = str(run.path)
+    for name in FINGERPRINTS:
+        row[f"fingerprint.{name}"] = _plain(getattr(manifest.fingerprints, name))
+    row["fingerprint.config"] = comparable_fingerprint(manifest.identity)
+    row["own_rate"] = manifest.identity.get("scheme.lr") is not None
+    for name, version in manifest.versions.items():
+        row[f"version.{name}"] = version
+    return row | _settings(manifest)
+
+
+def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
+    """Return the result that has a run's final loss, or None: the validation, or of a subject its longest length."""
+    if not manifest.subject:
+        return next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+    # A subject was never validated; beyond its training length, its loss says nothing about it as trained.
+    longest = manifest.identity["train.context_length"]
+    as_trained = [r for r in stored if PROTOCOLS[r.protocol].is_by_length and not r.key.under]
+    within = [r for r in as_trained if r.length <= longest]
+    return max(within, key=lambda result: result.length, default=None)
+
+
+def _answered(final: Result | None) -> dict[str, float]:
+    """Return the shares of right answers and of right problems, {} for text."""
+    if final is None or "right" not in final.table.column_names:
+        return {}
+    right, answers = final.windows["right"], final.windows["targets"]
+    return {"accuracy": right.sum() / answers.sum(), "exact": (right == answers).mean()}
+
+
+def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a run was trained on and what it cost. Arguments: logged, the lines of its metrics.jsonl."""
+    row: dict[str, Any] = {}
+    if not manifest.continued:  # an onset in a continued run is not comparable
+        for protocol in PROTOCOLS.values():
+            row |= protocol.of_training(logged)
+    row["is_relative"] = manifest.is_relative
+    if manifest.continued:
+        row |= {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}
+    for name in ("tokens", "num_steps", "skipped_steps"):
+        row[name] = getattr(manifest, name)
+    row["epochs"] = _number(manifest.epochs)
+    row["parameters"] = sum(manifest.num_parameters.values())
+    for name, value in (manifest.optimizer or {}).items():
+        if name != "dtype":  # the column of this name is the number format of training
+            row[name] = value
+    row["training_flops"] = _number(manifest.training_flops)
+    if manifest.costs:
+        row |= {name: _number(value) for name, value in asdict(manifest.costs).items()}
+    return row
+
+
+def _origin(manifest: Manifest) -> dict[str, Any]:
+    """Return where and when a run was trained."""
+    device = manifest.device
+    return {
+        "device": str(device.get("name") or device.get("type")),
+        "dtype": str(device.get("dtype")),
         "started": manifest.started,
         "ended": manifest.ended,
-        "damaged": "\n".join(map(str, damaged)) or None,
-        "path": str(run.path),
-        **{f"fingerprint.{name}": _plain(getattr(manifest.fingerprints, name)) for name in FINGERPRINTS},
-        "fingerprint.config": comparable_fingerprint(manifest.identity),
-        "own_rate": manifest.identity.get("scheme.lr") is not None,
-        **{f"version.{name}": version for name, version in manifest.versions.items()},
-        **_settings(manifest),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,57 +10,60 @@ import pandas as pd
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.onset import Fit, decayed_points, fit, gap_after_onset, worth
 from posbench.analysis.statistics import FEWEST_SEEDS, interval
-from posbench.config.units import DASH, number, plus_minus
+from posbench.config.units import DASH, number
 from posbench.evaluation.protocols.order import count_onsets
-from posbench.evaluation.protocols.section import Section, text_table
+from posbench.evaluation.protocols.section import Format, Section, Table
 
 
-def time_table(c: Comparison, reference: str, line: Fit) -> pd.DataFrame:
+def time_table(c: Comparison, reference: str, line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
     lacks, because it is due to the difference in onset. The second gap and the time need enough seeds, all with an
     onset. Arguments: line, fitted to the losses of `reference`.
     """
-    rows = []
-    for scheme in (name for name in c.schemes if name != reference):
+    rows, gap, at_onset = [], f"gap to {reference}", "at equal tokens after onset"
+    for scheme in c.schemes:
+        if scheme == reference:
+            continue
         mean, low, high = interval((c.losses[scheme] - c.losses[reference]).dropna())
         runs = c.runs[c.runs["scheme"] == scheme]
-        row = {
-            "scheme": scheme,
-            "seeds": str(len(runs)),
-            f"gap to {reference}": plus_minus(mean, (high - low) / 2, True),
-        }
+        row: dict[str, Any] = {"scheme": scheme, "seeds": len(runs), gap: mean, "gap: half": (high - low) / 2}
         if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
             quality, half = gap_after_onset(runs, line)
-            row |= {"at equal tokens after onset": plus_minus(quality, half, True), "time": f"{1 - quality / mean:.0%}"}
+            row |= {at_onset: quality, "onset: half": half, "time": 1 - quality / mean}
         else:
-            row |= {"at equal tokens after onset": f"none: {count_onsets(runs['onset_tokens'])} use it", "time": DASH}
+            row[at_onset] = f"none: {count_onsets(runs['onset_tokens'])} use it"
         rows.append(row)
-    return text_table(rows)
+    formats = {gap: Format(half="gap: half", sign=True), at_onset: Format(half="onset: half", sign=True)}
+    table = Table.of(rows, {**formats, "time": Format("percent")})
+    return Table(
+        table.frame.reindex(columns=["scheme", "seeds", gap, "gap: half", at_onset, "onset: half", "time"]),
+        table.formats,
+    )
 
 
-def worth_table(c: Comparison, points: pd.DataFrame) -> pd.DataFrame:
+def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
     """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown.
 
     The baseline has no row. Arguments: points, losses of runs that end after several lengths, with columns scheme,
     seed, tokens and loss.
     """
     rows = []
-    for scheme in (name for name in c.schemes if name != c.baseline):
+    for scheme in c.schemes:
+        if scheme == c.baseline:
+            continue
         shares, text = worth(points, scheme, c.baseline), DASH
         if shares and shares[0] <= 1:
-            text = f"reaches {c.baseline}'s final loss with {_shares(shares)} of its tokens"
+            text = f"reaches {c.baseline}'s final loss with {_shares(*shares)} of its tokens"
         elif shares:
-            text = (
-                f"{c.baseline} reaches this final loss with {_shares([1 / shares[n] for n in (0, 2, 1)])} of its tokens"
-            )
+            mean, low, high = shares
+            text = f"{c.baseline} reaches this final loss with {_shares(1 / mean, 1 / high, 1 / low)} of its tokens"
         rows.append({"scheme": scheme, "worth in tokens": text})
-    return text_table(rows)
+    return Table.of(rows)
 
 
-def _shares(shares: Sequence[float]) -> str:
-    mean, low, high = shares
+def _shares(mean: float, low: float, high: float) -> str:
     return f"{mean:.2f} (95 %: {low:.2f} to {high:.2f})"
 
 

@@ -25,6 +25,10 @@ SUBJECTS = "subjects"  # folder of models that were not trained here (`posbench.
 REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
 
 
+class NothingTrained(ConfigError):
+    """There are no runs yet: neither of this name nor of a similar one."""
+
+
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     """Return every run at or below `folder`, sorted by path, including runs in packs.
 
@@ -176,7 +180,7 @@ def only_experiment(runs_dir: Path) -> Path:
     experiments = sorted(folder for folder in folders if not others & {folder, *folder.parents})
     if len(experiments) != 1:
         if not experiments:
-            raise ConfigError(_no_experiments(runs_dir))
+            raise NothingTrained(_no_experiments(runs_dir))
         raise ConfigError(
             f"name an experiment, such as {experiments[0].name}: {runs_dir}/ contains "
             f"{_listed(map(str, experiments), runs_dir)}"
@@ -203,7 +207,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
     folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,
-    with the most similar name that does.
+    with the most similar name that does, or NothingTrained if none is similar.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
@@ -220,6 +224,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
     hint = nearest(name, [*known, *references])
     message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
+    error = ConfigError if hint else NothingTrained
     if not experiments:
-        raise ConfigError(f"{message} ({_no_experiments(runs_dir)})")
-    raise ConfigError(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")
+        raise error(f"{message} ({_no_experiments(runs_dir)})")
+    raise error(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, fabricate
 from rich.console import Console
 
 import posbench
 from posbench.config import ConfigError
 from posbench.runs import find_runs
+from tests.analysis.fabricate import World, fabricate
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fabricate import run_of, write_evaluation
 
 import posbench
 from posbench.analysis.table import read
-from posbench.reporting.pages import meaning
+from posbench.reporting.page import meaning
 from posbench.runs import DIED
 from posbench.runs.results import ResultKey
+from tests.analysis.fabricate import run_of, write_evaluation
 
 
 def windows(folder: Path, scheme: str, seed: int, protocol: str, stem: object) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fabricate import World, change_fingerprints, comparison, fabricate, fabricate_search, rescore, run_of
 from scipy import stats
 
 import posbench
@@ -21,10 +20,20 @@ from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.verdict import LOOKS, Judgement, judge_all
 from posbench.config import ConfigError
-from posbench.reporting import tables
+from posbench.reporting.sections import loss_table, name_with_remarks
+from posbench.reporting.text import as_text
 from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from posbench.system.console import console
+from tests.analysis.fabricate import (
+    World,
+    change_fingerprints,
+    comparison,
+    fabricate,
+    fabricate_search,
+    rescore,
+    run_of,
+)
 from tests.json_schema import DEFINITIONS, faults
 
 
@@ -33,7 +42,7 @@ from tests.json_schema import DEFINITIONS, faults
 def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
     place = REFERENCE / name
     comparison = build(*read_runs([place], None, console(quiet=True)))
-    table = tables.loss_table(comparison).set_index("scheme")
+    table = as_text(loss_table(comparison)).set_index("scheme")
     judgements, left_out = judge_all(place, JudgeOptions())
     assert not left_out and {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
     for judgement in judgements:
@@ -42,7 +51,7 @@ def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
         if not comparison.can_rank:
             assert data["verdict"] == "open" and data["p"] is None
             continue
-        row = table.loc[tables.name_with_remarks(comparison, judgement.scheme)]
+        row = table.loc[name_with_remarks(comparison, judgement.scheme)]
         assert data["verdict"] == row[f"verdict at {judgement.scope}"]
         assert float(row[f"gap to {comparison.baseline}"].split()[0]) == pytest.approx(judgement.gap, abs=6e-3)
         assert (data["p"] <= 0.05) == (data["verdict"] in ("better", "worse"))
@@ -204,7 +213,7 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
     place = fabricate_search(tmp_path, effects, seeds, {})
     finished = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=20)
     assert (finished.verdict, finished.scope) == ("better", "best rates")
-    table = tables.loss_table(build(*read_runs([place], None, console(quiet=True)))).set_index("scheme")
+    table = as_text(loss_table(build(*read_runs([place], None, console(quiet=True))))).set_index("scheme")
     by_report = posbench.judge(place, scheme="alibi", baseline="qk_rope")
     assert by_report.verdict == table.loc["alibi", "verdict at best rates"] == "better"
     stopped, *_ = [run for run in find_runs(place.with_name("demo-tune")) if run.manifest.seed == 4]
