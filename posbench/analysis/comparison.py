@@ -132,13 +132,14 @@ def build(
     baseline: str | None = None,
     margin: float = MARGIN,
     group_by: str = "",
+    doubt: str = "seeds",
 ) -> Comparison:
     """Return the Comparison of the summary's finished runs: losses, tests, figures and notes for one report.
 
     If an experiment has a search for learning rates, its runs at each scheme's best rate are compared.
     Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; baseline, the scheme
     that gaps are measured against; margin, nats per token below which losses count as equal; group_by, settings that
-    the runs are already grouped by (--by), for the error message.
+    the runs are already grouped by (--by), for the error message; doubt, what intervals are over, seeds or documents.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     compared, search = choose_rates(summary)
@@ -187,6 +188,7 @@ def build(
         left_out=left_out,
         notes=notes,
         holes=holes,
+        doubt=doubt,
     )
 
 

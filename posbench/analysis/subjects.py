@@ -27,7 +27,7 @@ def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | No
     number = rows["under"].map(options.index)
     rows = rows.assign(run=number, scheme=number.map(dict(enumerate(schemes))), under="")
     runs = [model.assign(scheme=scheme, loss=float(n)) for n, scheme in enumerate(schemes)]
-    return build(pd.concat(runs, ignore_index=True), rows, baseline=name)
+    return build(pd.concat(runs, ignore_index=True), rows, baseline=name, doubt="documents")
 
 
 def losses_of(c: Comparison) -> pd.DataFrame:

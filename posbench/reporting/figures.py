@@ -362,7 +362,8 @@ def _grid(axes: Axes, points: pd.DataFrame, columns: list[str]) -> None:
     for cell in points.to_dict("records"):
         x, y = columns.index(cell["column"]) + 0.5, rows.index(cell["row"]) + 0.5
         axes.text(x, y, cell["text"], ha="center", va="center", fontsize=8, color=INK)
-        axes.text(len(columns) + 0.1, y, cell["note"], va="center", fontsize=8)
+    for y, note in enumerate(points.drop_duplicates("row")["note"]):
+        axes.text(len(columns) + 0.1, y + 0.5, note, va="center", fontsize=8)
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     _bare(axes)

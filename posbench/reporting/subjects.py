@@ -5,7 +5,6 @@ Models with different tokenizers score different windows, so they are compared b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
@@ -19,8 +18,7 @@ from posbench.analysis.subjects import compared_options, losses_of
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, perplexity_text, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
-from posbench.evaluation.protocols.by_length import length_title
-from posbench.evaluation.protocols.section import Format, Plot, Section, Table, in_order, joined, pivot
+from posbench.evaluation.protocols.section import Format, Section, Table, in_order, joined, pivot
 from posbench.reporting.page import Page, paragraph
 from posbench.reporting.text import words
 from posbench.runs import run_at
@@ -126,11 +124,10 @@ def _in_order(c: Comparison) -> list[str]:
 def sections_of_model(c: Comparison) -> list[Section]:
     """Return the sections about one model."""
     alone = replace(c, losses=c.losses[[c.baseline]])  # heads are measured without options only
-    of_protocols = []
+    sections = []
     for protocol in PROTOCOLS.values():
-        if not protocol.is_by_length:
-            of_protocols += protocol.sections(alone if protocol is MECHANISM else c, True)
-    return [*perplexity_by_length(c), *joined(of_protocols, c.schemes)]
+        sections += protocol.sections(alone if protocol is MECHANISM else c, True)
+    return joined(sections, c.schemes)
 
 
 def _named(section: Section, name: str) -> Section:
@@ -141,35 +138,3 @@ def _named(section: Section, name: str) -> Section:
         plots=[replace(plot, name=f"{plot.name}-{name}") for plot in section.plots],
         latex=section.latex and (f"{section.latex[0]}-{name}", section.latex[1]),
     )
-
-
-def perplexity_by_length(c: Comparison) -> list[Section]:
-    """Return the section on perplexity by length: a picture, and a row for the model under each set of options."""
-    losses, T = losses_of(c), c.training_length
-    if losses.empty:
-        return []
-    lengths = sorted(set(losses["length"]))
-    losses = in_order(losses, _in_order(c), "length")
-    table = pivot(losses, {n: length_title(n, T) for n in lengths}, "length", "perplexity", Format("perplexity"))
-    frame, formats = table.frame, dict(table.formats)
-    last = losses[losses["length"] == lengths[-1]].set_index("scheme").reindex(frame["scheme"])
-    is_model = frame["scheme"] == c.baseline
-    if T in lengths and lengths[-1] > T:
-        change = f"change from {short_length(T)}"
-        frame[change] = last["change"].where(is_model.to_numpy()).to_numpy()
-        frame["change: half"] = last["change_documents"].to_numpy()
-        formats[change] = Format(half="change: half", sign=True)
-    if len(c.schemes) > 1:
-        gap = f"gap at {short_length(lengths[-1])}"
-        frame[gap] = last["gap"].mask(is_model.to_numpy(), 0.0).to_numpy()
-        frame["gap: half"] = last["gap_documents"].mask(is_model.to_numpy(), math.nan).to_numpy()
-        formats[gap] = Format(half="gap: half", sign=True)
-    note = (
-        f"Perplexity on the same targets at every length ({c.baseline} in the first row as its config.json says). "
-        "Change and gap to the first row: nats per token, ± half a 95 % interval over documents."
-    )
-    caption = "Perplexity against length, both on log scales."
-    plot = Plot("perplexity", "lengths", caption, losses.assign(x=losses["length"], y=losses["perplexity"]), line=T)
-    plots = [plot] if len(lengths) > 1 else []
-    latex = ("perplexity", "Perplexity by length.")
-    return [Section("Perplexity by length", plots=plots, table=Table(frame, formats), note=note, latex=latex)]

@@ -45,7 +45,10 @@ class ByLength(Windowed):
             plots = [self._plot(compared, cells)] if many and not text else []
             table = lengths_table(compared, cells, every_length)
             longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
-            note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats." if len(table) else ""
+            note = ""
+            if len(table):
+                note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats"
+                note += ", ± half a 95 % interval over documents." if compared.doubt == "documents" else "."
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
@@ -95,13 +98,19 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     if table.frame.empty:
         return table
     frame, signed = table.frame, Format(sign=True)
+    formats = dict(table.formats)
     at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(frame["scheme"])
     change, gap = f"change from {short_length(T)}", f"gap at {short_length(lengths[-1])}"
+    columns = {gap: "gap"}
     if T in lengths and lengths[-1] > T:
-        frame[change] = at_longest["change"].to_numpy()
-    frame[gap] = at_longest["gap"].to_numpy()
+        columns = {change: "change", gap: "gap"}
+    for title, name in columns.items():
+        frame[title], formats[title] = at_longest[name].to_numpy(), signed
+        if compared.doubt == "documents":
+            frame[f"{title}: half"] = at_longest[f"{name}_documents"].to_numpy()
+            formats[title] = Format(half=f"{title}: half", sign=True)
     frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
-    return Table(frame, {**table.formats, change: signed, gap: signed})
+    return Table(frame, formats)
 
 
 def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:

@@ -23,6 +23,7 @@ class ComparedRuns:
     losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
     cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`comparison.measure`)
     holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
+    doubt: str  # what intervals are over: seeds, or documents if there is only one seed
 
     @property
     def schemes(self) -> list[str]:
