@@ -128,14 +128,11 @@ def judge_all(
     c = build(summary, rows, options.baseline, margin=options.margin)
     if c.wanted_baseline != c.baseline:
         raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
-    compared = choose_rates(summary)[0]
-    died = compared[(compared["status"] == DIED) & (compared["scheme"] != c.baseline)].sort_values(["scheme", "seed"])
-    deaths = {str(name): dict(zip(of["seed"], of["reason"], strict=True)) for name, of in died.groupby("scheme")}
+    deaths = _deaths(summary, c.baseline)
     candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *deaths]) if scheme != c.baseline]
-    left_out = {
-        str(scheme): [line for line in c.left_out if line.startswith(f"{scheme} ")]
-        for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline})
-    }
+    left_out: dict[str, list[str]] = {}
+    for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline}):
+        left_out[str(scheme)] = [line for line in c.left_out if line.startswith(f"{scheme} ")]
     if options.scheme and options.scheme not in candidates:
         hint = f"{nearest(options.scheme, candidates)} ({', '.join(candidates)})"
         failures = "".join(f"\n  {line}" for line in left_out.get(options.scheme, ()))
@@ -144,15 +141,28 @@ def judge_all(
         failures = "".join(f"\n  {line}" for line in chain(*left_out.values()))
         raise ConfigError(f"no scheme has a finished run to compare with {c.baseline}: train one{failures}")
     if options.family:
-        folder = folder_of(Path(place))
-        parts = (folder, search_folder(folder))
-        own = [path for path in summary["path"] if any(Path(path).is_relative_to(part) for part in parts)]
-        record_tests(own, c.baseline, options.family * len(_looks(c, options)))
-    judgements = [
-        _judgement(c, rows, scheme, options, deaths.get(scheme, {}))
-        for scheme in ([options.scheme] if options.scheme else candidates)
-    ]
-    return judgements, {} if options.scheme else left_out
+        record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
+    if options.scheme:
+        candidates, left_out = [options.scheme], {}
+    judgements = [_judgement(c, rows, scheme, options, deaths.get(scheme, {})) for scheme in candidates]
+    return judgements, left_out
+
+
+def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
+    """Return {scheme: {seed: why its run died}} for the compared runs of each scheme but the baseline."""
+    compared = choose_rates(summary)[0]
+    died = compared[(compared["status"] == DIED) & (compared["scheme"] != baseline)].sort_values(["scheme", "seed"])
+    deaths: dict[str, dict[int, str]] = {}
+    for scheme, seed, reason in died[["scheme", "seed", "reason"]].to_numpy().tolist():
+        deaths.setdefault(scheme, {})[seed] = reason
+    return deaths
+
+
+def _own(summary: pd.DataFrame, place: Path) -> list[str]:
+    """Return the paths of the runs at this place and in its search, without those of a reference experiment."""
+    folder = folder_of(place)
+    parts = (folder, search_folder(folder))
+    return [path for path in summary["path"] if any(Path(path).is_relative_to(part) for part in parts)]
 
 
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
@@ -212,33 +222,21 @@ def _judgement(
     names = [scheme, c.baseline]
     table = c.losses.reindex(columns=names)  # without losses of a scheme whose runs all died
     seeds = {name: table[name].dropna().index.to_list() for name in names}
-    losses = table.dropna()
+    losses, looks = table.dropna(), _looks(c, options)
     gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
     mean, low, high = interval(gaps)
-    is_searched = c.search is not None and c.is_at_best_rates and scheme in c.schemes
-    second = c.search.second(names).reindex(c.losses.index) if c.search and is_searched else None
-    looks = _looks(c, options)
     size = options.family * len(looks) if options.family else int(c.pairs["p_claimed"].notna().sum())
-    tests = _first_decision(losses, second, looks, size, options.margin) if options.family else c.pairs
-    outcome = "failed" if deaths else (verdict(tests, scheme, c.baseline) if c.can_rank else "") or "open"
-    test = tests[tests["left"].isin(names) & tests["right"].isin(names)]
-    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and (gaps[:FIRST_SEEDS] > options.margin).all()
+    outcome, p, tested = _tested(c, losses, looks, size, options)
+    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.margin).all())
     target = next((look for look in (FIRST_SEEDS, *looks) if len(gaps) < look), 0)
-    go_on = outcome == "open" and bool(target) and not is_dropped
-    p = float(next(iter(test["p_claimed"]), math.nan)) if c.can_rank and not deaths else math.nan
-    tested = int(next(iter(test["seeds"]), 0))
+    go_on = not deaths and outcome == "open" and target > 0 and not is_dropped
     reason = f"decided by the test of {tested} seeds"
     if deaths:
+        outcome, p = "failed", math.nan
         reason = "; ".join(f"seed {seed} diverged: {why}" for seed, why in deaths.items())
     elif outcome == "open":
-        reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, bool(is_dropped))
-    reached = tested or FIRST_SEEDS * (len(gaps) >= FIRST_SEEDS)
-    planned_looks = (FIRST_SEEDS, *looks)
-    look = {"number": sum(n <= reached for n in planned_looks), "of": len(planned_looks), "seeds": reached}
+        reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
     runs = c.runs[c.runs["scheme"].isin(names)]
-    costs = (runs["training_flops"] / runs["tokens"]).groupby(runs["scheme"]).mean().reindex(names)
-    onsets = c.onsets.reindex(columns=names).median() if c.has_onsets else None
-    shares = worth(decayed_points(runs), scheme, c.baseline)
     return Judgement(
         scheme=scheme,
         baseline=c.baseline,
@@ -250,22 +248,70 @@ def _judgement(
         gap_high=high,
         p=p,
         family=options.family,
-        look=look if options.family else None,
+        look=_look(looks, tested, len(gaps)) if options.family else None,
         seeds=seeds[scheme],
         baseline_seeds=seeds[c.baseline],
         go_on=go_on,
         next_commands=_next_commands(c, names, seeds, target) if go_on else [],
         noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
         beyond=_beyond(c, rows, names, looks if options.family else (), size, options.margin),
-        onset=None if onsets is None else {"tokens": onsets[scheme], "baseline_tokens": onsets[c.baseline]},
-        worth_in_tokens=dict(zip(("share", "low", "high"), shares, strict=True)) if shares else None,
-        flops_per_token={
-            "scheme": costs[scheme],
-            "baseline": costs[c.baseline],
-            "ratio": costs[scheme] / costs[c.baseline],
-        },
+        onset=_onset(c, names),
+        worth_in_tokens=_worth(runs, names),
+        flops_per_token=_flops_per_token(runs, names),
         warnings=list(_warnings(c, names, runs, gaps, options)),
     )
+
+
+def _tested(
+    c: Comparison, losses: pd.DataFrame, looks: Sequence[int], size: int, options: JudgeOptions
+) -> tuple[str, float, int]:
+    """Return the verdict of the tests, the corrected p (NaN without a test), and the number of seeds tested.
+
+    Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; looks and
+    size, as in `_first_decision`.
+    """
+    tests, names = c.pairs, list(losses.columns)
+    if options.family:
+        second = None
+        if c.search and c.is_at_best_rates and names[0] in c.schemes:
+            second = c.search.second(names).reindex(c.losses.index)
+        tests = _first_decision(losses, second, looks, size, options.margin)
+    of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
+    tested = int(next(iter(of_pair["seeds"]), 0))
+    if not c.can_rank:
+        return "open", math.nan, tested
+    return verdict(tests, *names) or "open", float(next(iter(of_pair["p_claimed"]), math.nan)), tested
+
+
+def _look(looks: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
+    """Return the last planned look that was reached: its number, of how many, and its seeds.
+
+    Arguments: tested, the number of seeds of the test, 0 without one; seeds, the number that both schemes have.
+    """
+    planned, reached = (FIRST_SEEDS, *looks), tested
+    if not tested and seeds >= FIRST_SEEDS:
+        reached = FIRST_SEEDS
+    return {"number": sum(look <= reached for look in planned), "of": len(planned), "seeds": reached}
+
+
+def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
+    """Return the median tokens until distant order was used, or None if no run logged it."""
+    if not c.has_onsets:
+        return None
+    medians = c.onsets.reindex(columns=list(names)).median()
+    return {"tokens": medians[names[0]], "baseline_tokens": medians[names[1]]}
+
+
+def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
+    """Return the share of the baseline's tokens that gives the same loss, or None if it is not known."""
+    shares = worth(decayed_points(runs), *names)
+    return dict(zip(("share", "low", "high"), shares, strict=True)) if shares else None
+
+
+def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
+    costs = (runs["training_flops"] / runs["tokens"]).groupby(runs["scheme"]).mean().reindex(list(names))
+    scheme, baseline = costs.to_list()
+    return {"scheme": scheme, "baseline": baseline, "ratio": scheme / baseline}
 
 
 def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:

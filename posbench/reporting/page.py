@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,6 +89,12 @@ def prose(name: str, *content: Any) -> str:
 def paragraph(name: str, *content: Any) -> str:
     """Return the text of this macro as one paragraph."""
     return " ".join(prose(name, *content).split())
+
+
+def unshown(holes: Iterable[str], sections: Sequence[Section]) -> list[str]:
+    """Return the lines about missing figures that no section shows."""
+    shown = {line for section in sections for line in section.holes}
+    return [line for line in holes if line not in shown]
 
 
 def write(target: Path, page: Page, is_latex: bool) -> list[Path]:

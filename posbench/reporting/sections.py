@@ -31,7 +31,7 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import count_onsets
 from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order, joined, pivot
 from posbench.reporting.onset import onset_gaps
-from posbench.reporting.page import Page, paragraph, prose
+from posbench.reporting.page import Page, paragraph, prose, unshown
 from posbench.reporting.setup import continued, setup
 from posbench.reporting.text import as_text
 
@@ -46,7 +46,6 @@ def losses_page(c: Comparison, published: Published | None, margin: float, every
     """
     sections = sections_of(c, published, margin, every_length)
     holes = list(chain(*c.holes.values()))
-    shown = {line for section in sections for line in section.holes}
     left_out = [("not compared", line) for line in c.left_out]
     return Page(
         title=c.experiment,
@@ -55,7 +54,7 @@ def losses_page(c: Comparison, published: Published | None, margin: float, every
         sections=sections,
         runs=c.runs,
         setup=[*setup(c.runs), *left_out],
-        notes=[*c.notes, *(line for line in holes if line not in shown)],
+        notes=[*c.notes, *unshown(holes, sections)],
         numbers=numbers(c),
         files={"table.csv": c.cells, "pairs.csv": c.pairs},
         holes=holes,

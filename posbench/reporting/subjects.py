@@ -19,7 +19,7 @@ from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, perplexity_text, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
 from posbench.evaluation.protocols.section import Format, Section, Table, in_order, joined, pivot
-from posbench.reporting.page import Page, paragraph
+from posbench.reporting.page import Page, paragraph, unshown
 from posbench.reporting.text import words
 from posbench.runs import run_at
 
@@ -45,7 +45,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
     notes: list[str] = []
     figures: list[Any] = []
     for c in compared.values():
-        notes += [*c.notes, *chain(*c.holes.values())]
+        notes += [*c.notes, *unshown(chain(*c.holes.values()), sections)]
         figures += losses_of(c)[_NUMBERS].to_dict("records")
     return Page(
         title=", ".join(compared),

@@ -21,7 +21,7 @@ class ComparedRuns:
     runs: pd.DataFrame  # rows of the summary, one per compared run
     wanted_baseline: str
     losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
-    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`comparison.measure`)
+    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`cells.measure`)
     holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
     doubt: str  # what intervals are over: seeds, or documents if there is only one seed
 
