@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import posbench
@@ -40,6 +41,11 @@ from benchmarks import peers
 from benchmarks.shapes import SHAPES as SIZES
 from benchmarks.shapes import config_of
 from posbench.catalogue.choices import choices
+from posbench.data import Batch
+from posbench.runs import find_runs
+from posbench.system.device import Device, choose_device
+from posbench.training.stack import Stack
+from posbench.training.step import TrainingStep
 from posbench.verify.certificates import ROUNDINGS
 from posbench.verify.gradients import gradients_of, training_errors
 from posbench.verify.measures import path_errors
@@ -94,6 +100,13 @@ def items_of(session: Session) -> list[Item]:
             Item("warm-A", partial(speed, shape="A", rounds=1, steps=1), 400),
             Item("speed-A", partial(speed, shape="A"), 400, alone=True),
             Item("profile-A-qk_rope", partial(profile, shape="A", scheme="qk_rope"), 400, alone=True),
+            Item(
+                "stacks-tiny-adamw",
+                partial(stack_speed, model="tiny", optimizer="adamw", sizes=(1, 3)),
+                240,
+                alone=True,
+            ),
+            Item("search-muon", partial(stacked_search, optimizer="muon"), 600, alone=True),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
             Item("long-nope", partial(long_windows, scheme="nope"), 240, alone=True),
         ]
@@ -108,6 +121,15 @@ def items_of(session: Session) -> list[Item]:
         *(Item(f"certificates-{name}", partial(certificates, scheme=name), 400) for name in certified),
         *(Item(f"gradients-{scheme}", partial(gradients, scheme=scheme), 300) for scheme in BIASES),
         *(Item(f"speed-{shape}", partial(speed, shape=shape), 300, alone=True) for shape in SHAPES),
+        *(
+            Item(f"stacks-{model}-{optimizer}", partial(stack_speed, model=model, optimizer=optimizer), 200, alone=True)
+            for model in ("headline", "3m", "25m")
+            for optimizer in ("adamw", "muon")
+        ),
+        *(
+            Item(f"search-{optimizer}", partial(stacked_search, optimizer=optimizer), 600, alone=True)
+            for optimizer in ("muon", "adamw")
+        ),
         *(
             Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
             for shape, scheme in profiled
@@ -310,6 +332,77 @@ def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
     pack = session.output / "kexue_25m.zip"
     pack.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "posbench", "pack", str(run.path.parents[1]), str(pack)], check=True)
+
+
+# Models whose stacked steps are timed, as overrides.
+STACKED = {
+    "tiny": TINY,
+    "headline": ["experiment=headline_muon"],
+    "3m": ["experiment=headline_muon", "model.d_model=256", "model.num_heads=8", "model.num_layers=4"],
+    "25m": ["experiment=headline_muon", "model=25m", "train.context_length=512", "train.batch_size=8"],
+}
+
+
+def stack_speed(
+    session: Session, model: str, optimizer: str, sizes: tuple[int, ...] = (1, 8, 32, 100)
+) -> Iterator[Figures]:
+    """Time the steps of R runs of qk_rope that train as one, and of one run after the other."""
+    overrides = [*STACKED[model], f"train.optimizer={optimizer}", f"train.device={session.device}"]
+    config = posbench.compose(overrides)
+    device = choose_device(config.train)
+    entries = config.tokenizer.num_entries
+    shape = (config.train.batch_size, config.train.context_length + 1)
+    batch = Batch(np.random.default_rng(0).integers(0, entries, shape))
+    tokens = config.train.tokens_per_step
+    alone = TrainingStep(config, posbench.build_model(config, entries), device)
+    sent = batch.each(device.send)
+    yield {"alone": {"tokens_per_second": rate_of(lambda n: alone(n, sent), tokens, device)}}
+    for size in sizes:
+        configs = [replace(config, seed=seed) for seed in range(size)]
+        models = [posbench.build_model(each, entries) for each in configs]
+        plain = replace(device, is_stacked=True, compiled=False)
+        stack = Stack([TrainingStep(each, m, plain) for each, m in zip(configs, models, strict=True)], configs)
+        rate = rate_of(partial(stack_step, stack, batch, size), size * tokens, device)
+        runs_a_minute = 60 * rate / (config.train.num_steps * tokens)
+        yield {f"stack of {size}": {"tokens_per_second": rate, "runs_per_minute": runs_a_minute}}
+
+
+def stack_step(stack: Stack, batch: Batch, size: int, n: int) -> object:
+    return stack(size * [n], size * [batch])
+
+
+def rate_of(step: Callable[[int], object], tokens: int, device: Device) -> float:
+    """Return the tokens per second of 20 steps of `tokens` tokens, after 5 others."""
+    for n in range(5):
+        step(n)
+    device.wait()
+    began = time.monotonic()
+    for n in range(20):
+        step(n)
+    device.wait()
+    return 20 * tokens / (time.monotonic() - began)
+
+
+def stacked_search(session: Session, optimizer: str) -> Iterator[Figures]:
+    """Train the learning-rate search of an experiment with stacked runs, evaluate it and pack it."""
+    small = [*TINY, "data.path=posbench", "data=files", "train.tokens=5120", "train.trunk_tokens=null", "scheme=nope"]
+    small += ["train.order_every=null", "evaluation.lengths=[64,128]", "evaluation.windows=4", "launch.stack=10"]
+    overrides = ["experiment=headline_muon", f"train.optimizer={optimizer}", *(small if session.rehearse else [])]
+    name = f"search_{optimizer}"
+    command = [sys.executable, "-m", "posbench"]
+    words = [*overrides, *run_overrides(session, name), *session.overrides]
+    began = time.monotonic()
+    subprocess.run([*command, "tune", *words], check=True)
+    folder = session.output / "runs" / f"{name}-tune"
+    losses = {run.name: run.manifest.loss for run in find_runs(folder) if run.is_finished}
+    yield {"seconds": round(time.monotonic() - began, 1), "runs": len(losses), "losses": losses}
+    protocols = ["--protocol", "fixed" if session.rehearse else "fixed,order"]
+    subprocess.run([*command, "eval", str(folder), *protocols], check=True)
+    for experiment in sorted(folder.iterdir()):
+        pack = session.output / f"{name}-{experiment.name}.zip"
+        pack.unlink(missing_ok=True)
+        subprocess.run([*command, "pack", str(experiment), str(pack)], check=True)
+        yield {f"pack of {experiment.name}": pack.stat().st_size}
 
 
 def long_windows(session: Session, scheme: str) -> Iterator[Figures]:

@@ -339,6 +339,9 @@ def compare(
     tokens = tokens.to(device.torch)
     builders = ThreadPoolExecutor(4)
     makers = contenders(shape, dtype, compiled, fused, only, device, builders, overrides)
+    # Threads that have called OpenMP keep workers of their own. With more workers than cores, OpenMP lets all of them
+    # sleep between two parallel regions, and a small step takes twice its time.
+    builders.shutdown()
     results = Measured()
     for names in [[name] for name in makers] if alone else [list(makers)]:
         measure({name: makers[name] for name in names}, rounds, steps, tokens, device, results, report)

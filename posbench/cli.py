@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
@@ -97,6 +97,9 @@ def _application() -> None:
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
     """Print an error of the body as one message and exit. With POSBENCH_TRACEBACK=1, show its traceback instead."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from posbench.system.files import explained
     from posbench.system.signals import Stopped
 
     try:
@@ -106,8 +109,15 @@ def _exit_on_error() -> Iterator[None]:
     except Stopped as stopped:
         say(str(stopped))
         raise SystemExit(stopped.exit_status) from None
+    except BrokenProcessPool as error:
+        _fail(
+            error,
+            1,
+            "a worker process was killed, usually for lack of memory (dmesg says so): lower --jobs and give the same "
+            "command again; results that were stored are kept",
+        )
     except OSError as error:
-        _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        _fail(error, 2, explained(error))
     except Exception as error:
         place = place_of(error)
         hint = "" if place else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"
@@ -175,7 +185,14 @@ def train(
 
     overrides = [*(words or []), *ctx.args, *_in_parallel(jobs)]
     outcomes = run_application(
-        "posbench train", overrides, _train_job, say, lambda folder: run_at(folder).is_finished, _check_job
+        "posbench train",
+        overrides,
+        _train_job,
+        say,
+        lambda folder: run_at(folder).is_finished,
+        _check_job,
+        _stacks,
+        _train_stack,
     )
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
@@ -193,6 +210,20 @@ def _check_job(config: Config) -> None:
     from posbench.evaluation.protocols import check_protocols
 
     check_protocols(config)
+
+
+def _stacks(configs: Sequence[Config], say: Callable[[str], object]) -> list[list[int]]:
+    if configs[0].launch.stack == "off":
+        return []
+    from posbench.training.stacked_runs import stacks_of
+
+    return stacks_of(configs, say)
+
+
+def _train_stack(configs: Sequence[Config]) -> list[Manifest | Exception]:
+    from posbench.training.stacked_runs import train_stacked
+
+    return [end if isinstance(end, Exception) else end.manifest for end in train_stacked(configs)]
 
 
 def _train_job(config: Config) -> Manifest:
@@ -554,6 +585,49 @@ def verify(
 
     if not certify(names, console(), compiled, config_dir):
         raise SystemExit(1)
+
+
+@app.command()
+def vectors(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="The folder to write to.", show_default=False)
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Compare values of another implementation: safetensors, tensors ENTRY.TENSOR."
+        ),
+    ] = None,
+    schemes: Annotated[
+        str, typer.Option(help="Names of entries, separated by commas. Default: all.", show_default=False)
+    ] = "",
+    heads: Annotated[int, typer.Option(help="Number of query heads.")] = 4,
+    kv_heads: Annotated[int, typer.Option(help="Number of key heads.")] = 2,
+    head_dim: Annotated[int, typer.Option(help="Channels of a head.")] = 64,
+    positions: Annotated[str, typer.Option(help="Positions, separated by commas.")] = "0,1,255,4095,131071",
+    rounding: Annotated[
+        float, typer.Option(help="The relative error that --check allows; 1e-2 for bfloat16.", min=0)
+    ] = 1e-5,
+) -> None:
+    """Write reference values of position conventions in float64, or check those of another implementation.
+
+    `posbench vectors FOLDER`, `posbench vectors --check mine.safetensors`
+
+    Exit status: 0 if all checked entries are right, 1 if one is wrong, 2 errors.
+    """
+    from posbench.system.files import sum_of
+    from posbench.tools import vectors as reference_vectors
+
+    if (folder is None) == (check is None):
+        raise ConfigError("give either a FOLDER to write to, or --check FILE to compare with")
+    names = [name.strip() for name in schemes.split(",") if name.strip()]
+    sizes = reference_vectors.Sizes(heads, kv_heads, head_dim, reference_vectors.positions_named(positions))
+    if check is not None:
+        if not reference_vectors.check(check, sizes, console(), names, rounding):
+            raise SystemExit(1)
+    elif folder is not None:
+        for path in reference_vectors.write(folder, names, sizes):
+            console().out(f"{path}: {path.stat().st_size:,} bytes, SHA-256 {sum_of(path)}")
 
 
 @app.command(context_settings=HYDRA)

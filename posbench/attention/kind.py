@@ -18,7 +18,8 @@ class KVCache:
     """The cache of one layer for reading a window piece by piece.
 
     It holds one row per token (keys and values, by `append`) or a state of fixed size, which a recurrence updates.
-    Gates have their own caches in `gates`: one row per token if a bias reads them, otherwise only their running sums.
+    Gates have their own caches in `gates`: one row per token if a bias reads them, otherwise only their running sums,
+    and nothing if later queries read neither (`Scheme.reads_earlier_gates`).
     """
 
     def __init__(self, length: int) -> None:
@@ -91,6 +92,7 @@ class Kind(nn.Module, ABC):
 
     takes_bias: bool = True  # whether a scheme may add a bias
     has_keys: bool = True  # whether a bias may read keys
+    takes_qk_norm: bool = False  # whether `model.qk_norm` normalises its queries and keys
     takes_windows: bool = False  # whether it supports sliding windows and document masks
     parts: tuple[str, ...] = ("q", "k", "v")  # parts of the packed projection, in this order; a kind may lack some
     kernel: Callable[..., Tensor] | None = None  # one of `kernels`; None means the best for the scheme and the device
@@ -137,6 +139,9 @@ class Kind(nn.Module, ABC):
         if gate is None:
             return None
         self._check_gate(gate, scheme)
+        if cache is not None and not scheme.reads_earlier_gates:
+            sums = gate.cumsum(2)
+            return Gates(gate, gate, sums, sums)
         gate_cache = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
         if gate_cache is None or scheme.overrides("bias"):
             rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])

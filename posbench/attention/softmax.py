@@ -49,6 +49,7 @@ class Softmax(Kind):
         gates = shape.num_heads * (shape.head_dim if output_gate == "channel" else 1)
         self.output_gate = nn.Parameter(torch.empty(gates, shape.d_model)) if output_gate else None
 
+    takes_qk_norm = True
     takes_windows = True
 
     def attend(
@@ -101,7 +102,7 @@ class Softmax(Kind):
         values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys, past)
         dropped = 0  # keys that no query sees any more
         if cache is not None:
-            window = None if scheme.reads_keys else scheme.window
+            window = None if scheme.reads_keys else scheme.reach
             k, values = cast(tuple[Tensor, Tensor | None], cache.append(k, values, window=window))
             dropped = cache.filled - k.shape[2]
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
@@ -126,10 +127,22 @@ class Softmax(Kind):
         return o * gates.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        window = min(length, scheme.window or length)
-        keys = window - window**2 / (2 * length)  # average number of keys that a query sees
+        chunk = min(length, scheme.chunk or length)
+        whole_chunks, rest = divmod(length, chunk)
+        # The average number of keys that a query sees, over whole chunks and the rest of the input.
+        keys = (
+            whole_chunks * chunk * _mean_keys(chunk, scheme.window) + rest * _mean_keys(rest, scheme.window)
+        ) / length
         gates = 0 if self.output_gate is None else self.output_gate.numel()
         return 4.0 * self.shape.num_heads * self.shape.head_dim * keys + 2.0 * gates
+
+
+def _mean_keys(length: int, window: int | None) -> float:
+    """Return how many of `length` tokens a query sees on average, if each query sees up to `window` of them."""
+    if length == 0:
+        return 0.0
+    seen = min(length, window or length)
+    return seen - seen**2 / (2 * length)
 
 
 def _bias_within_documents(

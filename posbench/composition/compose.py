@@ -19,6 +19,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,8 @@ def checked_config(composed: DictConfig) -> Config:
         _continue(mapping)
     with plain_errors():
         config = Config.from_mapping(mapping)
+        if config.train.from_run:
+            config = _with_trained_positions(config)
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
     config.command = tuple(HydraConfig.get().overrides.task)
@@ -318,7 +321,9 @@ def _continue(mapping: dict[str, Any]) -> None:
     positions or tokenizer and the user gave no others.
     """
     from posbench.data.text.tokenizer import CONVERT
+    from posbench.runs.folder_check import tokenizer_files
     from posbench.runs.start import start_of
+    from posbench.schemes.building import with_option, without_option
 
     words = HydraConfig.get().overrides.task
     keys = {word.lstrip("+").partition("=")[0] for word in words}
@@ -338,17 +343,45 @@ def _continue(mapping: dict[str, Any]) -> None:
         if start.tokenizer_file.is_file() or "tokenizer.path" in keys:
             mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
         elif mapping["data"].get("source") != "task":
+            others = tokenizer_files(start.tokenizer_file.parent)
             raise ConfigError(
-                f"train.from_run={from_run} has no tokenizer.json, which says what its token ids mean: give "
+                f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
     if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         row = {key: value for key, value in start.positions.checked_row(from_run).items() if key != "lr"}
-        mapping["scheme"] = row | options_of("scheme")
+        if "scheme.rescale" in keys:
+            row = without_option(row, "factor")  # of the source's own rescaling
+        for option, value in options_of("scheme").items():
+            row = with_option(row, option, value)
+        mapping["scheme"] = row
     if "scheme.name" not in keys:
         # If the source also continued a run, its name is such as `a_then_b`; the last part is its scheme.
         name = mapping["scheme"]["name"].rpartition("_then_")[2]
         mapping["scheme"]["name"] = f"{start.scheme}_then_{name}"
+    mapping["scheme"].setdefault("trained_length", start.positions.trained_length)
+
+
+def _with_trained_positions(config: Config) -> Config:
+    """Return the configuration of a run that continues a model, with the factor by which it rescales rotations.
+
+    The factor is training context / the context that the source's positions were trained in. It is set if the run
+    rescales to longer windows and the user gave no factor, so that evaluation rotates as training did. The source's
+    context, `scheme.trained_length`, is recorded only if it changes what the run computes.
+    """
+    from posbench.model.architecture import build_architecture
+    from posbench.schemes import Scheme
+    from posbench.schemes.building import with_factor
+
+    length, scheme = config.train.context_length, config.scheme
+    layers = build_architecture(config).scheme
+    reads_length = any(part.reads_length for part in layers.modules() if isinstance(part, Scheme))
+    if scheme.trained_length in (None, length) or not reads_length:
+        return replace(config, scheme=replace(scheme, trained_length=None))
+    row = scheme.to_mapping()
+    if length > scheme.trained_length:
+        row = with_factor(row, length / scheme.trained_length)
+    return replace(config, scheme=SchemeConfig.from_mapping(row))
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import hydra
@@ -52,8 +55,14 @@ _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
 _MULTIRUN = {"-m", "--multirun"}
 _FLAGS = _FLAGS_WITH_VALUES | _MULTIRUN | {"-r", "--run", "--resolve", "-h", "--hydra-help", "--version"}
+_MEMORY = (
+    "The usual reason is too little memory (dmesg says so): lower --jobs, or train.batch_size with a larger "
+    "train.accumulation"
+)
 _HYDRA_WRITES = ("hydra.output_subdir=", "hydra/job_logging=", "hydra/hydra_logging=", "hydra/launcher=submitit")
 
+
+Stacks = Callable[[Sequence[Config], Say], list[list[int]]]  # which of several jobs run as one
 
 # ---------------------------------------------------------------- the application
 
@@ -65,6 +74,8 @@ def run_application(
     say: Say,
     is_finished: Callable[[Path], bool] = lambda folder: False,
     check: Callable[[Config], None] = lambda config: None,
+    stacks: Stacks = lambda configs, say: [],
+    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None = None,
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
@@ -73,12 +84,13 @@ def run_application(
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
     called with the configuration of each run; say, called with what a sweep will run, each run that begins, and each
     failure; is_finished, returns True for run folders that need no training; check, called with the configuration of
-    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse.
+    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse; stacks,
+    returns which jobs of a sweep run as one, and stacked_job runs these, and returns each one's result or error.
     Returns: an `Outcome` for each job of the sweep, or for the single run.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
-    task = SweepJob(job, say, is_finished, check)
+    task = SweepJob(job, say, is_finished, check, stacks, stacked_job)
     register()
     overrides: list[str] = []
     flags: list[str] = []  # kept apart because Hydra refuses flags among overrides
@@ -145,9 +157,13 @@ class SweepJob:
     say: Say  # called with the name of each job as it begins, and with each failure
     is_finished: Callable[[Path], bool]  # returns True for run folders that need no training
     check: Callable[[Config], None]  # raises ConfigError for a configuration that the job would refuse
+    stacks: Stacks  # returns lists of numbers of jobs that run as one
+    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None  # runs such jobs: each one's result or error
     work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
+    numbers: Sequence[int] | None = None  # numbers in the sweep of the jobs that are launched
+    journal: Path | None = None  # folder in which jobs of joblib note that they begin, and their outcome
     outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
@@ -156,13 +172,14 @@ class SweepJob:
         Arguments: composed, what Hydra composed as the job's configuration. Raises: Stopped and KeyboardInterrupt,
         which end a sweep.
         """
-        name, was_finished = "", False
+        name, was_finished, number = "", False, None
         try:
             config = checked_config(composed)
             name = run_name(config)
             was_finished = self.is_finished(Path(config.runs_dir, name))
             if self.work is not None:
-                number = int(HydraConfig.get().job.num)
+                number = self._number()
+                self._note(number, "begun", name)
                 clock = SweepClock.at(number, self.work, self.parallel, self.started)
                 SWEEP_CLOCK.set(clock)
                 self.say(f"run {number + 1} of {len(self.work)}: {name}{clock.left(0)}")
@@ -176,7 +193,27 @@ class SweepJob:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
             self.say(str(outcome))
+        if number is not None:
+            self._note(number, "outcome", outcome)
         return outcome
+
+    def _number(self) -> int:
+        """Return the job's number in the sweep, from 0."""
+        number = int(HydraConfig.get().job.num)
+        return number if self.numbers is None else self.numbers[number - self.numbers[0]]
+
+    def _note(self, number: int, event: str, content: Any) -> None:
+        """Store in the journal what happened to a job, so that the sweep knows it if a worker process is killed."""
+        if self.journal is None:
+            return
+        temporary = self.journal / f"{number}.{event}.tmp"
+        temporary.write_bytes(pickle.dumps(content))
+        temporary.replace(self.journal / f"{number}.{event}")
+
+    def noted(self, event: str) -> dict[int, Any]:
+        """Return {number of a job: what it noted} for an event, `begun` or `outcome`, from the journal."""
+        assert self.journal is not None
+        return {int(file.stem): pickle.loads(file.read_bytes()) for file in self.journal.glob(f"*.{event}")}
 
 
 def run_name(config: Config) -> str:
@@ -235,10 +272,75 @@ class PosbenchSweeper(Sweeper):
         self.task.started = time.time()
         num_finished = f", {sum(finished)} of them already finished" if any(finished) else ""
         self.task.say(f"{count_of(len(jobs), 'run')}{num_finished}")
-        for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
-            if batch:
-                returned = self.launcher.launch([list(job.words) for job in batch], initial_job_idx=first)
-                self.task.outcomes += [job.return_value for job in returned]
+        with TemporaryDirectory(prefix="posbench-sweep-") as journal:
+            self.task.journal = Path(journal) if "joblib" in str(self.master.hydra.launcher) else None
+            for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
+                if batch:
+                    numbered = dict(enumerate(batch, first))
+                    outcomes = self._stacked_outcomes(numbered)
+                    outcomes |= self._outcomes({n: job for n, job in numbered.items() if n not in outcomes})
+                    self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
+
+    def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        """Run the jobs that run as one, and return {number in the sweep: outcome}."""
+        unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
+        numbers, configs = list(unfinished), [job.config for job in unfinished.values()]
+        outcomes = {}
+        for stack in self.task.stacks(configs, self.task.say) if configs else ():
+            assert self.task.stacked_job is not None
+            results = self.task.stacked_job([configs[place] for place in stack])
+            for place, result in zip(stack, results, strict=True):
+                name = run_name(configs[place])
+                is_error = isinstance(result, Exception)
+                outcomes[numbers[place]] = Outcome(name, result if is_error else None, None if is_error else result)
+                if is_error:
+                    self.task.say(str(outcomes[numbers[place]]))
+        return outcomes
+
+    def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        """Run the jobs, {number in the sweep: job}, and return {number: outcome}.
+
+        If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new ones,
+        and those that were running are tried again, one at a time, so that it is known which one is killed.
+        """
+        waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
+        while waiting or interrupted:
+            is_alone = not waiting
+            batch = waiting or dict([next(iter(interrupted.items()))])
+            returned, begun = self._launch(batch)
+            outcomes |= returned
+            lost = {number: batch[number] for number in begun if number not in returned}
+            waiting = {number: job for number, job in waiting.items() if number not in (*returned, *lost)}
+            interrupted = {number: job for number, job in interrupted.items() if number not in batch}
+            if lost and is_alone:
+                [(number, job)] = lost.items()
+                outcomes[number] = Outcome(run_name(job.config), JobFailed(f"its worker process was killed. {_MEMORY}"))
+                self.task.say(str(outcomes[number]))
+            elif lost:
+                names = " or ".join(run_name(job.config) for job in lost.values())
+                self.task.say(
+                    f"a worker process was killed while it trained {names}: the other runs go on in new processes, "
+                    f"then what was interrupted is tried again, one run at a time. {_MEMORY}"
+                )
+                interrupted |= lost
+        return outcomes
+
+    def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
+        """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began.
+
+        All of them ended, unless a worker process was killed.
+        """
+        self.task.numbers = list(jobs)
+        for file in self.task.journal.iterdir() if self.task.journal else ():
+            file.unlink()
+        try:
+            returned = self.launcher.launch(
+                [list(job.words) for job in jobs.values()], initial_job_idx=next(iter(jobs))
+            )
+        except BrokenProcessPool:
+            begun = set(self.task.noted("begun")) or set(jobs)  # if none has begun, all may be at fault
+            return self.task.noted("outcome"), begun
+        return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
         composed = self.loader.load_sweep_config(self.master, list(words))

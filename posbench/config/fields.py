@@ -32,6 +32,7 @@ from posbench.config.rules import (
     ruled,
     schemes_of_a_group,
     scored_length,
+    stack_size,
     step_count,
     token_count,
     trained_lengths,
@@ -66,6 +67,7 @@ class SchemeConfig(Group):
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {} means softmax
     lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means train.lr_of or train.lr
     lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the learning rate of the scheme's own parameters
+    trained_length: int | None = ruled(at_least(1), None)  # L of formulas, tokens; None means train.context_length
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
@@ -78,23 +80,23 @@ class SchemeConfig(Group):
                 key in mapping,
                 f"the scheme has no {key!r}: give scheme={{name: ..., kind: ...}} or a name from conf/scheme",
             )
-        ours = ("name", "kind", "attention", "lr", "lr_factor")
+        settings = ("lr", "lr_factor", "trained_length")
         attention = mapping.get("attention") or {}
         require(
             isinstance(attention, dict),
             f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
         )
-        options = {key: value for key, value in mapping.items() if key not in ours}
-        rates = {key: mapping[key] for key in ("lr", "lr_factor") if key in mapping}
-        return cls(mapping["name"], mapping["kind"], options, attention, **rates)
+        options = {key: value for key, value in mapping.items() if key not in ("name", "kind", "attention", *settings)}
+        given = {key: mapping[key] for key in settings if key in mapping}
+        return cls(mapping["name"], mapping["kind"], options, attention, **given)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
         attention = {"attention": self.attention} if self.attention else {}
-        lr = ({} if self.lr is None else {"lr": self.lr}) | (
-            {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
-        )
-        return {"name": self.name, "kind": self.kind, **lr, **attention, **self.options}
+        lr = {} if self.lr is None else {"lr": self.lr}
+        factor = {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
+        length = {} if self.trained_length is None else {"trained_length": self.trained_length}
+        return {"name": self.name, "kind": self.kind, **lr, **factor, **attention, **length, **self.options}
 
 
 @dataclass
@@ -109,7 +111,7 @@ class ModelConfig(Group):
     head_dim: int | None = ruled(at_least(2), None)  # D; null means d_model / num_heads
     ffn_dim: int | None = ruled(at_least(1), None)  # null means 8/3 d_model, rounded up to a multiple of 16
     tied_embeddings: bool = False
-    qk_norm: bool = False  # RMSNorm of each head's q and k before the scheme's hooks, as in Qwen 3
+    qk_norm: bool = False  # RMSNorm of q and k before the hooks, in layers of softmax attention
     qkv_bias: bool = False  # biases of q, k and v, as in Qwen 2
     vocab_size: int | None = ruled(at_least(2), None)  # V; null means the size of the tokenizer
     norm_eps: float = ruled(between(1e-12, 1e-2), 1e-5)
@@ -334,6 +336,11 @@ class TrainConfig(Group):
     eps: float = ruled(between(1e-30, 1), 1e-8)
     grad_clip: float = ruled(at_least(0), 1.0)  # limit of the global norm; 0 switches clipping off
     from_run: str | None = None  # weights to start from: a finished run, a checkpoint or a Hugging Face folder
+    # With from_run, a checkpoint: go on at its step of the schedule, with its moments; false: both start anew.
+    keep_schedule: bool = False
+    # Draw windows of this many tokens, and cut each into windows of context_length: the same text in the same order as
+    # with that context length. null means windows of context_length.
+    drawn_length: Any = ruled(parse_length, None)
     device: str = "auto"  # auto (cuda if there is a GPU) | cpu | cuda | cuda:1 ...
     dtype: str = ruled(one_of("auto", "float32", "bfloat16"), "auto")  # auto means bfloat16 if the device is fast in it
     compile: bool | None = None  # null means only if it saves time
@@ -372,6 +379,17 @@ class TrainConfig(Group):
             self.order_every is None or self.context_length >= 128,
             f"train.order_every={self.order_every} scores order more than 32 tokens back, and train.context_length="
             f"{self.context_length} is too short for it: give 128 or more, or leave it out",
+        )
+        require(
+            not self.keep_schedule or (self.from_run is not None and not self.is_branch),
+            "train.keep_schedule=true goes on from a checkpoint: name it (train.from_run=RUN/checkpoints/step=N), and "
+            "leave out train.trunk_tokens",
+        )
+        drawn = self.drawn_length or self.context_length
+        require(
+            drawn % self.context_length == 0 and self.batch_size % (drawn // self.context_length) == 0,
+            f"train.drawn_length={drawn} must be a multiple of train.context_length={self.context_length}, and "
+            f"train.batch_size={self.batch_size} a multiple of the windows that one is cut into",
         )
         self._check_family()
 
@@ -502,9 +520,11 @@ class EvaluationConfig(Group):
 
 @dataclass
 class LaunchConfig(Group):
-    """The way in which the processes of torchrun share one run (docs/scaling.md)."""
+    """The way in which processes share one run, and runs share one step (docs/scaling.md)."""
 
     strategy: str = ruled(one_of("ddp", "fsdp"), "ddp")  # ddp: a copy of the model in each process; fsdp: sharded
+    # How many runs of a sweep train as one: a number, off, or auto, which is off on a CPU and what fits on a GPU.
+    stack: Any = ruled(stack_size, "auto")
 
 
 @dataclass

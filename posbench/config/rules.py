@@ -149,6 +149,18 @@ def parse_length(key: str, value: Any, least: int = 2) -> int:
     return count
 
 
+def stack_size(key: str, value: Any) -> Any:
+    """Return `value`, which says how many runs train as one: auto, off, or a number of 1 or more.
+
+    Raises: ConfigError, which names the setting `key`, for any other value.
+    """
+    if value in ("auto", "off"):
+        return value
+    if value is False:  # YAML reads `off` so
+        return "off"
+    return step_count(key, value)
+
+
 def scored_length(key: str, value: Any) -> int:
     """Return `value`, such as 512 or `8k` (8,192), as a length to score, in tokens or items of a task.
 

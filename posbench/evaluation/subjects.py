@@ -24,20 +24,18 @@ from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError, DataConfig
-from posbench.config.units import short_length
 from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
 from posbench.data.text.tokenizer import CONVERT
 from posbench.evaluation.request import Request
 from posbench.model.architecture import build_architecture
+from posbench.model.rotations import show_rotations
 from posbench.model.size import num_parameters
-from posbench.runs import FINISHED, Manifest, Run, pretrained, run_folder
+from posbench.runs import FINISHED, Manifest, Run, folder_check, pretrained, run_folder
 from posbench.runs.finding import SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
 from posbench.runs.start import start_of
-from posbench.schemes.rotary import Rotary
-from posbench.system.console import plain_table
 from posbench.system.device import choose_device
 from posbench.system.files import write_text
 from posbench.version import __version__
@@ -96,11 +94,15 @@ def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, run
     existing run, else conf/config.yaml's.
     Raises: ConfigError if the folder cannot be read, or if results of another model have its name.
     """
+    folder_check.check_adapter(folder)
     for name, advice in (("config.json", _COMPLETE), ("tokenizer.json", CONVERT)):
         if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: {advice}")
+            others = folder_check.tokenizer_files(folder) if name == "tokenizer.json" else ""
+            raise ConfigError(f"{folder} has no {name}{others}: {advice}")
     start = start_of(str(folder), 0, runs_dir)
     assert start is not None
+    for note in start.notes:
+        console.out(note)
     T = start.positions.length
     if T is None:
         raise ConfigError(
@@ -169,16 +171,8 @@ def _show_positions(run: Run, content: Mapping[str, Any], request: Request, cons
     length = max(request.lengths or run.config.evaluation.lengths)
     rope = {key: content[key] for key in ("rope_theta", "rope_scaling", "rope_parameters") if content.get(key)}
     console.out(f"{run.name}: trained on windows of {T:,} tokens. config.json: {rope}")
-    table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
-    for variant in request.variants:
-        schemes = build_architecture(run.config_under(variant.under)).scheme.modules()
-        for rotary in {scheme: None for scheme in schemes if isinstance(scheme, Rotary)} or [None]:
-            row = [" ".join(variant.under) or "as in config.json"]
-            if rotary is not None:
-                rescaling, frequencies = rotary.rescaling, rotary.angles(torch.ones(1), length)[0]
-                factor = f"{rescaling.factor_at(length, T):g}" if rescaling else "1"
-                row += [f"{rotary.base:g}", rescaling.name if rescaling else "none", factor]
-                row += [f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"]
-            table.add_row(*row)
-    console.print(table)
-    console.out("first, last: frequencies of the fastest and the slowest channel pair, radians per token")
+    models = {
+        " ".join(variant.under) or "as in config.json": build_architecture(run.config_under(variant.under)).scheme
+        for variant in request.variants
+    }
+    show_rotations(models, length, console)

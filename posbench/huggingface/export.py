@@ -25,6 +25,7 @@ from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import TransformersModel, transformers_model
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
+from posbench.schemes.rescaling import RopeParameters
 from posbench.schemes.rotary import Rotary
 from posbench.system.files import folder_beside, publish_folder, write_text
 
@@ -54,14 +55,17 @@ def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int
     model = run.load_model(options, at_step)
     config = run.config_under(options) if options else run.config
     name = " ".join([run.name, *options, *([f"step {at_step}"] if at_step is not None else [])])
-    return export_model(model, config, run.tokenizer, folder, name)
+    return export_model(model, config, run.tokenizer, folder, name, config.scheme == run.config.scheme)
 
 
-def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str) -> Export:
+def export_model(
+    model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str, as_trained: bool = False
+) -> Export:
     """Write `model` and its tokenizer to `folder` for transformers, and return how the exported logits compare.
 
     The folder must be empty or not exist yet.
-    Arguments: config, the run's configuration; name, the model's name in the folder's README.
+    Arguments: config, the run's configuration; name, the model's name in the folder's README; as_trained, whether the
+    model was trained with this scheme, so that it is meant for its training length. Otherwise a rescaling extends it.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
     """
@@ -73,13 +77,14 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
             "cannot be exported"
         )
     stock = transformers_model(model.eval())
+    longest = longest_read(model, as_trained)
     logging.disable_progress_bar()  # saving and loading take about a second
     with folder_beside(folder) as temporary:
-        theirs = _in_transformers(model, config, tokenizer, stock)
+        theirs = _in_transformers(model, config, tokenizer, stock, longest)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         theirs.save_pretrained(temporary)
         padding_side = "right" if stock is None else "left"
-        exported_tokenizer(tokenizer, longest_read(model), padding_side).save_pretrained(temporary)
+        exported_tokenizer(tokenizer, longest, padding_side).save_pretrained(temporary)
         loaded = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, local_files_only=True).eval()
         difference, largest = _compare(model, loaded, config.train.context_length)
         result = Export(folder, type(loaded).__name__, stock is not None, difference, largest)
@@ -89,11 +94,11 @@ def export_model(model: Decoder, config: Config, tokenizer: Tokenizer, folder: P
 
 
 def _in_transformers(
-    model: Decoder, config: Config, tokenizer: Tokenizer, stock: TransformersModel | None
+    model: Decoder, config: Config, tokenizer: Tokenizer, stock: TransformersModel | None, longest: int
 ) -> PreTrainedModel:
     special: dict[str, Any] = special_tokens(tokenizer)
     # With a pad_token_id, BOS's row of the embedding would get no gradient.
-    special |= {"pad_token_id": None, "max_position_embeddings": longest_read(model)}
+    special |= {"pad_token_id": None, "max_position_embeddings": longest}
     if stock is None:
         theirs: Any = PosbenchForCausalLM(PosbenchConfig.for_run(config, model.embedding.num_embeddings, **special))
         theirs.decoder.load_state_dict(model.state_dict())
@@ -157,16 +162,27 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
-def longest_read(model: Decoder) -> int:
+def longest_read(model: Decoder, as_trained: bool) -> int:
     """Return how many tokens the model is meant to read.
 
-    It is the number of tokens of a task's longest problem, or else the training length times the largest factor of RoPE
-    rescaling, if any.
+    It is the number of tokens of a task's longest problem, or else the training length. If RoPE was rescaled after
+    training (`as_trained` is False), it is the length that the largest factor extends the trained positions to.
     """
-    rescalings = [scheme.rescaling for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
-    factors = [rescaling.factor for rescaling in rescalings if rescaling is not None and rescaling.factor is not None]
     shape = model.scheme.shape
-    return shape.longest or int(shape.context_length * max(factors, default=1))
+    if shape.longest or as_trained:
+        return shape.longest or shape.context_length
+    rotations = [scheme for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
+    return max([shape.context_length, *(_extended_length(rotary) for rotary in rotations)])
+
+
+def _extended_length(rotary: Rotary) -> int:
+    """Return the length that a rotation's fixed factor extends the trained positions to, tokens; 0 without a factor."""
+    rescaling, length = rotary.rescaling, rotary.shape.positions_length
+    if rescaling is None or rescaling.factor is None:
+        return 0
+    if isinstance(rescaling, RopeParameters):
+        length = rescaling.parameters.get("original_max_position_embeddings", length)
+    return int(length * rescaling.factor)
 
 
 def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:

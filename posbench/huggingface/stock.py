@@ -6,10 +6,10 @@
     Phi3ForCausalLM       only some of the channels rotated
     SmolLM3ForCausalLM    only some of the layers rotated, or none (NoPE)
 
-Any rotary frequencies can be translated. RoPE's geometric schedule is given by its base, any other one by the factors
-of "longrope", which divide the schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). YaRN's temperature
-becomes the attention factor, and learned frequencies are written as learned. The classes compute angles in float32,
-posbench in float64.
+Any rotary frequencies can be translated. RoPE's geometric schedule is given by its base, and its rescalings by
+`rope_parameters` if transformers has them. Other frequencies are given by the factors of "longrope", which divide the
+schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). Then YaRN's temperature becomes the attention factor,
+and learned frequencies are written as learned. The classes compute angles in float32, posbench in float64.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
 from posbench.model.names import to_hugging_face
 from posbench.schemes import Scheme
+from posbench.schemes.rescaling import Rescaling, RopeParameters
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 
 INFINITE = 1e38  # a factor that makes a frequency 0 in float32
@@ -110,7 +111,7 @@ def _temperature(rotary: Rotary | None) -> float:
     """
     if rotary is None or rotary.rescaling is None:
         return 1.0
-    return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.context_length)
+    return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.positions_length)
 
 
 def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
@@ -120,8 +121,11 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
     common = {"rope_theta": rotary.base, "partial_rotary_factor": width / rotary.shape.head_dim}
     with torch.no_grad():
         frequencies = rotary.angles(torch.ones(1, dtype=torch.long), length)[0]
+        trained = rotary.frequencies()
     usual = inverse_frequencies(width, rotary.base)
     temperature = _temperature(rotary)
+    if torch.equal(trained, usual) and width == rotary.shape.head_dim and (parameters := _theirs(rotary)):
+        return {**common, **parameters}
     if torch.equal(frequencies, usual) and temperature == 1.0:
         return {"rope_type": "default", **common}
     factors = [min(float(factor), INFINITE) for factor in usual / frequencies]
@@ -132,8 +136,20 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         "long_factor": factors,  # and beyond
         "factor": 1.0,
         "attention_factor": temperature**0.5,  # transformers multiplies both q and k by it
-        "original_max_position_embeddings": length,
+        "original_max_position_embeddings": rotary.shape.positions_length,
     }
+
+
+def _theirs(rotary: Rotary) -> dict[str, Any] | None:
+    """Return the rescaling of a rotation as transformers' `rope_parameters`, or None if it has no such type."""
+    rescaling, length = rotary.rescaling, rotary.shape.positions_length
+    if isinstance(rescaling, RopeParameters):
+        return dict(rescaling.parameters)
+    if isinstance(rescaling, Rescaling) and rescaling.name == "pi":
+        return {"rope_type": "linear", "factor": rescaling.factor}
+    if isinstance(rescaling, Rescaling) and rescaling.name == "yarn_code":
+        return {"rope_type": "yarn", "factor": rescaling.factor, "original_max_position_embeddings": length}
+    return None
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:

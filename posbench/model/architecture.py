@@ -48,11 +48,11 @@ class Architecture:
                     f"{type(scheme).__name__} reads keys, which attention of the kind {name} does not cache: choose "
                     "scheme.attention={kind: softmax}, or another scheme"
                 )
-            if self.model.qk_norm and not {"q", "k"} <= kind.heads_by_part.keys():
-                raise ConfigError(
-                    f"model.qk_norm normalises queries and keys, and attention of the kind {name} has none: leave it "
-                    "out"
-                )
+        if self.model.qk_norm and not any(kind.takes_qk_norm for kind in self.kinds):
+            raise ConfigError(
+                "model.qk_norm normalises queries and keys of softmax attention, and no layer has it "
+                f"(scheme.attention is {self.kinds[0].shape.attention}): leave it out"
+            )
 
     @classmethod
     def build(
@@ -73,6 +73,7 @@ class Architecture:
             context_length=context_length,
             embedding_std=model.init_std,
             longest=longest,
+            trained_length=scheme.trained_length,
         )
         layers = build_scheme(scheme, shape, seed)
         kinds = [build_kind(entry.attention, layer.shape) for entry, layer in zip(layers.entries, layers, strict=True)]
@@ -101,11 +102,19 @@ def checked_architecture(config: Config) -> Architecture:
             f"scheme={config.scheme.name} is defined up to {longest} tokens and train.context_length={length} is "
             "longer: lower train.context_length, or choose another scheme"
         )
+    check_sequences(config, architecture)
+    return architecture
+
+
+def check_sequences(config: Config, architecture: Architecture) -> None:
+    """Check that an architecture supports masked documents, or the positions of tasks, if `config` has them.
+
+    Raises: ConfigError if the kind of attention would read across documents, or a scheme takes only positions [T].
+    """
     if config.data.document_mask and not all(kind.takes_windows for kind in architecture.kinds):
         raise ConfigError("data.document_mask=true needs scheme.attention={kind: softmax}: leave it out")
     if config.data.window or config.data.document_mask:
         check_positions(architecture)
-    return architecture
 
 
 def check_positions(architecture: Architecture) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbench.attention import KVCache
 from posbench.config import Config, ConfigError, ModelConfig
-from posbench.model.architecture import Architecture, build_architecture, round_prepared
+from posbench.model.architecture import Architecture, build_architecture, check_sequences, round_prepared
 from posbench.model.layers import Block, Linear, RMSNorm
 from posbench.model.loss import losses_and_gradient, mean_cross_entropy
 from posbench.schemes import Placement
@@ -26,7 +26,8 @@ from posbench.schemes.building import seed_of
 from posbench.system.plain import is_plain
 from posbench.system.torch_internals import share_no_row_buffers
 
-ROWS = 4096  # rows of logits in memory at a time, without a gradient
+_ROWS = 4096  # rows of logits in memory at a time, without a gradient, if the vocabulary is small
+_LOGITS = 1 << 26  # logits in memory at a time, without a gradient: 256 MiB in float32
 
 
 class Decoder(nn.Module):
@@ -234,7 +235,9 @@ class Decoder(nn.Module):
         if last is not None:
             x, targets = x[:, -last:], targets[:, -last:]
         # Logits are independent row by row, so without a gradient memory need not hold all of them.
-        rows = x.numel() if torch.is_grad_enabled() else ROWS
+        rows = min(_ROWS, max(1, _LOGITS // self.embedding.num_embeddings))
+        if torch.is_grad_enabled():
+            rows = x.numel()
         parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         losses = [F.cross_entropy(self._wide_logits(part), target, reduction="none") for part, target in parts]
         return torch.cat(losses).view(targets.shape)
@@ -313,10 +316,12 @@ def build_model(
     Arguments: vocab_size, the tokenizer's size (`model.vocab_size` may ask for a larger embedding); architecture, if it
     is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
     Raises: ConfigError if the embedding is too small for the tokenizer, or the scheme or the kind of attention refuses
-    its options.
+    its options, masked documents or the positions of tasks.
     """
     config.check_vocabulary(vocab_size)
-    model = Decoder(architecture or build_architecture(config), config.model.vocab_size or vocab_size)
+    architecture = architecture or build_architecture(config)
+    check_sequences(config, architecture)
+    model = Decoder(architecture, config.model.vocab_size or vocab_size)
     model.bos_id = bos_id if config.data.document_mask else None
     initialise(model, config.seed)
     return model

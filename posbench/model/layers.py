@@ -78,9 +78,8 @@ class Attention(nn.Module):
         self.kind, self.head_dim, self.norm_eps = kind, config.head_width, config.norm_eps
         width = sum(kind.heads_by_part.values()) * self.head_dim  # of the packed parts
         self.qkv = Linear(config.d_model, width, config.qkv_bias)
-        self.q_norm, self.k_norm = (
-            RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
-        )
+        has_norms = config.qk_norm and kind.takes_qk_norm
+        self.q_norm, self.k_norm = (RMSNorm(self.head_dim, config.norm_eps) if has_norms else None for _ in range(2))
         self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:

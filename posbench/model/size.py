@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from posbench.attention import Kind
+from posbench.config import Config
 from posbench.model.architecture import Architecture, call_hooks
+from posbench.model.loss import CHUNK
 from posbench.schemes import Scheme
 
 
@@ -30,8 +32,9 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
+    normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
-    vectors += model.head_width * (2 * model.num_layers * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
+    vectors += model.head_width * (2 * normalised * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
     vectors += sum(p.numel() for kind in architecture.kinds for p in kind.parameters())
     return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
 
@@ -57,13 +60,37 @@ def training_flops_per_token(architecture: Architecture, vocab_size: int) -> flo
     return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 
+def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
+    """Return {purpose: estimated bytes} that training with float32 weights needs on its device.
+
+    state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
+    reads, 2 bytes per parameter.
+    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 d_model + 3 ffn_dim per
+    token: two hidden states, the same normalised, q, k, v, rotated q and k, attention output, gate, up, gate * up.
+    logits: the logits of one chunk with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
+    """
+    model, train = config.model, config.train
+    parameters = num_parameters(architecture, vocab_size)
+    tokens = train.batch_size // train.accumulation * train.context_length
+    parts = [kind.heads_by_part for kind in architecture.kinds]
+    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v, rotated q and k
+    layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
+    width = 4 if train.dtype == "float32" else 2
+    rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
+    return {
+        "state": 16 * sum(parameters.values()) + 2 * parameters["body"],
+        "activations": width * (layers + heads * model.head_width) * tokens,
+        "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
+    }
+
+
 def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
     """Measure and return the size of the caches of all layers, by passing zeros through each layer.
 
     Arguments: dtype, of the activations.
     """
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
-    length = max(scheme.window or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
+    length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
     short, long = (
         sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
         for tokens in (length, length + 1)

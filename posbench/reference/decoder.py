@@ -49,7 +49,7 @@ def logits(
         attention = attentions[n]
         q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
         raw_k = k
-        if model.qk_norm:
+        if model.qk_norm and attention.name == "softmax":
             q = [norm(head, w["attention.q_norm.weight"]) for head in q]
             k = [norm(head, w["attention.k_norm.weight"]) for head in k]
         if attention.shared_kv:

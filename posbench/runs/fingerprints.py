@@ -43,9 +43,10 @@ _TRAIN_NOT_IN_IDENTITY = (
     "trunk_tokens",
     "lr_of",  # the learning rate that it gives this run is `scheme.lr`
     "from_run",  # see `Start.comparable`
+    "keep_schedule",
 )
 # Newer settings of `train` with what older runs used. They are recorded only if they differ, so that all runs agree.
-TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1}
+TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1, "drawn_length": None}
 _MUON_SETTINGS = ("momentum", "ns_steps")  # AdamW does not read them
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -79,7 +80,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     # Newer options are recorded only if they are on, so that runs from before they existed still agree.
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
-    fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled")}
+    # A stacked run (`posbench.training.stack`) sums in another order; others do not record that they are not.
+    fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled", "stacked") if key in device}
     return dict(json.loads(json.dumps(flat(fields))))
 
 

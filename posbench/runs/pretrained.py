@@ -55,7 +55,7 @@ _FIXED = {  # keys for which posbench has one value, the default: that value, an
     "quantization_config": (None, "plain weights: dequantise the model first"),
 }
 _LENGTH = "original_max_position_embeddings"
-_SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
+SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class Positions:
     row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line
     length: int | None = None  # longest input in the model's own training, tokens; None: not known
+
+    @property
+    def trained_length(self) -> int | None:
+        """Return L of the formulas for positions, tokens: `length`, or less if the model itself continued another."""
+        return (self.row or {}).get("trained_length") or self.length
 
     def checked_row(self, from_run: str) -> dict[str, Any]:
         """Return the scheme's settings, as in a YAML file.
@@ -87,12 +92,14 @@ def read_config(folder: Path) -> dict[str, Any]:
         facts = f"model_type={family}" + (f" and architectures={architectures}" if architectures else "")
         raise ConfigError(f"{folder}/config.json has {facts}, and {_READ}")
     config = _DEFAULTS.get(family, {}) | config
+    if config.get("hidden_act") == "swish":  # another name of SiLU in transformers
+        config["hidden_act"] = "silu"
     for key, (value, description) in _FIXED.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{folder}/config.json has {key}={str(config[key])[:80]}, and posbench has {description}")
     needed = ("sizes", "scheme") if family == "posbench" else (*_SIZES.values(), "max_position_embeddings")
     if missing := [key for key in (*needed, "vocab_size") if key not in config]:
-        raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({_SAVE})")
+        raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({SAVE})")
     return config
 
 
@@ -150,12 +157,16 @@ def positions(config: Mapping[str, Any]) -> Positions:
     if rope["rope_type"] == "yarn":  # training with the other types reaches the length that they are for
         length = rope[_LENGTH]
     rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope.pop("rope_theta")}
-    fraction = rope.pop("partial_rotary_factor", 1)
-    if fraction != 1 and config["model_type"] == "phi3":
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    partial = rope.pop("partial_rotary_factor", 1)
+    fraction = partial if config["model_type"] == "phi3" else 1
+    if fraction != 1:
         rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": fraction}
     if rope["rope_type"] != "default":
         try:
-            rotary["rescale"] = dict(RopeParameters(rope).parameters)
+            rescaling = RopeParameters(rope)
+            rescaling.check_lists(int(fraction * head_dim))
+            rotary["rescale"] = dict(rescaling.parameters)
         except ConfigError as error:
             return Positions(None, f"{described_rope} ({error})", length)
     is_rotated = _rotated_layers(config)
@@ -173,16 +184,22 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
     They are also read from the keys of older versions. Keys that a type does not have are left out.
     """
-    older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
-    rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
-    kind = rope.setdefault("rope_type", rope.pop("type", "default"))
-    if kind in ("su", "yarn") and config["model_type"] == "phi3":
-        kind = rope["rope_type"] = "longrope"
-    longest = config["max_position_embeddings"]
+    rope, longest = raw_rotation(config), config["max_position_embeddings"]
+    kind = rope["rope_type"]
     rope[_LENGTH] = longest if kind == "dynamic" else config.get(_LENGTH) or rope.get(_LENGTH) or longest
     rope["factor"] = rope.get("factor") or longest / rope[_LENGTH]
     keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
     return {key: value for key, value in rope.items() if key in keys}
+
+
+def raw_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the RoPE settings in `config.json`, from new or older keys, with `rope_theta` and `rope_type`."""
+    older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
+    rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
+    kind = rope.setdefault("rope_type", rope.pop("type", "default"))
+    if kind in ("su", "yarn") and config["model_type"] == "phi3":
+        rope["rope_type"] = "longrope"
+    return rope
 
 
 def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
@@ -223,11 +240,14 @@ def weight_files(folder: Path) -> list[Path]:
     if (single := folder / "model.safetensors").is_file():
         return [single]
     if index.is_file():
-        files = sorted({folder / name for name in _read_json(index)["weight_map"].values()})
+        names = _read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ConfigError(f"{index} has no weight_map, which names the file of each tensor: download it again")
+        files = sorted({folder / name for name in names.values()})
         if missing := [file.name for file in files if not file.is_file()]:
             raise ConfigError(f"{index} names {missing[0]}, which is not in the folder: download it")
     elif not (files := sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))):
-        raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({_SAVE})")
+        raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({SAVE})")
     return files
 
 

@@ -28,7 +28,7 @@ from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.runs.manifest import FINISHED, DamagedFile, Manifest, parse
 from posbench.runs.results import InvalidResult, Result, ResultKey, key_of, keys_in, parquet, read_parquet
-from posbench.system.files import read_json, write_bytes, write_json
+from posbench.system.files import explained, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,6 +160,7 @@ class Run:
         Its rows are written first, then its header with the run's name. It is valid only if both files exist.
         Arguments: key, protocol, length and settings of the evaluation; rows, one per window of text; header, the
         settings and means, and `weights`, the digest of the weights that were scored.
+        Raises: ConfigError if they cannot be written.
         """
         import pyarrow
 
@@ -169,8 +170,11 @@ class Run:
             pyarrow.Table.from_pandas(rows, preserve_index=False),
         )
         (folder / f"{key.stem}.json").unlink(missing_ok=True)  # an old header must never belong to new windows
-        write_bytes(folder / f"{key.stem}.parquet", parquet(table))
-        write_json(folder / f"{key.stem}.json", full)
+        try:
+            write_bytes(folder / f"{key.stem}.parquet", parquet(table))
+            write_json(folder / f"{key.stem}.json", full)
+        except OSError as error:
+            raise ConfigError(explained(error)) from error
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
@@ -274,10 +278,13 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.catalogue.choices import read_row
-        from posbench.schemes.building import WINDOW, layer_entries, with_option
+        from posbench.schemes.building import WINDOW, layer_entries, with_option, without_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
+        names = {option.partition("=")[0] for option in options}
+        if "rescale" in names and "factor" not in names:
+            scheme = without_option(scheme, "factor")  # of the rescaling that the run was trained with
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
@@ -292,8 +299,8 @@ class Run:
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
                         "scheme with the same kind"
                     )
-                window = {key: value for key, value in scheme.items() if key == WINDOW}
-                scheme = replace(row, name=scheme["name"]).to_mapping() | window
+                inherited = {key: value for key, value in scheme.items() if key in (WINDOW, "trained_length")}
+                scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
                 data = data | {name: changed[name]}
             elif "." in name:

@@ -15,14 +15,14 @@ An interrupted run starts at its own newest checkpoint in the same way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError
-from posbench.runs import checkpoint, fingerprints, pretrained
+from posbench.runs import checkpoint, fingerprints, folder_check, pretrained
 from posbench.runs.finding import run_named, runs_named
 from posbench.runs.manifest import FINISHED, Manifest
 from posbench.runs.pretrained import Positions, described
@@ -52,6 +52,7 @@ class Start:
     model: dict[str, Any]  # its sizes, the fields of ModelConfig
     load: Callable[[], dict[str, Tensor]]  # reads the weights, by our names
     digest: str  # SHA-256 of the weights' files
+    folder: Path | None = None  # the checkpoint that has these weights, if a run has it
     checkpoint: Path | None = None  # a checkpoint to continue exactly, with its moments, loop state and logged rows
     tokens: int = 0  # tokens that the source was trained on; 0: not known
     training_flops: float | None = None
@@ -60,6 +61,7 @@ class Start:
     initial_weights: dict[str, str] | None = None  # digests of the source's own initial weights
     tokenizer: str | None = None  # fingerprint of the source's tokenizer
     tokenizer_file: Path | None = None  # in a Hugging Face folder; may not exist
+    notes: Sequence[str] = ()  # lines about what is read in another way than the folder's config.json suggests
 
     @property
     def record(self) -> dict[str, Any]:
@@ -77,7 +79,9 @@ class Start:
         defaults: dict[str, Any] = {f"train.{key}": value for key, value in fingerprints.TRAIN_DEFAULTS.items()}
         train = defaults | {key: value for key, value in identity.items() if key.startswith("train.")}
         source = defaults | self.identity if self.identity else {}
-        source_train = {key: value if key in _WINDOWS else source.get(key, value) for key, value in train.items()}
+        # Runs that keep the schedule share a table with each other whatever their windows are.
+        own = () if self.checkpoint else _WINDOWS
+        source_train = {key: value if key in own else source.get(key, value) for key, value in train.items()}
         differing = {
             f"scheme.continued.{key.removeprefix('train.')}": value
             for key, value in train.items()
@@ -85,6 +89,15 @@ class Start:
         }
         source_train = {key: value for key, value in source_train.items() if defaults.get(key) != value}
         identity = {key: value for key, value in identity.items() if key not in defaults}
+        if self.checkpoint is not None:
+            return {
+                **identity,
+                "scheme.lr": config.row_train.lr,
+                "scheme.continued.scheme": self.scheme,
+                **differing,
+                "scheme.continued.at_tokens": self.tokens,
+                **source_train,
+            }
         tokens = self.tokens + train["train.tokens"]
         per_step = train["train.tokens"] // train["train.num_steps"]
         return {
@@ -132,6 +145,42 @@ class Start:
 # ---------------------------------------------------------------- another run, or a Hugging Face folder
 
 
+def continued_start(config: Config) -> Start | None:
+    """Return the weights that a run starts from because `train.from_run` is set; with its moments if it keeps them.
+
+    Raises: ConfigError as `start_of`, or if the run cannot go on at the checkpoint's step.
+    """
+    train = config.train
+    start = start_of(train.from_run, config.seed, config.runs_dir)
+    if start is None or not train.keep_schedule:
+        return start
+    if start.folder is None:
+        raise ConfigError(
+            f"train.from_run={train.from_run} has no moments to go on with: name a checkpoint of a run that was "
+            "trained here (RUN/checkpoints/step=N), or leave out train.keep_schedule"
+        )
+    exact, source = start_at(start.folder), start.identity or {}
+    step = checkpoint.step_of(start.folder)
+    per_step = source["train.tokens"] // source["train.num_steps"]
+    if train.tokens_per_step != per_step:
+        raise ConfigError(
+            f"train.keep_schedule=true needs steps of {per_step} tokens, as in {start.name}, and train.batch_size="
+            f"{train.batch_size} x train.context_length={train.context_length} is {train.tokens_per_step}: change one"
+        )
+    optimizer = source.get("train.optimizer", fingerprints.TRAIN_DEFAULTS["optimizer"])
+    if optimizer != train.optimizer:
+        raise ConfigError(
+            f"train.keep_schedule=true keeps the moments of {optimizer}: take train.optimizer={optimizer}, or leave it "
+            "out"
+        )
+    if step >= train.num_steps:
+        raise ConfigError(
+            f"{start.name} has taken {step} steps, and this run has {train.num_steps}: raise train.tokens, which "
+            "counts from the first step"
+        )
+    return exact
+
+
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
     """Return the weights to start from that `train.from_run` names, as a Start, or None if it is not set.
 
@@ -143,6 +192,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     if from_run is None:
         return None
     path, runs_dir, folder = Path(from_run).expanduser(), Path(runs_dir), None
+    folder_check.check_adapter(path)
     if (path / "config.json").is_file():
         return _start_from_folder(path)
     if at_step := re.fullmatch(r"step=(\d+)", path.name):
@@ -196,8 +246,9 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
     tokens = tokens_before + round(step / manifest.num_steps * (manifest.tokens - tokens_before))
     return Start(
         name=name,
+        folder=folder or checkpoint.newest(run.path / "checkpoints", lambda text: None),
         scheme=manifest.scheme,
-        positions=Positions(row, described(row)),
+        positions=Positions(row, described(row), run.config.train.context_length),
         model=asdict(run.config.model),
         load=load,
         digest=digest,
@@ -211,17 +262,24 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
 
 
 def _start_from_folder(folder: Path) -> Start:
-    config, files = pretrained.read_config(folder), pretrained.weight_files(folder)
+    config = pretrained.read_config(folder)
+    folder_check.check_config(config, folder / "config.json")
+    files = pretrained.weight_files(folder)
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes = pretrained.sizes(config, name)
+    sizes, positions = pretrained.sizes(config, name), folder_check.positions_in(config)
+    is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
+    if is_untied:
+        sizes["tied_embeddings"] = False
+    folder_check.check_tensors(files, config, positions, sizes["tied_embeddings"])
     return Start(
         name=name,
         scheme=name,
-        positions=pretrained.positions(config),
+        positions=positions,
         model=sizes,
         load=partial(pretrained.load_weights, files, sizes["tied_embeddings"]),
         digest=pretrained.digest(files),
         tokenizer_file=folder / "tokenizer.json",
+        notes=folder_check.notes(folder, config, is_untied),
     )
 
 

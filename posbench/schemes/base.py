@@ -31,6 +31,12 @@ class Shape:
     embedding_std: float = 0.02  # standard deviation of the token embeddings at initialisation
     attention: str = "softmax"  # the kind of attention
     longest: int | None = None  # longest input, tokens, if a table must be longer than the training context
+    trained_length: int | None = None  # context that positions were trained in, tokens; None means context_length
+
+    @property
+    def positions_length(self) -> int:
+        """Return L of the formulas for positions: the training context, or the source's in a continued run."""
+        return self.trained_length or self.context_length
 
 
 class Placement(NamedTuple):
@@ -128,9 +134,12 @@ class Scheme(nn.Module):
     has_kinks: bool = False  # the bias is piecewise linear in scores or gates, so its gradient has jumps
     is_streaming: bool = True  # the logits of a position do not depend on how many tokens follow (measured too)
     per_layer: bool | tuple[str, ...] = False  # parameters that are not shared by layers: none, all, or these names
+    reads_length: bool = False  # a formula contains L, `Shape.positions_length`
     reads_keys: bool = False  # `bias` uses the keys; kinds of attention without keys refuse such a scheme
     looks_back: int = 0  # tokens before the current one that hooks read by `earlier`
     window: int | None = None  # keys each query can see, including its own; None means all. An option of any scheme
+    chunk: int | None = None  # tokens of the chunks that the bias hides from each other; None means no chunks
+    reads_earlier_gates: bool = True  # `bias` or `locate` reads gates of keys or running sums, not only at_query
     decayed: frozenset[str] = frozenset()  # parameters with weight decay, which pulls them to 0
 
     _takes_earlier: frozenset[str] = frozenset()  # hooks with the argument `earlier`
@@ -167,6 +176,11 @@ class Scheme(nn.Module):
         By default they are the methods of these names (hooks) that the class overrides.
         """
         return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
+
+    @property
+    def reach(self) -> int | None:
+        """Return the largest number of keys that a query can see, including its own, or None if it sees all."""
+        return min((limit for limit in (self.window, self.chunk) if limit is not None), default=None)
 
     @property
     def moves_k_and_v_alike(self) -> bool:

@@ -17,6 +17,8 @@ from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
 from posbench.schemes.composite import Interleaved, JointProperties
+from posbench.schemes.rescaling import BY_WINDOW, RopeParameters
+from posbench.schemes.rotary import Rotary
 
 WINDOW = "window"  # an option of every scheme: see `Scheme.window`
 
@@ -160,6 +162,8 @@ class _Builder:
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
             torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
             scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
+        if isinstance(scheme, Rotary) and isinstance(scheme.rescaling, RopeParameters):
+            scheme.rescaling.check_lists(scheme.width)
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
         if first is None:
@@ -285,6 +289,33 @@ def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, 
         return with_option(member, option, value) if takes_option(member, option) else member
 
     return {name: list(map(changed, entries_in(part))) if entries_in(part) else part for name, part in entry.items()}
+
+
+def without_option(entry: Mapping[str, Any], option: str) -> dict[str, Any]:
+    """Return a copy of `entry`, a scheme as in its YAML file, without `option` in it and in the schemes it is made of.
+
+    Arguments: option, its name.
+    """
+    return {
+        name: [without_option(member, option) for member in entries_in(part)] or part
+        for name, part in entry.items()
+        if name != option
+    }
+
+
+def with_factor(entry: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Return a copy of `entry`, a scheme as in its YAML file, in which rescaled rotations have a fixed `factor`.
+
+    Rotations that have a factor keep it, and so do those whose factor always follows the window.
+    """
+    changed = {
+        name: [with_factor(member, factor) for member in entries_in(part)] or part for name, part in entry.items()
+    }
+    method = entry.get("rescale")
+    follows_window = not isinstance(method, str) or method in BY_WINDOW
+    if not follows_window and entry.get("factor") is None:
+        changed["factor"] = factor
+    return changed
 
 
 def _has_option(entry: Mapping[str, Any], option: str) -> bool:

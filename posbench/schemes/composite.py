@@ -95,6 +95,10 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
         return any(member.reads_keys for member in self.parts)
 
     @property
+    def chunk(self) -> int | None:  # type: ignore[override]
+        return min((member.chunk for member in self.parts if member.chunk is not None), default=None)
+
+    @property
     def moves_k_and_v_alike(self) -> bool:
         return all(member.moves_k_and_v_alike for member in self.parts)
 

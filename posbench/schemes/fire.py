@@ -28,6 +28,7 @@ class Fire(Scheme):
     """
 
     is_relative = False
+    reads_length = True
     decayed = frozenset({"hidden_weight", "output_weight"})
 
     def __init__(self, shape: Shape, hidden: int = 32) -> None:
@@ -41,7 +42,7 @@ class Fire(Scheme):
         self.output_bias = nn.Parameter(torch.zeros(shape.num_heads))
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
-        c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.context_length
+        c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.positions_length
         by_distance = torch.log1p(c * at.distances(q))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
         rows = by_distance.expand(self.shape.num_heads, -1)

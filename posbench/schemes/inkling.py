@@ -28,6 +28,7 @@ class Inkling(Scheme):
 
     per_layer = True
     keeps_norms = False
+    reads_earlier_gates = False
     decayed = frozenset({"W", "P"})
 
     def __init__(self, shape: Shape, profiles: int = 16, extent: int = 1024) -> None:

@@ -79,9 +79,11 @@ class PRope(Rotary):
 class Hope(Rotary):
     """HoPE: zero frequencies with periods, 2 pi / inv_freq tokens, above the training length (arXiv 2410.21216)."""
 
+    reads_length = True
+
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)
-        return inv_freq * (2 * math.pi / inv_freq <= self.shape.context_length)
+        return inv_freq * (2 * math.pi / inv_freq <= self.shape.positions_length)
 
 
 class Clipped(Rotary):
@@ -92,8 +94,10 @@ class Clipped(Rotary):
     Llama 3's 64 pairs; this definition clips 29.
     """
 
+    reads_length = True
+
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)
-        slow = 2 * math.pi / inv_freq > self.shape.context_length
+        slow = 2 * math.pi / inv_freq > self.shape.positions_length
         m = (slow.cumsum(0) - 1).clamp(min=0).double()  # 0 up to and including the fastest slow pair
         return inv_freq * (1 + torch.cos(math.pi * m / (slow.sum() - 1).clamp(min=1))) / 2

@@ -23,6 +23,7 @@ class Repo(Scheme):
     """
 
     per_layer = True
+    reads_earlier_gates = False
     decayed = frozenset({"G", "A", "u"})
 
     def __init__(self, shape: Shape, base: float = 500000.0, width: int | None = None) -> None:

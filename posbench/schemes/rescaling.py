@@ -80,7 +80,7 @@ RESCALINGS: dict[str, Callable[[TrainedFrequencies, float], Tensor]] = {
     "yarn": _yarn,
     "yarn_code": _yarn_code,
 }
-_BY_WINDOW = ("dynamic_ntk",)  # the factor always follows the window
+BY_WINDOW = ("dynamic_ntk",)  # the factor always follows the window
 _TEMPERED = ("yarn", "yarn_code")  # these also multiply the scores
 
 
@@ -104,7 +104,7 @@ class Rescaling:
             )
         if self.factor is None:
             return
-        if self.name in _BY_WINDOW:
+        if self.name in BY_WINDOW:
             raise ConfigError(
                 f"scheme.factor={self.factor} has no meaning for scheme.rescale={self.name}, whose factor is the "
                 "length of each window / training length: leave scheme.factor out, or use scheme.rescale=ntk"
@@ -194,6 +194,16 @@ class RopeParameters:
             raise ConfigError(
                 f"scheme.rescale with rope_type={self.name} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
             )
+
+    def check_lists(self, channels: int) -> None:
+        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels` a head."""
+        for key in ("short_factor", "long_factor"):
+            factors = self.parameters.get(key)
+            if factors is not None and len(factors) != channels // 2:
+                raise ConfigError(
+                    f"{key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
+                    f"{channels // 2}"
+                )
 
     @property
     def name(self) -> str:

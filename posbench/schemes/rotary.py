@@ -105,8 +105,9 @@ class Rotary(Scheme):
     YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
     length; `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and its `factor`, by
-    default length of the window / training length. These two are meant for `posbench eval --under rescale=yarn`. If
-    `rescale` is a mapping, it has the keys of transformers' `rope_parameters` (`RopeParameters`).
+    default length of the window / training length. They are meant for `posbench eval --under rescale=yarn`, and for
+    runs that continue another one in longer windows (`posbench.composition` then sets `factor`). If `rescale` is a
+    mapping, it has the keys of transformers' `rope_parameters` (`RopeParameters`).
     Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
@@ -127,8 +128,9 @@ class Rotary(Scheme):
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):
             raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once, and nothing else")
-        if base == "context_length":
-            base = shape.context_length
+        self._base_is_length = base == "context_length"
+        if self._base_is_length:
+            base = shape.positions_length
         if rescale is None and factor is not None:
             raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
@@ -161,6 +163,11 @@ class Rotary(Scheme):
         return self.rescaling is None or self.rescaling.is_streaming
 
     @property
+    def reads_length(self) -> bool:  # type: ignore[override]
+        """Return whether the base or the rescaling is computed from the training length."""
+        return self._base_is_length or isinstance(self.rescaling, Rescaling)
+
+    @property
     def acts_on(self) -> frozenset[str]:
         return self.sites
 
@@ -191,7 +198,7 @@ class Rotary(Scheme):
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
             inv_freq = self.rescaling.inv_freq(
-                TrainedFrequencies(inv_freq, self.schedule_base, self.shape.context_length), length
+                TrainedFrequencies(inv_freq, self.schedule_base, self.shape.positions_length), length
             )
         return pos.to(torch.float64)[..., None] * inv_freq
 
@@ -204,7 +211,7 @@ class Rotary(Scheme):
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
-        temperature = angles.new_tensor(self.rescaling.temperature(length, self.shape.context_length))
+        temperature = angles.new_tensor(self.rescaling.temperature(length, self.shape.positions_length))
         if isinstance(self.rescaling, RopeParameters):  # transformers does not scale the other channels
             temperature = torch.where(
                 torch.arange(self.shape.head_dim, device=pos.device) < self.width, temperature, 1.0

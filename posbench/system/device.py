@@ -44,6 +44,7 @@ class Device:
     dtype: DType
     compiled: bool
     processes: int = 1
+    is_stacked: bool = False  # whether the run trains as one with others (`posbench.training.stack`)
 
     @property
     def is_cuda(self) -> bool:
@@ -60,6 +61,7 @@ class Device:
             "compiled": self.compiled,
             "threads": torch.get_num_threads(),
             "processes": self.processes,
+            **({"stacked": True} if self.is_stacked else {}),
         }
 
     def send(self, rows: NDArray[Any]) -> Tensor:

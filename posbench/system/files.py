@@ -5,6 +5,7 @@ The kernel releases a lock when the process ends, for whatever reason. The lock 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -32,7 +33,10 @@ def read_json(path: Path) -> Any:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` next to `path`, sync it to disk and rename it to `path`. Create missing folders."""
+    """Write `content` next to `path`, sync it to disk and rename it to `path`. Create missing folders.
+
+    Raises: OSError with the name of the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -41,9 +45,22 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error  # writing names no file
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def explained(error: OSError) -> str:
+    """Return a sentence on an error of a file: its name, the reason and, for a full disk, a remedy."""
+    reason = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename}: {reason}" if error.filename else str(error)
+    folder = Path(error.filename).parent if error.filename else "a file"
+    return (
+        f"{folder} cannot be written ({reason}): make room and give the same command again; what was stored is intact"
+    )
 
 
 def write_text(path: Path, text: str) -> None:

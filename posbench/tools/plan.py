@@ -42,8 +42,12 @@ from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.layers import layer_matrices
-from posbench.model.loss import CHUNK
-from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
+from posbench.model.size import (
+    forward_flops_per_token,
+    num_parameters,
+    training_flops_per_token,
+    training_memory,
+)
 from posbench.runs.finding import place_named
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, TimedScheme
@@ -231,30 +235,6 @@ def _cost(config: Config, architecture: Architecture) -> Cost:
         },
         memory=memory,
     )
-
-
-def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return {purpose: estimated bytes} that training with float32 weights needs on its device.
-
-    state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
-    reads, 2 bytes per parameter.
-    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 d_model + 3 ffn_dim per
-    token: two hidden states, the same normalised, q, k, v, rotated q and k, attention output, gate, up, gate * up.
-    logits: the logits of one chunk with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
-    """
-    model, train = config.model, config.train
-    parameters = num_parameters(architecture, vocab_size)
-    tokens = train.batch_size // train.accumulation * train.context_length
-    parts = [kind.heads_by_part for kind in architecture.kinds]
-    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v, rotated q and k
-    layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
-    width = 4 if train.dtype == "float32" else 2
-    rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
-    return {
-        "state": 16 * sum(parameters.values()) + 2 * parameters["body"],
-        "activations": width * (layers + heads * model.head_width) * tokens,
-        "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
-    }
 
 
 def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:

@@ -9,9 +9,10 @@ experiment's own folder count too. A search that was stopped goes on when the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -25,10 +26,11 @@ from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
 from posbench.reporting.sections import rate_table
 from posbench.reporting.text import as_text
-from posbench.runs import find_runs
+from posbench.runs import find_runs, run_at
 from posbench.runs.finding import search_folder
 from posbench.system.console import Say, plain_table
 from posbench.training import Died
+from posbench.training.stacked_runs import stacks_here, stacks_of, train_stacked
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Tuning:
     folder: Path  # the experiment's folder
     planned: int  # seeds at each kept rate
     rates: list[float]  # the rates to try
+    is_stacked: bool  # whether runs of a scheme may train as one
 
     def search(self) -> RateSearch:
         """Return the search as far as it has been trained, from its runs in folders and packs (zip files)."""
@@ -85,7 +88,16 @@ def tune(
             f"posbench tune sweeps learning rates over schemes, so {', '.join(refused)} cannot be swept too: give one "
             "value"
         )
-    return {tuning.folder: _search(tuning, job, say, console, train) for tuning in tunings}
+    run = partial(
+        run_application,
+        "posbench tune",
+        job=job,
+        say=say,
+        is_finished=lambda folder: run_at(folder).is_finished,
+        stacks=stacks_of,
+        stacked_job=train_stacked,
+    )
+    return {tuning.folder: _search(tuning, run, console, train) for tuning in tunings}
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
@@ -102,22 +114,25 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     folder = Path(config.runs_dir) / config.experiment_name
     run = (*common, f"runs_dir={quoted(str(search_folder(folder)))}", "experiment_name='lr=${scheme.lr}'")
     schemes = {compose([*common, f"scheme={choice}"]).scheme.name: choice for choice in choices}
-    return Tuning(run, schemes, folder, config.experiment.planned_seeds, rates_around(config.train.lr))
+    rates = rates_around(config.train.lr)
+    return Tuning(run, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
 
 
-def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: Console, train: bool) -> RateSearch:
+def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
     """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted.
 
-    First all rates get their first seeds, then the kept rates the other seeds. Arguments: job, trains a run; say,
-    prints what will be trained; train, False to only print.
+    First all rates get their first seeds, then the kept rates the other seeds. If runs are stacked, all missing runs of
+    a scheme are trained in one sweep. Arguments: run, trains a sweep; train, False to only print.
     """
+    sweeps_of = _sweeps_by_scheme if tuning.is_stacked else _sweeps_by_seed
     try:
-        while (missing := tuning.missing()) if train else None:
-            for (rate, seed), schemes in missing.items():
-                choices = ",".join(tuning.schemes[scheme] for scheme in schemes)
-                sweep = [f"scheme={choices}", f"scheme.lr={rate!r}", f"seed={seed}"]
+        while train:
+            missing = tuning.missing()
+            if not missing:
+                break
+            for sweep in sweeps_of(tuning, missing):
                 with suppress(Died):  # raised if the only run died, or all of them with the same message
-                    run_application("posbench tune", ["-m", *tuning.words, *sweep], job, say)
+                    run(["-m", *tuning.words, *sweep])
             if missing == tuning.missing():
                 (rate, seed), schemes = next(iter(missing.items()))
                 raise ConfigError(
@@ -128,6 +143,23 @@ def _search(tuning: Tuning, job: Callable[[Config], object], say: Say, console: 
         search = tuning.search()
         _show(tuning, search, console)
     return search
+
+
+def _sweeps_by_seed(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
+    """Yield the overrides of a sweep over schemes for each missing rate and seed."""
+    for (rate, seed), schemes in missing.items():
+        choices = ",".join(tuning.schemes[scheme] for scheme in schemes)
+        yield [f"scheme={choices}", f"scheme.lr={rate!r}", f"seed={seed}"]
+
+
+def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
+    """Yield the overrides of a sweep over rates and seeds for each scheme. Runs in it that are finished are skipped."""
+    for scheme, choice in tuning.schemes.items():
+        places = [place for place, schemes in missing.items() if scheme in schemes]
+        if places:
+            rates = ",".join(repr(rate) for rate in sorted({rate for rate, _ in places}))
+            seeds = ",".join(str(seed) for seed in sorted({seed for _, seed in places}))
+            yield [f"scheme={choice}", f"scheme.lr={rates}", f"seed={seeds}"]
 
 
 def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:

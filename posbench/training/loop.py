@@ -18,7 +18,7 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,28 +28,30 @@ import pandas as pd
 import torch
 import yaml
 from rich.console import Console
+from torch import Tensor
 
 from posbench import runs
 from posbench.catalogue import own_files
 from posbench.config import Config, ConfigError
 from posbench.config.units import short_count
-from posbench.data import Batches, Dataset, dataset_of
+from posbench.data import Batch, Batches, Dataset, dataset_of
 from posbench.data.dataset import chained
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
+from posbench.model.rotations import has_rotations, is_rescaled, show_rotations
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
-from posbench.runs.start import Start, start_at, start_of, trunk_start
+from posbench.runs.start import Start, continued_start, start_at, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
 from posbench.schemes.building import seed_of, unused_schemes
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
-from posbench.system.device import choose_device, exhaustion_explained, keep_freed_memory, training_advice
+from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
 from posbench.training.processes import Processes, check_divides, joined_processes
@@ -89,61 +91,91 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
-            check_divides(config, processes.size)
-            # Refuse a wrong configuration before any text is read.
-            architecture = checked_architecture(config)
-            check_protocols(config)
-            corpus = _prepared_data(config, processes, console.out)
-            start = start_of(config.train.from_run, config.seed, config.runs_dir)
-            if start is not None:
-                start.check_tokenizer(config, corpus.tokenizer_fingerprint)
-            existing = existing_manifest(run, config, corpus, device, console.out, start)
-            if existing is not None and existing.status == runs.FINISHED:
-                console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
-                return run
-
-            keep_freed_memory()
-            gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
-            with exhaustion_explained(device, training_advice(config.train)):
-                batches = corpus.batches(config.train, config.seed)
-                model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
-                manifest = processes.broadcast(
-                    new_manifest(config, corpus, model, device, existing, start) if processes.is_first else None
-                )
-                step = TrainingStep(config, model, device, processes)
-                manifest = replace(manifest, optimizer=step.optimizer.record)
-            with locked(run.path) if processes.is_first else nullcontext():
-                if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
-                    raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
-                line = f"{run.name}: {short_count(manifest.tokens)} tokens"
-                if manifest.text_tokens:
-                    epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
-                    line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
-                console.out(line)
-                if manifest.optimizer:
-                    console.out(
-                        f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
-                        f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
-                    )
-                if config.train.lr_of and config.scheme_lr is None:
-                    console.out(
-                        f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
-                        f"train.lr={config.train.lr:g}"
-                    )
-                if missing := unused_schemes(config.scheme, config.model.num_layers):
-                    console.out(
-                        f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
-                        f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
-                    )
-                if existing is not None:
-                    report_changes(existing, manifest, console.out)
-                training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)
-                with training.record_failure(), exhaustion_explained(device, training_advice(config.train)):
-                    training.begin()
+            with opened(config, device, processes, signals, console, observe) as training:
+                if training is not None:
                     training.take_steps()
                     training.finish()
             signals.raise_if_received("after it was finished")  # so that a sweep does not begin its next run
     return run
+
+
+@contextmanager
+def opened(
+    config: Config,
+    device: Device,
+    processes: Processes,
+    signals: StopSignals,
+    console: Console,
+    observe: Observer = unobserved,
+) -> Iterator[Training | None]:
+    """Yield the run that `config` names with its first weights or its newest checkpoint, locked, ready for its steps.
+
+    Yield None if the run is finished. An error within the context is recorded in the run's manifest.
+    Raises: as `train`.
+    """
+    run = runs.run_at(runs.run_folder(config))
+    check_divides(config, processes.size)
+    # Refuse a wrong configuration before any text is read.
+    architecture = checked_architecture(config)
+    check_protocols(config)
+    corpus = _prepared_data(config, processes, console.out)
+    start = continued_start(config)
+    if start is not None:
+        start.check_tokenizer(config, corpus.tokenizer_fingerprint)
+        for note in start.notes:
+            console.out(note)
+    existing = existing_manifest(run, config, corpus, device, console.out, start)
+    if existing is not None and existing.status == runs.FINISHED:
+        console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
+        yield None
+        return
+
+    keep_freed_memory()
+    gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
+    with exhaustion_explained(device, training_advice(config.train)):
+        batches = corpus.batches(config.train, config.seed)
+        model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
+        manifest = processes.broadcast(
+            new_manifest(config, corpus, model, device, existing, start) if processes.is_first else None
+        )
+        step = TrainingStep(config, model, device, processes)
+        manifest = replace(manifest, optimizer=step.optimizer.record)
+    with locked(run.path) if processes.is_first else nullcontext():
+        if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
+            raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
+        _introduce(config, manifest, console.out)
+        if has_rotations(model.scheme) and (start is not None or is_rescaled(model.scheme)):
+            show_rotations({config.scheme.name: model.scheme}, config.train.context_length, console)
+        if existing is not None:
+            report_changes(existing, manifest, console.out)
+        training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)
+        with training.record_failure(), exhaustion_explained(device, training_advice(config.train)):
+            training.begin()
+            yield training
+
+
+def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
+    """Print what a run will train on, and what is unusual about it."""
+    line = f"{manifest.run_name}: {short_count(manifest.tokens)} tokens"
+    if manifest.text_tokens:
+        epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
+        line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
+    say(line)
+    if manifest.optimizer:
+        say(
+            f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
+            f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
+        )
+    if config.train.lr_of and config.scheme_lr is None:
+        say(
+            f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
+            f"train.lr={config.train.lr:g}"
+        )
+    if missing := unused_schemes(config.scheme, config.model.num_layers):
+        say(
+            f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
+            f"{' or '.join(missing)}, so this run does not test it (raise model.num_layers)"
+        )
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
@@ -199,7 +231,8 @@ class Training:
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
         self.state, self.start = LoopState(), start
-        self.tokens_before = 0 if start is None else start.tokens
+        # A run that keeps the schedule counts its tokens from the first step of its source.
+        self.tokens_before = 0 if start is None or start.checkpoint else start.tokens
         self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
@@ -239,6 +272,11 @@ class Training:
                 fingerprints=replace(previous.fingerprints, code=code) if resumed else prints,
                 branched_at=previous.branched_at if resumed else self.state.steps_done,
             )
+            if start is self.start and self.start is not None:
+                self.console.out(
+                    f"{self.run.name}: goes on at step {self.state.steps_done} of {self.start.name}, with its moments "
+                    f"and its schedule; the positions there are {self.start.positions.described}"
+                )
             self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
         elif start:
             tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
@@ -269,6 +307,20 @@ class Training:
 
         Raises: Stopped after a signal, with a checkpoint; Died if losses or gradients are not finite.
         """
+        requests, outcome = self.steps(), None
+        with suppress(StopIteration):
+            while True:
+                n, batch = requests.send(outcome)  # the first time None: a generator begins with it
+                sent = batch.each(self.device.send)
+                self.observe("batch", n, self.step)
+                outcome = self.step(n, sent, self.observe)
+
+    def steps(self) -> Generator[tuple[int, Batch], Tensor | None, None]:
+        """Yield (n, batch) for each remaining step n (0-based), and receive [loss, gradient norm] of the step.
+
+        Whoever takes the steps decides how: one by one (`take_steps`), or those of several runs as one (`Stack`).
+        Raises: as `take_steps`.
+        """
         train, state, step = self.config.train, self.state, self.step
         validate_every = train.steps_between_validations
         checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
@@ -286,14 +338,14 @@ class Training:
                 # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
                 batch = self.batches.batch(self.first_batch + n)
                 state.batches = chained(state.batches, batch)
-                sent = batch.each(self.device.send)
-                self.observe("batch", n, step)
 
                 # Loss, gradients, weights: forward and backward over micro-batches, then the optimizer
                 # (posbench.training.step). The result stays on the device, and the host does not wait for it. Our code
                 # draws no random numbers in a step; if a user's scheme does, the seed makes it repeat after a resume.
                 torch.manual_seed(seed_of(self.config.seed, f"step {n}"))
-                state.pending.append(step(n, sent, self.observe))  # [2]: loss (nats per token), gradient norm
+                outcome = yield n, batch
+                assert outcome is not None
+                state.pending.append(outcome)  # [2]: loss (nats per token), gradient norm
                 state.steps_done = done = n + 1
                 self.bar.advance(done)
 

@@ -133,7 +133,10 @@ def new_manifest(
     flops = tokens * training_flops_per_token(model.architecture, entries) if has_stated_flops else None
     initial_weights = fingerprints.weights_fingerprints(model)
     if start is not None:
-        tokens += start.tokens
+        if start.checkpoint is None:
+            tokens += start.tokens
+        elif flops is not None:  # the source has taken the first steps
+            flops *= 1 - start.tokens / tokens
         flops = None if flops is None or start.training_flops is None else flops + start.training_flops
         initial_weights = start.initial_weights or {"train.from_run": start.digest[:16]}
     return Manifest(

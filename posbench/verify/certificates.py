@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,6 +49,9 @@ APART = 1e-3  # the logits of an absolute scheme move by more than this
 ROUNDINGS = {"fp32": 24.0, "bf16": 6.0}
 
 
+_LARGER_WITH_SCORES = ("shift", "offset", "future", "batch", "decode", "fp64", "grad")  # errors that grow with scores
+
+
 @dataclass(frozen=True)
 class CertificateSpec:
     """One test of position schemes: the models it applies to, the function that measures an error, and its limit."""
@@ -56,7 +59,7 @@ class CertificateSpec:
     name: str
     applies: Callable[[RandomModel], bool]
     measure: Callable[[RandomModel], float | tuple[float, str]]  # the error, and for several paths the worst path
-    limit: float
+    limit: float  # for scores of usual size (`RandomModel.score_scale`)
     at_least: bool = False  # whether the error must exceed the limit rather than stay below it
 
 
@@ -116,10 +119,13 @@ class Certificate:
     is_streaming: bool = True  # whether it promises that decoding with caches changes no logits
     longest: int | None = None  # tokens up to which the scheme is defined; None means any length
     text_only: str = ""  # why it does not support positions per sequence; empty if it does
+    problem: str = ""  # why nothing was measured; empty if it was
+    rounding: str = ""  # a sentence with the line of a hook that rounds float64 numbers; empty if none does
+    score_scale: float = 1.0  # how much larger than usual its scores are, and so the limits of float64 errors
 
     @property
     def holds(self) -> bool:
-        return all(check.holds for check in self.checks)
+        return not self.problem and all(check.holds for check in self.checks)
 
     @property
     def promised(self) -> str:
@@ -129,7 +135,7 @@ class Certificate:
     @property
     def measured(self) -> str:
         """Return how logits reacted when all positions grew: `relative` (equal), `absolute` (changed) or `unclear`."""
-        return relativity(self["shift"].measured or 0.0)
+        return relativity((self["shift"].measured or 0.0) / self.score_scale)
 
     def __getitem__(self, name: str) -> Check:
         return next(check for check in self.checks if check.name == name)
@@ -163,16 +169,23 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
     """
     random_model = RandomModel.build(config, compiled)
+    if not random_model.logits.isfinite().all():
+        return _certificate_of_nothing(random_model)
     checks: dict[str, Check] = {}
     for spec in SPECS:
         if not spec.applies(random_model):
             checks.setdefault(spec.name, Check(spec.name, None, spec.limit))
             continue
+        limit = (
+            spec.limit * random_model.score_scale
+            if spec.name in _LARGER_WITH_SCORES and not spec.at_least
+            else spec.limit
+        )
         result = spec.measure(random_model)
         measured, worst_path = result if isinstance(result, tuple) else (result, "")
-        checks[spec.name] = Check(spec.name, measured, spec.limit, spec.at_least, worst_path)
+        checks[spec.name] = Check(spec.name, measured, limit, spec.at_least, worst_path)
     scheme = random_model.wide.scheme
-    return Certificate(
+    certificate = Certificate(
         config.scheme.name,
         random_model.promises_relative,
         tuple(checks.values()),
@@ -180,4 +193,19 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
         scheme.is_streaming,
         scheme.longest,
         random_model.text_only,
+        score_scale=random_model.score_scale,
+    )
+    return certificate if certificate.holds else replace(certificate, rounding=random_model.rounding)
+
+
+def _certificate_of_nothing(random_model: RandomModel) -> Certificate:
+    """Return the certificate of a scheme whose logits are not numbers, so that no test means anything."""
+    checks = {spec.name: Check(spec.name, None, spec.limit) for spec in SPECS}
+    kind = "NaN" if random_model.logits.isnan().any() else "infinite"
+    return Certificate(
+        random_model.config.scheme.name,
+        random_model.promises_relative,
+        tuple(checks.values()),
+        problem=f"the logits are {kind}, with random weights and {random_model.length} tokens: look for a root or a "
+        "logarithm of a number below 0, a division by 0, or a row without a visible key",
     )

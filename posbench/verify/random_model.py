@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import traceback
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -12,20 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import reference
+from posbench.attention import Softmax
+from posbench.attention.kernels import attend
 from posbench.catalogue.choices import read_row
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.model.architecture import check_positions
 from posbench.model.decoder import Decoder, build_model
-from posbench.schemes import Placement, Scheme
+from posbench.schemes import Bias, Placement, Scheme
+from posbench.schemes.base import evaluate_bias
 from posbench.schemes.earlier import EarlierRows
 
 SHIFT = 37  # tokens
 FAR = 1 << 20  # a position at which float32 angles are off by 0.06 radians and bfloat16 positions by thousands
 LENGTH = 144  # T, tokens: more than one block of the kernel `blocks`; less if the scheme is not defined that far
 VOCAB = 64
+USUAL_SCORE = 48.0  # all schemes of conf/scheme have smaller scores, with random weights
 MODEL = (
     "model=tiny",
     "model.d_model=48",
@@ -91,6 +99,50 @@ def set_kernels(model: Decoder, kernels: Sequence[Any]) -> None:
 def random_tokens(length: int = LENGTH) -> Tensor:
     """Return random tokens below `VOCAB`, [1, T] int64, the same on every machine."""
     return torch.from_numpy(np.random.RandomState(0).randint(0, VOCAB, (1, length)).astype(np.int64))
+
+
+def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window: int | None) -> float:
+    """Return the largest sum of |scale q . k| and |bias| over the keys that have a weight of 1 % or more."""
+    B, H, T, _ = q.shape
+    products = scale * q @ k.repeat_interleave(H // k.shape[1], dim=1).mT
+    b, h, i, j = torch.meshgrid(
+        *(torch.arange(size) for size in (B, H, T, T)),
+        indexing="ij",
+    )
+    added = torch.zeros_like(products) if bias is None else evaluate_bias(bias, b, h, i, j)
+    is_hidden = (j > i) | (i - j >= (window or T))
+    weights = (products + added).masked_fill(is_hidden, -torch.inf).softmax(-1)
+    return float((products.abs() + added.abs())[weights >= 0.01].amax())
+
+
+def rounding_in(model: Decoder, tokens: Tensor) -> str:
+    """Return a sentence with the line of a scheme at which a float64 `model` rounds numbers, or "" if none does."""
+    casts = _Casts({inspect.getfile(type(part)) for part in model.scheme.modules() if isinstance(part, Scheme)})
+    with suppress(RuntimeError), casts:
+        model(tokens)
+    return casts.sentence
+
+
+class _Casts(TorchDispatchMode):
+    """Watch for conversions of float64 tensors to narrower floats by lines of some files."""
+
+    def __init__(self, files: set[str]) -> None:
+        super().__init__()
+        self.files, self.sentence = files, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        to = kwargs.get("dtype")
+        is_narrower = to in (torch.float32, torch.bfloat16, torch.float16)
+        if func is torch.ops.aten._to_copy.default and is_narrower and args[0].dtype == torch.float64:
+            for frame in reversed(traceback.extract_stack()):
+                if frame.filename in self.files and not self.sentence:
+                    name = str(to).removeprefix("torch.")
+                    self.sentence = (
+                        f"{frame.filename}, line {frame.lineno}: your hook rounds to {name}: use x.to(self.w.dtype), "
+                        "with a parameter w, so that float64 stays float64"
+                    )
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -171,6 +223,43 @@ class RandomModel:
     def sensitivity(self) -> float:
         """Return how much more roundings change the logits than with softmax attention in all layers."""
         return max(kind.sensitivity for kind in self.wide.architecture.kinds)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Return the float64 decoder's logits, [T, V].
+
+        Raises: ConfigError, with the line, if the scheme rounds numbers so that their types differ.
+        """
+        try:
+            return self.wide(self.tokens)[0]
+        except RuntimeError as error:
+            if not self.rounding:
+                raise
+            raise ConfigError(f"{self.rounding} ({error})") from error
+
+    @cached_property
+    def rounding(self) -> str:
+        """Return a sentence with the line of a scheme that rounds float64 numbers to fewer digits, or ""."""
+        return rounding_in(self.wide, self.tokens)
+
+    @cached_property
+    def score_scale(self) -> float:
+        """Return how much larger the scores of softmax attention are than `USUAL_SCORE`, at least 1.
+
+        Only scores of keys with a visible weight count. Rounding errors of float64 grow in proportion.
+        """
+        model, largest = copy.deepcopy(self.wide), [USUAL_SCORE]
+
+        def watched(
+            q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
+        ) -> Tensor:
+            largest.append(_largest_score(q, k, bias, scale, window))
+            return attend(q, k, v, bias, scale, sink, window)
+
+        is_softmax = [isinstance(kind, Softmax) for kind in model.architecture.kinds]
+        set_kernels(model, [watched if softmax else None for softmax in is_softmax])
+        model(self.tokens)
+        return max(largest) / USUAL_SCORE
 
     @cached_property
     def schemes(self) -> list[Scheme]:

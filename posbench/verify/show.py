@@ -106,6 +106,9 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
         "See posbench/verify/certificates.py"
     )
     for row in certificates:
+        if row.problem:
+            yield f"FAIL {row.scheme}: {row.problem}"
+            continue
         if not row.is_streaming:
             yield (
                 f"{row.scheme}: not streaming: angles depend on the length of the window, so decode is how much logits "
@@ -120,9 +123,16 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
                 f"{row.scheme}: there is no NumPy reference of this scheme, so its formula is not checked (fp64), and "
                 "fp32 and bf16 are compared with its own float64 logits"
             )
+        if row.score_scale > 1:
+            yield (
+                f"{row.scheme}: with these parameters its scores are {row.score_scale:.3g} times the usual size, and "
+                "the limits of logits (shift, future, batch, decode, fp64) and grad are too"
+            )
+        if row.rounding:
+            yield f"FAIL {row.scheme}: {row.rounding}"
         for check in row.checks:
             if not check.holds:
-                limit = f"{'above' if check.at_least else 'at most'} {check.limit:g}"
+                limit = f"{'above' if check.at_least else 'at most'} {check.limit:.2g}"
                 promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
                 path = f" ({check.worst_path})" if check.worst_path else ""
                 yield f"FAIL {row.scheme}: {check.name} is {check}{path}, must be {limit}{promise}"

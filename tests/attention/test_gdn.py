@@ -139,7 +139,7 @@ def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
         ["scheme.attention.shared_kv=true"],
         ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"],
         ["scheme.kind=canon"],
-        ["model.num_kv_heads=6", "model.qk_norm=true"],
+        ["model.num_kv_heads=6"],
     ],
     ids=lambda words: words[0],
 )

@@ -16,6 +16,7 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from posbench.cli import _exit_on_error
 from posbench.composition.compose import plain_errors
 from posbench.composition.sweep import run_application
 from posbench.config import Config, ConfigError
@@ -85,14 +86,32 @@ def failures(words: list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_what_came_of_each_job_is_what_the_launcher_returns(tmp_path: Path) -> None:
-    """A job that raises is told; a worker that is stopped or lost ends the sweep, which the same command resumes."""
+    """A job that raises is told; a worker that is stopped ends the sweep, which the same command resumes."""
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     failed = failures([*words, "seed=0,1"])
     assert failed == ["demo/nope/seed=1: Unreadable: oh"]
     with pytest.raises(Stopped, match="seed 2 was stopped"):
         failures([*words, "seed=0,2"])
-    with pytest.raises(TerminatedWorkerError):
-        failures([*words, "seed=3,0"])
+
+
+@pytest.mark.slow
+def test_a_killed_worker_fails_its_run_alone(tmp_path: Path) -> None:
+    """The runs that were not at fault are trained in new workers, and the one that was is named."""
+    words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    said: list[str] = []
+    outcomes = run_application("posbench train", [*words, "seed=3,0,5,6"], _job, said.append)
+    assert [outcome.name for outcome in outcomes] == [f"demo/nope/seed={seed}" for seed in (3, 0, 5, 6)]
+    assert [outcome.error is None for outcome in outcomes] == [False, True, True, True]
+    assert "demo/nope/seed=3: its worker process was killed. The usual reason is too little memory" in str(outcomes[0])
+    [line] = [line for line in said if line.startswith("a worker process was killed while it trained")]
+    assert "demo/nope/seed=3" in line and "then what was interrupted is tried again, one run at a time" in line
+
+
+def test_a_killed_worker_of_any_command_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_, _exit_on_error():
+        raise TerminatedWorkerError("a worker was terminated; see loky's documentation")
+    assert exit_.value.code == 1
+    assert "a worker process was killed, usually for lack of memory" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -87,7 +87,11 @@ def test_an_output_gate_needs_our_class_and_comes_back(gate, tmp_path):
 
 @pytest.mark.parametrize("rescale", ["pi", "ntk", "yarn", "yarn_code"])
 def test_rescaled_frequencies_are_a_stock_llama(rescale, tmp_path):
-    _, result = written(tmp_path, "qk_rope", options={"rescale": rescale, "factor": 4.0})
+    model, result = written(tmp_path, "qk_rope", options={"rescale": rescale, "factor": 4.0})
+    rope = AutoConfig.from_pretrained(tmp_path / "exported").rope_parameters
+    types = {"pi": "linear", "yarn_code": "yarn"}  # of transformers; it has no other of ours
+    assert rope["rope_type"] == types.get(rescale, "longrope")
+    assert model.scheme.first.rescaling.name == rescale
     assert result.class_name == "LlamaForCausalLM"  # and `export_model` has compared the logits
 
 

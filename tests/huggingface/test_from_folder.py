@@ -309,3 +309,29 @@ def test_a_folder_is_trained_on_and_goes_back(tmp_path, documents, cache, capsys
     tokens = torch.randint(257, (2, 40))
     with torch.no_grad():
         torch.testing.assert_close(still.load_model()(tokens), model(tokens), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rescale", ["yarn_code", {**YARN, "original_max_position_embeddings": 32}])
+def test_a_run_extended_by_yarn_says_what_it_was_trained_on(rescale, documents, cache, tmp_path):
+    """Trained at 128 = 32 x 4: not at 512, which 128 times the factor would be."""
+    source = train(compose([*small_run(documents, cache, tmp_path), "model.head_dim=16"]))
+    words = [word for word in small_run(documents, cache, tmp_path) if not word.startswith("model")]
+    option = rescale if isinstance(rescale, str) else json.dumps(rescale).replace('"', "")
+    words += [f"train.from_run={source.path}", "train.context_length=128", "train.batch_size=1"]
+    run = train(compose([*words, "train.steps=1", f"scheme.rescale={option}", "experiment_name=longer"]))
+    exported = export_run(run, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert (exported.class_name, config["max_position_embeddings"]) == ("LlamaForCausalLM", 128)
+    rope = config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 4, 32)
+    assert export_run(run, tmp_path / "again", ["factor=8"]).is_stock  # rescaled further after training
+    assert json.loads((tmp_path / "again/config.json").read_text())["max_position_embeddings"] == 256
+
+
+def test_yarn_extends_the_context_of_a_folder(tmp_path, documents, cache):
+    saved(tmp_path / "mini", "SmolLM3", **FAMILIES["SmolLM 3"][1], rope_parameters={"rope_type": "default", **ROPE})
+    words = [word for word in small_run(documents, cache, tmp_path) if not word.startswith(("model", "tokenizer"))]
+    words += [f"train.from_run={tmp_path / 'mini'}", "tokenizer=bytes", "train.context_length=96"]
+    scheme = compose([*words, "scheme.rescale=yarn"]).scheme
+    assert scheme.trained_length == 48
+    assert [layer.get("factor") for layer in scheme.options["layers"]] == [2, 2, 2, None]  # the fourth is NoPE

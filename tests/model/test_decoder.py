@@ -191,7 +191,7 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "name", ["qk_rope", "qkvo_rope", "fox", "linear_qk_rope", "shared_kv_qk_rope", "shared_kv_qkvo_rope"]
+    "name", ["qk_rope", "qkvo_rope", "fox", "hybrid_qk_rope", "qwen3_next", "shared_kv_qk_rope", "shared_kv_qkvo_rope"]
 )
 def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name):
     both = certificate_config(name, ("model.qk_norm=true", "model.qkv_bias=true"))
@@ -213,9 +213,17 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
     assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
 
 
-def test_attention_without_keys_cannot_normalise_them():
-    with pytest.raises(ConfigError, match=r"model\.qk_norm normalises .* kind decay has none: leave it out"):
-        checked_architecture(compose(["scheme=decay", "model.qk_norm=true"]))
+@pytest.mark.parametrize("scheme", ["decay", "linear_qk_rope", "gdn"])
+def test_queries_and_keys_are_normalised_for_softmax_attention_only(scheme):
+    kind = scheme.partition("_")[0]
+    with pytest.raises(ConfigError, match=rf"model\.qk_norm normalises .* no layer has it \(.* is {kind}\): leave it"):
+        checked_architecture(compose([f"scheme={scheme}", "model.qk_norm=true"]))
+
+
+def test_layers_of_other_kinds_have_no_norms_of_queries_and_keys():
+    model = build_model(certificate_config("qwen3_next", ("model.qk_norm=true", "model.num_layers=4")), VOCAB)
+    norms = [name for name, _ in model.named_parameters() if "q_norm" in name]
+    assert norms == ["blocks.3.attention.q_norm.weight"]
 
 
 def test_pieces_are_pieces_and_none_with_a_gradient():
@@ -232,3 +240,27 @@ def test_pieces_are_pieces_and_none_with_a_gradient():
         model.hidden(random_tokens(16))
     model.hidden(random_tokens(16))
     assert queries == [7, 7, 2, 16]
+
+
+@pytest.mark.parametrize("scheme", ["gdn", "hybrid_nope", "qwen3_next", "decay"])
+def test_no_model_is_built_that_would_read_across_masked_documents(scheme):
+    config = compose([f"scheme={scheme}", "data.document_mask=true"])
+    with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention=\{kind: softmax\}"):
+        build_model(config, VOCAB, bos_id=0)
+
+
+@pytest.mark.parametrize(("vocab_size", "rows"), [(257, 4096), (16384, 4096), (151936, 441)])
+@torch.no_grad()
+def test_a_large_vocabulary_has_fewer_rows_of_logits_in_memory(vocab_size, rows, monkeypatch):
+    words = ["scheme=nope", "model=tiny", "model.num_layers=1", "model.d_model=8", "model.num_heads=2"]
+    model, sizes = build_model(compose(words), vocab_size), []
+    monkeypatch.setattr(model, "hidden", lambda tokens, *rest, **more: torch.ones(*tokens.shape, 8))
+
+    def counted(x):
+        sizes.append(len(x))
+        return torch.zeros(len(x), 2)
+
+    monkeypatch.setattr(model, "_wide_logits", counted)
+    zeros = torch.zeros(2, 3000, dtype=torch.int64)
+    assert model.nll(zeros, zeros).shape == (2, 3000)
+    assert sizes == [*(6000 // rows) * [rows], 6000 % rows]  # at most 2 ** 26 logits, and 4096 rows

@@ -50,6 +50,31 @@ def test_a_gated_delta_rule_keeps_its_states_and_the_tokens_that_its_convolution
         assert cache_size(architecture("gdn"), dtype) == expected
 
 
+@pytest.mark.parametrize("scheme", ["inkling", "repo"])
+def test_gates_that_only_their_own_token_reads_are_not_cached(scheme):
+    assert cache_size(architecture(scheme)) == CacheSize(LAYERS * 2 * HKV * D * 2, 0)
+
+
+def test_layers_in_chunks_or_windows_keep_no_more_than_those():
+    row = 2 * HKV * D * 2  # bytes of a token's keys and values in one layer
+    four = build_architecture(replace(config("llama_4"), model=replace(config("llama_4").model, num_layers=4)))
+    assert cache_size(four) == CacheSize(row, 3 * 64 * row)  # three layers of a chunk of 64 tokens, one of all
+    for scheme, looked_back in (("gemma_3", 0), ("inkling_layers", 3)):
+        six = build_architecture(replace(config(scheme), model=replace(config(scheme).model, num_layers=6)))
+        assert cache_size(six) == CacheSize(row, 5 * 64 * row + 6 * looked_back * row)
+
+
+def test_a_query_of_attention_in_chunks_sees_half_a_chunk_on_average():
+    four = build_architecture(replace(config("llama_4"), model=replace(config("llama_4").model, num_layers=4)))
+
+    def mixing(length):  # FLOPs of scores and values, without the growth of the fourth layer's scores
+        return sum(kind.flops_per_token(length, scheme) for kind, scheme in zip(four.kinds, four.scheme, strict=True))
+
+    assert mixing(2048) == 4 * H * D * (3 * 32 + 1024)
+    assert mixing(48) == 4 * H * D * 4 * 24  # shorter than a chunk
+    assert mixing(96) == 4 * H * D * (3 * (64 * 32 + 32 * 16) / 96 + 48)
+
+
 @pytest.mark.parametrize("scheme", ["qk_rope", "shared_kv_qkvo_rope", "linear_qk_rope", "decay_vo_rope", "gdn"])
 def test_parameters_are_those_of_the_built_model(scheme):
     counted = sum(num_parameters(architecture(scheme), V).values())

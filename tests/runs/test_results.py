@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,3 +196,20 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
         run.load_model(["scheme=sink_nope"])
     with pytest.raises(ConfigError, match="scheme=hybrid_nope has another kind of attention"):
         run.load_model(["scheme=hybrid_nope"])
+
+
+def test_a_full_disk_is_said_with_the_folder_and_a_remedy(
+    run: Run, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results_before = [result.key for result in run.results()[0]]
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("posbench.system.files.os.fsync", full)
+    message = (
+        rf"{run.path}/eval/fixed cannot be written \(No space left on device\): make room and give the same command"
+    )
+    with pytest.raises(ConfigError, match=message):
+        evaluate(run, protocols=("fixed",), lengths=(48,))
+    assert [result.key for result in run.results()[0]] == results_before and run.results()[1] == []

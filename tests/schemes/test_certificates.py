@@ -5,6 +5,7 @@ import io
 import re
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from posbench.verify.certificates import ROUNDINGS, SLOPE
 from posbench.verify.gradients import gradients, training_errors
 from posbench.verify.random_model import RandomModel
 from tests.rows import ONE_OF_EACH, rows
+from tests.schemes import trials
 from tests.schemes.trials import trial
 
 ONE_LAYER = "model.num_layers=1"
@@ -321,6 +323,35 @@ def test_verify_fails_with_the_reason(console):
     assert "FAIL modest: shift is 0, must be above 0.001 (promised absolute, measured relative)" in output
     assert "modest: there is no NumPy reference of this scheme" in output
     assert output.endswith("1 of 1 scheme failed: modest")
+
+
+def test_large_scores_have_large_limits():
+    certificate = certify(replace(certificate_config("nope"), scheme=trial("Sharp")))
+    assert not failures(certificate)
+    assert certificate.score_scale > 10 and certificate["decode"].limit == EXACT * certificate.score_scale
+    assert certificate["decode"].measured > EXACT or certificate["grad"].measured > SLOPE
+    assert certificate["fp32"].limit == ROUNDINGS["fp32"]
+
+
+@pytest.mark.parametrize("name", rows())
+def test_no_scheme_of_ours_has_larger_limits(name):
+    with torch.no_grad():
+        assert RandomModel.build(certificate_config(name)).score_scale == 1
+
+
+def test_a_hook_that_rounds_to_float32_is_named_by_its_line(console):
+    assert not verify([*trial_words("Rounds"), ONE_LAYER], console)
+    output = " ".join(console.file.getvalue().split())
+    line = 1 + Path(trials.__file__).read_text().splitlines().index("        slope = self.log_a.float().exp()")
+    assert f"trials.py, line {line}: your hook rounds to float32: use x.to(self.w.dtype)" in output
+    with pytest.raises(ConfigError, match=r"trials\.py, line \d+: your hook rounds to float32"):
+        verify([*trial_words("RoundsQueries"), ONE_LAYER], console)
+
+
+def test_logits_that_are_no_numbers_are_one_failure(console):
+    assert not verify([*trial_words("RootOfNegative"), ONE_LAYER], console)
+    output = " ".join(console.file.getvalue().split())
+    assert output.count("FAIL") == 1 and "FAIL rootofnegative: the logits are NaN" in output
 
 
 def test_a_scheme_for_text_only_passes_and_is_marked(console):

@@ -8,7 +8,10 @@ from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from posbench.config import ConfigError, SchemeConfig
+from posbench.model.decoder import build_model
 from posbench.schemes import Placement, Shape, build_scheme
+from posbench.verify import VOCAB, certificate_config, random_tokens
+from posbench.verify.random_model import randomise
 
 SHAPE = Shape(48, 6, 2, 16, context_length=128)
 
@@ -66,3 +69,14 @@ def test_queries_grow_as_in_llama_4():
 def test_sizes_that_cannot_be_are_refused(kind, options, says):
     with pytest.raises(ConfigError, match=says):
         build_scheme(SchemeConfig("x", kind, options), SHAPE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["llama_4", "inkling_layers"])
+def test_what_is_cached_is_enough_for_pieces_of_any_size(scheme):
+    model = build_model(certificate_config(scheme, ("model.num_layers=6",)), VOCAB)
+    randomise(model)
+    model, tokens = model.double(), random_tokens(150)  # more than two chunks or windows of 64
+    caches = model.caches(150)
+    pieces = [model.hidden(piece, 5, caches) for piece in tokens.split([1, 2, 58, 1, 1, 1, 70, *16 * [1]], 1)]
+    assert (torch.cat(pieces, 1) - model.hidden(tokens, 5)).abs().max() < 1e-12

@@ -127,3 +127,12 @@ def test_a_broken_package_harms_no_other_scheme(monkeypatch):
 def test_a_package_registers_a_scheme_by_its_entry_point(monkeypatch):
     row = registered(monkeypatch, "kinked", "tests.schemes.trials:Kinked")
     assert type(build_scheme(row, SHAPE)[0]).__name__ == "Kinked"
+
+
+def test_factors_of_another_length_are_refused() -> None:
+    words = ["scheme=qk_rope", "model.head_dim=16"]
+    lists = "short_factor: [1, 1, 1, 1], long_factor: [1, 1, 1, 1]"
+    rescale = f"scheme.rescale={{rope_type: longrope, factor: 2, original_max_position_embeddings: 32, {lists}}}"
+    with pytest.raises(ConfigError, match="short_factor has 4 entries, and 16 channels a head are rotated: it needs 8"):
+        checked_architecture(compose([*words, rescale]))
+    checked_architecture(compose(["scheme=qk_rope", "model.head_dim=8", rescale]))

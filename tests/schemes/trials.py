@@ -314,3 +314,52 @@ class BumpByQuery(Scheme):
 
     def q(self, x, pos):
         return x + (pos[: x.shape[2], None] * 0.001).sin().to(x.dtype)
+
+
+class Sharp(Scheme):
+    """Rotations whose cosines and sines are mixed with large numbers: a good scheme that makes large scores."""
+
+    keeps_norms = False
+    is_relative = False
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.mix = self.normal(shape.head_dim // 2, shape.head_dim // 2)
+
+    def prepare(self, pos, length):
+        pairs = torch.arange(self.shape.head_dim // 2, dtype=torch.float64)
+        angles = pos[..., None] * 10000.0 ** (-pairs / len(pairs))
+        return angles.cos(), angles.sin()
+
+    def q(self, x, pos):
+        cos, sin = (part.to(self.mix.dtype) @ (15 * self.mix) for part in pos)
+        a, b = x.to(self.mix.dtype).chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+    k = q
+
+
+class Rounds(Scheme):
+    """Its bias rounds a parameter to float32."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.log_a = nn.Parameter(torch.zeros(shape.num_heads))
+
+    def bias(self, q, k, gates, at):
+        slope = self.log_a.float().exp()
+        return at.look_up(-slope[:, None] * at.distances(q))
+
+
+class RoundsQueries(Scheme):
+    """Its queries have fewer digits than its keys, so that attention cannot multiply them."""
+
+    def q(self, x, pos):
+        return x.float()
+
+
+class RootOfNegative(Scheme):
+    """Its bias is NaN."""
+
+    def bias(self, q, k, gates, at):
+        return at.look_up((-at.distances(q).to(q.dtype)).sqrt().expand(self.shape.num_heads, -1))

@@ -15,6 +15,7 @@ from posbench.analysis.agreement import disagreements
 from posbench.analysis.table import results
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
+from posbench.model.architecture import build_architecture
 from posbench.runs import Run
 from posbench.runs.finding import pack_experiment
 from posbench.system.signals import Stopped
@@ -198,3 +199,74 @@ def test_a_loss_above_the_first_is_not_divergence(runs: Path, words: Words) -> N
     assert losses(run)[4] > losses(run)[0]
     row = results(runs / "demo/worse").iloc[0]
     assert row["diverged"] is None and math.isfinite(row["loss"])
+
+
+# ---------------------------------------------------------------- longer windows
+
+LONGER = ["train.context_length=128", "train.batch_size=1"]  # the source was trained at 32
+
+
+def frequencies(run: Run, length: int, *under: str) -> torch.Tensor:
+    return run.load_model(under).scheme.first.angles(torch.ones(1), length)[0]
+
+
+def yarn_by_hand(width: int, L: int, s: float) -> list[float]:
+    """YaRN's frequencies (arXiv 2309.00071): with r turns in L tokens, w / s below 1 turn and w above 32 turns."""
+    rescaled = []
+    for t in range(width // 2):
+        w = 10000 ** (-2 * t / width)
+        share = min(1, max(0, (L * w / (2 * math.pi) - 1) / 31))
+        rescaled.append(w * share + w / s * (1 - share))
+    return rescaled
+
+
+@pytest.mark.parametrize("more", [[], ["scheme.factor=4"], ["scheme=qk_rope"]])
+def test_yarn_extends_the_context_of_the_run_that_is_continued(
+    more: list[str], runs: Path, words: Words, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(compose(words("demo/qk_rope", *LONGER, "scheme.rescale=yarn", *more)))
+    scheme = run.config.scheme
+    assert (scheme.trained_length, scheme.options["factor"]) == (32, 4)
+    width = run.config.model.head_width
+    expected = yarn_by_hand(width, 32, 4)
+    for length in (32, 128, 256):  # evaluation rotates as training did, whatever the length
+        assert frequencies(run, length).tolist() == pytest.approx(expected, rel=1e-12)
+    table = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [scheme.name, "10000", "yarn", "4", f"{expected[0]:.3g}", f"{expected[-1]:.3g}"] in table
+    other = run.config_under(["rescale=dynamic_ntk"]).scheme  # its factor follows the window, as at any evaluation
+    assert other.trained_length == 32 and "factor" not in other.options
+    assert frequencies(run, 256, "rescale=pi")[0] == pytest.approx(32 / 256)
+    plain = train(compose(words("demo/qk_rope", *LONGER, "experiment_name=plain")))
+    assert losses(run)[0] != losses(plain)[0]
+    assert train(compose(words("demo/qk_rope", *LONGER, "scheme.rescale=yarn", *more))).manifest == run.manifest
+
+
+def test_continued_twice_it_keeps_its_rotation_unless_asked_to_rescale_again(runs: Path, words: Words) -> None:
+    first = train(
+        compose(words("demo/qk_rope", "train.context_length=64", "train.batch_size=2", "scheme.rescale=yarn"))
+    )
+    assert (first.config.scheme.trained_length, first.config.scheme.options["factor"]) == (32, 2)
+    same = compose(words(first.path, *LONGER, "experiment_name=same")).scheme
+    assert (same.trained_length, same.options["factor"]) == (32, 2)
+    again = compose(words(first.path, *LONGER, "scheme.rescale=pi", "experiment_name=again")).scheme
+    assert (again.trained_length, again.options["factor"]) == (32, 4)
+    plain = train(compose(words("demo/qk_rope", "train.context_length=64", "train.batch_size=2", "experiment_name=p")))
+    assert plain.config.scheme.trained_length is None
+    after = compose(words(plain.path, *LONGER, "scheme.rescale=yarn")).scheme
+    assert (after.trained_length, after.options["factor"]) == (64, 2)
+
+
+def test_a_factor_that_follows_the_window_stays_so(runs: Path, words: Words) -> None:
+    scheme = compose(words("demo/qk_rope", *LONGER, "scheme.rescale=dynamic_ntk")).scheme
+    assert scheme.trained_length == 32 and "factor" not in scheme.options
+
+
+@pytest.mark.parametrize("scheme", ["hope", "clipped_rope", "fire", "qk_rope_context"])
+def test_formulas_with_the_training_length_keep_it(scheme: str, runs: Path, words: Words) -> None:
+    assert compose(words("demo/qk_rope", *LONGER, f"scheme={scheme}")).scheme.trained_length == 32
+    layers = build_architecture(compose(words("demo/qk_rope", *LONGER, f"scheme={scheme}"))).scheme
+    source = build_architecture(compose(words("demo/qk_rope", "train.context_length=32", f"scheme={scheme}"))).scheme
+    assert layers.shape.positions_length == source.shape.positions_length == 32
+    if scheme != "fire":
+        rotated, expected = (each.first.angles(torch.ones(1), 32) for each in (layers, source))
+        assert torch.equal(rotated, expected)

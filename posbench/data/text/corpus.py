@@ -138,6 +138,25 @@ class TextBatches:
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
 
 
+@dataclass(frozen=True)
+class CutBatches:
+    """Batches whose windows are cut into shorter ones, which have the same targets in the same order."""
+
+    whole: TextBatches
+    context_length: int  # tokens of a piece
+
+    def batch(self, n: int) -> Batch:
+        """Return batch `n` of the run, tokens [B, T + 1]. A piece begins with the last target of the piece before."""
+        tokens = self.whole.tokens
+        pieces = [tokens[start : start + self.context_length + 1] for start in self.starts(n)]
+        return Batch(np.stack(pieces).astype(np.int64))
+
+    def starts(self, n: int) -> list[int]:
+        """Return the index in the split at which each piece of batch `n` begins, [B]."""
+        offsets = range(0, self.whole.context_length, self.context_length)
+        return [start + offset for start in self.whole.starts(n) for offset in offsets]
+
+
 @dataclass(eq=False)
 class Corpus(Dataset):
     """Tokenized text with its tokenizer and its three splits, which are mapped into memory from `folder`."""
@@ -152,8 +171,11 @@ class Corpus(Dataset):
     def tokenizer(self) -> Tokenizer:
         return tokenizer_in((self.folder / "tokenizer.json").read_bytes(), str(self.folder / "tokenizer.json"))
 
-    def batches(self, train: TrainConfig, seed: int) -> TextBatches:
-        return TextBatches(self.train, train.context_length, train.batch_size, seed)
+    def batches(self, train: TrainConfig, seed: int) -> TextBatches | CutBatches:
+        drawn = train.drawn_length or train.context_length
+        pieces = drawn // train.context_length
+        batches = TextBatches(self.train, drawn, train.batch_size // pieces, seed)
+        return batches if pieces == 1 else CutBatches(batches, train.context_length)
 
     @property
     def train(self) -> Split:

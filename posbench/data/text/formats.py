@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -26,13 +27,25 @@ _CODE = (
     ".r .hs .ml .sh .sql"
 )
 TEXT_SUFFIXES = f"{_PROSE} {_CODE}".split()
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_JSON_LINES = (".jsonl", ".jsonlines", ".ndjson", ".json")
 _CSV = (".csv", ".tsv")
-_TABLES = (".parquet", ".arrow")
+_PARQUET = (".parquet", ".pq")
+_TABLES = (*_PARQUET, ".arrow", ".feather")
 ROW_SUFFIXES = (*_JSON_LINES, *_CSV, *_TABLES)
-# First bytes of archives (zip, 7z, rar), office documents (zip), PDFs and compressed files of another suffix (gz, xz,
-# zst)
-_NOT_TEXT = (b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"%PDF-", b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+# First bytes of archives (zip, 7z, rar), office documents (zip, OLE, RTF), PDFs and compressed files of another suffix
+# (gz, xz, zst, bz2, lz4, compress)
+_NOT_TEXT = (
+    *(b"PK\3\4", b"7z\xbc\xaf", b"Rar!", b"\xd0\xcf\x11\xe0", b"{\\rtf", b"%PDF-"),
+    *(b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh91AY&SY", b"\x04\x22\x4d\x18", b"\x1f\x9d"),
+)
+# Byte order marks, which Windows adds, and the encodings that they tell. UTF-32's begins with UTF-16's.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
 _ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 
 
@@ -45,11 +58,13 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
     """
     suffix = suffix_of(path)
     _check_start(path)
+    if suffix in _TABLES and path.suffix.lower() in _COMPRESSED:
+        raise ConfigError(f"{path} is a compressed table: decompress it (its columns are compressed already)")
     if suffix in _TABLES:
         yield from _table_texts(path, column)
         return
-    with io.TextIOWrapper(_opened(path), "utf-8", newline="") as file:  # line ends stay as they are
-        lines = (line.removeprefix("\ufeff") for line in file)  # the byte order mark, which Windows adds
+    with io.TextIOWrapper(_opened(path), _encoding(path), newline="") as file:  # line ends stay as they are
+        lines = (line.removeprefix("\ufeff") for line in file)  # concatenated files have marks inside, too
         if suffix in _JSON_LINES:
             yield from _json_texts(path, column, lines)
         elif suffix in _CSV:
@@ -125,7 +140,7 @@ def _table_texts(path: Path, column: str) -> Iterator[Any]:
 
     with pyarrow.memory_map(str(path)) as file:
         batches: Any
-        if suffix_of(path) == ".parquet":
+        if suffix_of(path) in _PARQUET:
             table = parquet.ParquetFile(file)
             names, batches = table.schema_arrow.names, table.iter_batches(_ROWS, columns=[column])
         elif file.read(6) == b"ARROW1":
@@ -154,12 +169,21 @@ def _opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
 
 
+def _encoding(path: Path) -> str:
+    """Return the encoding of a text file: as its byte order mark says, otherwise UTF-8."""
+    with _opened(path) as file:
+        start = file.read(4)
+    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), "utf-8")
+
+
 def _check_start(path: Path) -> None:
     """Raise ConfigError for an archive, a PDF or a Git LFS pointer, all of which can look like text."""
     with _opened(path) as file:
         start = file.read(512)
     if start.startswith(_NOT_TEXT) or start[257:262] == b"ustar":
-        raise ConfigError(f"{path} is an archive or a PDF, not text: unpack it, or convert it to text")
+        raise ConfigError(
+            f"{path} is an archive, an office document or a PDF, not text: unpack it, or convert it to text"
+        )
     if start.startswith(b"version https://git-lfs"):
         raise ConfigError(f"{path} is only a Git LFS pointer: fetch the file with `git lfs pull`")
 

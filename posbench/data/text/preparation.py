@@ -168,6 +168,12 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
     return cache_folder(config.data.cache_dir) / "corpora" / name
 
 
+def _new_splitter(config: Config, source: Source, held_out: bool | str) -> Splitter:
+    """Return the splitter of a source's documents. Arguments: held_out, True if the text is only scored."""
+    fractions = {} if held_out else {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
+    return Splitter(fractions, config.data.tuning_fraction if source.by_document and not held_out else 0.0)
+
+
 def _write_corpus(
     config: Config,
     source: Source,
@@ -180,15 +186,15 @@ def _write_corpus(
 
     The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
     streamed from the source through the tokenizer into the files. If a split stays empty, which only happens with few
-    documents, all of this is done again with a `splitter` that fills it.
+    documents, all of this is done again with a `splitter` that fills it. If train gets far less text than asked,
+    because of a few long files, it is done again with these files cut.
     Arguments: held_out, whether the text is only scored; splitter, which assigns documents to splits, None for a new
     one.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
     if splitter is None:
-        fractions = {} if held_out else {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
-        splitter = Splitter(fractions, config.data.tuning_fraction if source.by_document and not held_out else 0.0)
+        splitter = _new_splitter(config, source, held_out)
         if source.skipped:
             notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
         if not held_out and (sentence := source.cut_few_files()):
@@ -234,6 +240,10 @@ def _write_corpus(
         )
         source.repaired = 0
         return _write_corpus(config, source, folder, notice, held_out, splitter)
+    if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
+        notice(sentence)
+        source.repaired = 0
+        return _write_corpus(config, source, folder, notice, held_out, _new_splitter(config, source, held_out))
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")

@@ -28,6 +28,7 @@ from posbench.data.text.tokenizer import check_hub
 Document = TypeVar("Document")
 # Files that describe a data set, as `datasets` and its hub name them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+_LEAST_TRAIN = 0.6  # cut long files if train gets less than this part of the share that was asked for
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
@@ -69,12 +70,14 @@ class Splitter:
     def _restart(self) -> None:
         self._empty = {"train", *self.fractions}
         self._draws: set[float] = set()
+        self.num_bytes: Counter[str] = Counter()  # of the documents of each split, before tuning
         if self.tuning:
             self.tuning._restart()
 
     def split(self, document: bytes) -> str | None:
         """Return the split name of a document (UTF-8), or None if the document is not used when tuning."""
         split = split_of(document, self.fractions)
+        self.num_bytes[split] += len(document)
         if self._empty:
             self._empty.discard(split)
             self._draws.add(draw_of(document))
@@ -172,6 +175,13 @@ class Source(ABC):
         """Cut text files into documents if they are fewer than the splits; return a line of text to print, or ""."""
         return ""
 
+    def cut_long_files(self, splitter: Splitter) -> str:
+        """Cut text files into documents if train got far less text than asked; return a line of text to print, or "".
+
+        Arguments: splitter, which has assigned all documents to splits.
+        """
+        return ""
+
     @abstractmethod
     def identity(self) -> Any:
         """Return a JSON value that identifies the text in the cache, such as its files with their sizes and times.
@@ -206,15 +216,33 @@ class Files(Source):
             )
 
     def cut_few_files(self) -> str:
-        files, config = self.paths["train"], self.config
-        num_splits = 1 + sum(getattr(config, f"{name}_fraction") > 0 for name in self.cut)
-        is_text = not any(suffix_of(path) in ROW_SUFFIXES for path in files)
-        if len(files) >= num_splits or not is_text or self.cut_bytes is not None or config.articles:
+        files = self.paths["train"]
+        num_splits = 1 + sum(getattr(self.config, f"{name}_fraction") > 0 for name in self.cut)
+        if len(files) >= num_splits or not self._may_cut():
             return ""
-        self.cut_bytes = min(max(sum(path.stat().st_size for path in files) // 100, 1000), 100_000)
+        return self._cut_files(f"there are too few text files for {num_splits} splits ({len(files)}), so text is cut")
+
+    def cut_long_files(self, splitter: Splitter) -> str:
+        total, asked = (
+            sum(splitter.num_bytes.values()),
+            1 - sum(getattr(self.config, f"{n}_fraction") for n in self.cut),
+        )
+        share = splitter.num_bytes["train"] / max(total, 1)
+        if share >= _LEAST_TRAIN * asked or not self.cut or not self._may_cut():
+            return ""
+        return self._cut_files(f"by whole files, train would get {share:.0%} of the text, so long files are cut")
+
+    def _may_cut(self) -> bool:
+        """Return whether the documents are text files, and the user has not said how they are cut."""
+        is_text = not any(suffix_of(path) in ROW_SUFFIXES for path in self.paths["train"])
+        return is_text and self.cut_bytes is None and not self.config.articles
+
+    def _cut_files(self, reason: str) -> str:
+        """Choose the size of documents, about a hundred in all, and return a line of text that begins with `reason`."""
+        self.cut_bytes = min(max(sum(path.stat().st_size for path in self.paths["train"]) // 100, 1000), 100_000)
         return (
-            f"data={config.name}: there are too few text files for {num_splits} splits ({len(files)}), so text is cut "
-            f"at blank lines into documents of about {self.cut_bytes:,} bytes (data.cut_bytes sets the size)"
+            f"data={self.config.name}: {reason} at blank lines into documents of about {self.cut_bytes:,} bytes "
+            "(data.cut_bytes sets the size)"
         )
 
     def identity(self) -> Any:
@@ -268,7 +296,10 @@ class Files(Source):
             and file.name not in _METADATA
             and not any(part.startswith(".") for part in file.relative_to(folder).parts)
         ]
-        files = _without_caches(files)
+        data = _without_caches(files)
+        if len(data) < len(files):
+            self.skipped["cached .arrow"] += len(files) - len(data)
+        files = data
         suffixes = {suffix_of(file) for file in files}
         readable = suffixes.intersection(ROW_SUFFIXES) or suffixes.intersection(TEXT_SUFFIXES)
         self.skipped.update(suffix_of(file) or "no suffix" for file in files if suffix_of(file) not in readable)

@@ -29,7 +29,7 @@ _EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 _BOS_ENTRY = "BOS"  # entry in the template of tokenizer.json that records a BOS with an unusual name
 
 CONVERT = (
-    "transformers converts a sentencepiece .model or a .tiktoken file to one: "
+    "transformers converts vocab.json and merges.txt, a sentencepiece .model or a .tiktoken file to one: "
     "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')"
 )
 HUB_SECONDS = 5.0  # time for the hub to answer; a download would retry for half a minute

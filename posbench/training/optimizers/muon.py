@@ -15,6 +15,7 @@ of attention.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,30 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
         factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
         x = torch.baddbmm(x, factor, x, beta=a)
     return x.mT if rows > columns else x
+
+
+def orthogonal_updates(
+    directions: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]], steps: int, dtype: torch.dtype | None
+) -> dict[str, list[Tensor]]:
+    """Return {parameter: updates for a rate of 1}, one per matrix: orthogonalised, with the size of AdamW's updates.
+
+    Arguments: directions, {parameter: [..., rows, columns]}, each with the matrices `rows` one below the other; dtype,
+    of the orthogonalisation, None for that of the directions.
+    """
+    parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
+    places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
+    for name, direction in directions.items():
+        for part in direction.to(dtype or direction.dtype).split(list(rows[name]), dim=-2):
+            of_shape = parts.setdefault(part.shape, [])
+            places.setdefault(name, []).append((part.shape, len(of_shape)))
+            of_shape.append(part)
+    done = {}
+    for shape, of_shape in parts.items():
+        size = _RMS * math.sqrt(max(shape[-2:]))
+        matrices = torch.stack(of_shape)
+        updates = orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
+        done[shape] = updates.to(directions[next(iter(directions))].dtype) * size
+    return {name: [done[shape][number] for shape, number in places[name]] for name in directions}
 
 
 def flops_per_step(model: nn.Module, steps: int) -> int:
@@ -93,31 +118,21 @@ class Muon(Optimizer):
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
         self.adamw.rates = self.rates
         self.adamw.update(divisor, healthy)
-        parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
-        places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
+        # In a step that must change nothing, gradients are set to 0, and all changes below are multiplied by 0.
+        alive, divisor = healthy.to(divisor.dtype), torch.where(healthy, divisor, 1.0)
+        directions = {name: self._direction(name, divisor, healthy, alive) for name in self.rows}
+        updates = orthogonal_updates(directions, self.rows, self.config.ns_steps, self.dtype)
         for name, rows in self.rows.items():
-            for part in self._directions(name, divisor, healthy).split(rows):
-                of_shape = parts.setdefault(part.shape, [])
-                places.setdefault(name, []).append((part.shape, len(of_shape)))
-                of_shape.append(part)
-        updates = {}
-        for shape, of_shape in parts.items():
-            size = _RMS * math.sqrt(max(shape))
-            updates[shape] = size * orthogonal(torch.stack(of_shape), self.config.ns_steps)
-        for name, of_parameter in places.items():
-            update = torch.cat([updates[shape][number] for shape, number in of_parameter])
             weight, rate = self.weights[name], self.rates[name]
-            # Multiplying by `healthy` would not do: 0 times infinity is NaN.
-            change = update.to(weight.dtype).add(weight, alpha=self.decays[name]).mul_(rate)
-            weight.sub_(torch.where(healthy, change, 0.0))
+            weight.mul_(1 - rate * self.decays[name] * alive)
+            for part, update in zip(weight.split(rows), updates[name], strict=True):
+                part.addcmul_(update, alive, value=-rate)
 
-    def _directions(self, name: str, divisor: Tensor, healthy: Tensor) -> Tensor:
+    def _direction(self, name: str, divisor: Tensor, healthy: Tensor, alive: Tensor) -> Tensor:
         """Return the gradient of a parameter, averaged with its momentum (Nesterov), which is updated."""
         momentum, share = self.moments[name]["momentum"], self.config.momentum
         gradient = self.weights[name].grad
         assert gradient is not None
-        gradient = gradient / divisor
-        averaged = gradient.lerp(momentum, share)
-        momentum.copy_(torch.where(healthy, averaged, momentum))
-        direction = gradient.lerp(averaged, share)
-        return direction if self.dtype is None else direction.to(self.dtype)
+        gradient = torch.where(healthy, gradient, 0.0).div_(divisor)
+        momentum.lerp_(gradient, (1 - share) * alive)
+        return gradient.lerp_(momentum, share)

@@ -79,6 +79,10 @@ FORMATS = {
     "a.tsv": lambda path: pyarrow.csv.write_csv(TABLE, path, pyarrow.csv.WriteOptions(delimiter="\t")),
     "file.arrow": write_arrow(pa.ipc.new_file),
     "stream.arrow": write_arrow(pa.ipc.new_stream),
+    "file.feather": write_arrow(pa.ipc.new_file),
+    "a.jsonlines": lambda path: path.write_bytes(LINES),
+    "a.pq": lambda path: pq.write_table(TABLE, path),
+    "utf-16.jsonl": lambda path: path.write_text(LINES.decode(), encoding="utf-16"),
     "saved": lambda path: datasets.Dataset(TABLE).save_to_disk(path, num_shards=2),
 }
 
@@ -87,6 +91,17 @@ FORMATS = {
 def test_every_format_gives_the_same_documents(files: Files, tmp_path: Path, name: str) -> None:
     FORMATS[name](tmp_path / name)
     assert documents(files(path=tmp_path / name)) == {"train": TEXTS}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("cut", [[], ["data.cut_bytes=1000"]])
+def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(
+    files: Files, tmp_path: Path, encoding: str, cut: list[str]
+) -> None:
+    text = "Grüße, “one” line\r\nand another"
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode(encoding)))
+    assert documents(files(*cut, path=tmp_path)) == {"train": [text, text]}
 
 
 def test_json_rows_may_be_null_and_have_other_keys_of_other_types(files: Files, tmp_path: Path) -> None:
@@ -187,7 +202,11 @@ BAD = {
     "a.tar.gz": (gzip.compress(tar(prose(1).encode())), r"a\.tar\.gz is an archive.*unpack it"),
     "tar.txt": (tar(b"a"), r"tar\.txt is an archive"),
     "a.docx": (b"PK\x03\x04 and on", r"a\.docx is an archive"),
-    "a.pdf": (b"%PDF-1.4 and on", r"a\.pdf is an archive or a PDF.*convert it to text"),
+    "a.pdf": (b"%PDF-1.4 and on", r"a\.pdf is an archive, an office document or a PDF.*convert it to text"),
+    "a.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + 600 * b"\0", r"a\.doc is an archive, an office document or a PDF"),
+    "a.rtf": (b"{\\rtf1 text}", r"a\.rtf is an archive, an office document"),
+    "bz2.txt": (bz2.compress(b"a"), r"bz2\.txt is an archive.*unpack it"),
+    "a.parquet.gz": (gzip.compress(parquet(TABLE)), r"a\.parquet\.gz is a compressed table: decompress it"),
     "pointer.parquet": (b"version https://git-lfs.github.com/spec/v1\noid", r"pointer\.parquet .*git lfs pull"),
     "nul.txt": (b"a" * 70_000 + b"\0", r"nul\.txt has NUL bytes"),
     "torn.txt.gz": (gzip.compress(prose(1).encode())[:-30], r"torn\.txt\.gz cannot be read \(EOFError"),

@@ -233,6 +233,34 @@ def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Pat
     assert uncut.train.num_documents == 1, "and so does one that needs no other split"
 
 
+def test_a_few_long_files_are_cut_if_train_would_get_far_less_than_asked(
+    files: Files, tmp_path: Path, notes: list[str]
+) -> None:
+    """Two of these three books would be held out by their hashes, and train would get a tenth of the text."""
+    folder = tmp_path / "books"
+    folder.mkdir()
+    paragraphs = {"small": 30, "large": 130, "larger": 140}
+    for name, count in paragraphs.items():
+        text = "\n\n".join(f"{name} {prose(n)}" for n in range(count))
+        (folder / f"{name}.txt").write_text(text + _suffix_for(text, "train" if name == "small" else "test"))
+    corpus = prepare(files(path=folder), notes.append)
+    [note] = [note for note in notes if "by whole files" in note]
+    assert "train would get 10% of the text, so long files are cut at blank lines into documents of about" in note
+    sizes = {name: split.num_bytes for name, split in corpus.splits.items()}
+    assert 0.75 < sizes["train"] / sum(sizes.values()) < 0.95  # 0.85 was asked for
+    assert sum(sizes.values()) == sum(path.stat().st_size for path in folder.glob("*.txt"))
+    notes.clear()
+    many = prepare(files("data.cut_bytes=100000000", path=folder), notes.append)  # the user's own size is kept
+    assert many.train.num_documents == 1 and not [note for note in notes if "by whole files" in note]
+
+
+def _suffix_for(text: str, split: str) -> str:
+    """Return words to append to `text` so that its hash puts it into `split`."""
+    fractions = {"test": 0.1, "validation": 0.05}
+    endings = (f"\nEnd {n}.\n" for n in range(1000))
+    return next(ending for ending in endings if split_of((text + ending).encode(), fractions) == split)
+
+
 def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, notes: list[str]) -> None:
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", [prose(3)]) for name in ("train", "validation")}
     assert prepare(files(**paths), notice=notes.append).test.num_documents == 0

@@ -1,0 +1,49 @@
+"""Show the rotations that a model uses: base, rescaling, factor, frequencies of the fastest and slowest pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from rich.console import Console
+
+from posbench.config.units import short_length
+from posbench.schemes import Layers
+from posbench.schemes.rotary import Rotary
+from posbench.system.console import plain_table
+
+
+def show_rotations(models: Mapping[str, Layers], length: int, console: Console) -> None:
+    """Print a table of the rotation frequencies in inputs of `length` tokens, a row for each rotation of a model.
+
+    Arguments: models, the schemes of all layers by the heading of their rows. A model without rotations has one row.
+    """
+    table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
+    for heading, layers in models.items():
+        for columns in [*_rotations(layers, length)] or [()]:
+            table.add_row(heading, *columns)
+    console.print(table)
+    console.out("first, last: frequencies of the fastest and the slowest channel pair, radians per token")
+
+
+def has_rotations(layers: Layers) -> bool:
+    """Return whether any layer rotates by frequencies."""
+    return any(isinstance(part, Rotary) for part in layers.modules())
+
+
+def is_rescaled(layers: Layers) -> bool:
+    """Return whether the frequencies of any layer's rotation are rescaled."""
+    return any(isinstance(part, Rotary) and part.rescaling is not None for part in layers.modules())
+
+
+def _rotations(layers: Layers, length: int) -> Iterator[tuple[str, ...]]:
+    """Yield base, method, factor, first and last frequency of each rotation at `length` tokens, as text."""
+    for rotary in layers.modules():
+        if isinstance(rotary, Rotary):
+            rescaling = rotary.rescaling
+            with torch.no_grad():
+                frequencies = rotary.angles(torch.ones(1), length)[0]
+            trained_length = rotary.shape.positions_length
+            method = rescaling.name if rescaling else "none"
+            factor = rescaling.factor_at(length, trained_length) if rescaling else 1
+            yield f"{rotary.base:g}", method, f"{factor:g}", f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"

@@ -1,0 +1,258 @@
+"""Check that posbench's decoder can represent a Hugging Face folder, before its weights or any text are read.
+
+`config.json` and the names, shapes and number types of the tensors are checked as a whole. Errors use the names in the
+files. Reading the folder is another module's work (`posbench.runs.pretrained`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from posbench.config import ConfigError, ModelConfig, SchemeConfig
+from posbench.model.architecture import Architecture
+from posbench.model.decoder import Decoder
+from posbench.model.layers import Block
+from posbench.model.names import LAYER, PARTS, to_hugging_face
+from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, sizes
+from posbench.schemes.rescaling import ROPE_TYPES
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_ADAPTER = "adapter_config.json"
+_TOKENIZER_PARTS = ("vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken")
+_PER_LAYER = ("layer_types", "no_rope_layers")  # keys of config.json with an entry for each layer
+_MAY_BE_NULL = ("factor", "attention_factor", "mscale", "mscale_all_dim", "beta_slow", "beta_fast")
+_LISTS = ("short_factor", "long_factor")
+_NUMBERS = {"rope_theta", "partial_rotary_factor", *(key for keys in ROPE_TYPES.values() for key in keys)}
+_NUMBERS -= {"truncate", *_LISTS}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_COUNTS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_TABLES = (  # embedding and output, in transformers' classes and in ours
+    ("model.embed_tokens.weight", "lm_head.weight"),
+    ("decoder.embedding.weight", "decoder.unembedding.weight"),
+)
+_NAMED_BY = {"model.embed_tokens.weight": "vocab_size", "lm_head.weight": "vocab_size"}  # the key that decides the rows
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file, as its header describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # in safetensors' words, such as BF16
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ConfigError if the folder has an adapter (LoRA), which posbench does not add to the weights."""
+    if not (folder / _ADAPTER).is_file():
+        return
+    content = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+    raise ConfigError(
+        f"{folder} has {_ADAPTER}, an adapter of {content.get('base_model_name_or_path')}, and posbench reads whole "
+        "models: merge it with PEFT (merge_and_unload, then save_pretrained), or delete the adapter's files to score "
+        "the model without it"
+    )
+
+
+def tokenizer_files(folder: Path) -> str:
+    """Return the files of a tokenizer that the folder has instead of tokenizer.json, as text; "" if there are none."""
+    names = sorted(file.name for pattern in _TOKENIZER_PARTS for file in folder.glob(pattern))
+    return f" (it has {', '.join(names)})" if names else ""
+
+
+def check_config(config: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length.
+
+    Arguments: config, the content; file, its path for the error message.
+    """
+    if config["model_type"] == "posbench":
+        return
+    for key in _COUNTS:
+        value = config[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more: correct it")
+    _check_rotation_numbers(config, file)
+    layers = config["num_hidden_layers"]
+    for key in _PER_LAYER:
+        entries = config.get(key)
+        if entries and len(entries) != layers:
+            raise ConfigError(f"{file} has {len(entries)} entries in {key} for num_hidden_layers={layers}: correct one")
+    if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
+        raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
+
+
+def positions_in(config: Mapping[str, Any]) -> Positions:
+    """Return the position scheme in `config.json`, with `row` None if its layers have rotations of their own.
+
+    Arguments: config, the content of the file.
+    """
+    nested = [] if config["model_type"] == "posbench" else _nested_rotations(config)
+    if not nested:
+        return positions(config)
+    reason = f"rope_parameters.{nested[0]} is for some of the layers, and posbench reads one rotation for all"
+    return Positions(None, f"{json.dumps(raw_rotation(config))} ({reason})", config["max_position_embeddings"])
+
+
+def _nested_rotations(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the rotation whose values are rotations themselves, of one type of layer each."""
+    return [key for key, value in raw_rotation(config).items() if isinstance(value, dict)]
+
+
+def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError for a setting of the rotation that is not a number, or not a list of numbers."""
+    for key, value in raw_rotation(config).items():
+        is_missing = value is None and key in _MAY_BE_NULL
+        if key in _NUMBERS and not is_missing and not _is_number(value):
+            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number: correct it")
+        if key in _LISTS and not (isinstance(value, list) and all(_is_number(number) for number in value)):
+            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Return {name: shape and number type} of all tensors in safetensors files, from the headers only.
+
+    Raises: ConfigError if a file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as content:
+                for name in content.keys():  # noqa: SIM118  (it has no iterator)
+                    part = content.get_slice(name)
+                    tensors[name] = StoredTensor(file, tuple(part.get_shape()), part.get_dtype())
+        except SafetensorError as error:
+            raise ConfigError(f"{file} is not a safetensors file ({error}): download it (git lfs pull)") from error
+    return {name: tensor for name, tensor in tensors.items() if "inv_freq" not in name}  # computed from config.json
+
+
+def stores_another_head(files: Sequence[Path]) -> bool:
+    """Return whether the files store an output table and an embedding table with different numbers."""
+    tensors = stored_tensors(files)
+    for names in _TABLES:
+        if all(name in tensors for name in names):
+            embedding, head = (_read(tensors[name].file, name) for name in names)
+            return not torch.equal(embedding, head)
+    return False
+
+
+def _read(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as content:
+        tensor: Tensor = content.get_tensor(name)
+    return tensor
+
+
+def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Positions, is_tied: bool) -> None:
+    """Raise ConfigError unless the files have the tensors of the decoder that `config` describes, and no others.
+
+    Arguments: config, the content of `config.json`; scheme, the positions that it describes; is_tied, whether the
+    embedding is also the output table.
+    """
+    if config["model_type"] == "posbench" and scheme.row is None:
+        return  # the folder's scheme is not read, and it decides which tensors there are
+    folder, tensors, differences = files[0].parent, stored_tensors(files), []
+    expected = _expected_shapes(config, scheme, is_tied, tensors)
+    # Another scheme may be named for the run, so a scheme's own tensors may be missing or too many.
+    tensors = {name: tensor for name, tensor in tensors.items() if not _is_of_scheme(name)}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            differences.append(
+                f"{tensor.file} has {name} in the number type {tensor.dtype}, and posbench reads {', '.join(_FLOATS)}: "
+                "dequantise the model first"
+            )
+        elif name not in expected and not _is_spare_head(name, is_tied):
+            differences.append(
+                f"{tensor.file} has {name}, which posbench's model has not: rename it, or save the model again with "
+                f"transformers, which leaves out what its class has not ({SAVE})"
+            )
+        elif name in expected and tensor.shape != expected[name]:
+            differences.append(
+                f"{tensor.file} has {name} {list(tensor.shape)}, and config.json{_asks_for(name, config)} makes it "
+                f"{list(expected[name])}: correct the one that is wrong"
+            )
+    for name in [name for name in expected if name not in tensors and not _is_of_scheme(name)]:
+        reason = " (tie_word_embeddings=false)" if name == "lm_head.weight" else ""
+        differences.append(f"{folder} lacks {name}{reason}: download the model again, or correct its config.json")
+    if differences:
+        others = f" ({len(differences) - 1} more tensors do not fit)" if len(differences) > 1 else ""
+        raise ConfigError(f"{differences[0]}{others}")
+
+
+def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]:
+    """Return a line for each thing in the folder that posbench reads in another way than `config.json` suggests.
+
+    Arguments: config, the content of `config.json`; is_untied, whether it says that the tables are tied, and they are
+    not.
+    """
+    lines: list[str] = []
+    if config["model_type"] == "posbench":
+        return lines
+    if is_untied:
+        lines.append(
+            f"{folder} says tie_word_embeddings=true and stores an lm_head.weight that differs from the embeddings: "
+            "both are used, as transformers 5 does"
+        )
+    rotation = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = raw_rotation(config)["rope_type"]
+    used = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_TYPES.get(kind, ()))
+    unused = sorted(key for key in rotation if key not in (*used, *_nested_rotations(config)))
+    if unused:
+        lines.append(f"{folder}/config.json has rotation keys that rope_type={kind} does not use: {', '.join(unused)}")
+    return lines
+
+
+def _is_of_scheme(name: str) -> bool:
+    return name.startswith("decoder.scheme.") or ".kind." in name
+
+
+def _is_spare_head(name: str, is_tied: bool) -> bool:
+    return is_tied and name in {head for _, head in _TABLES}
+
+
+def _asks_for(name: str, config: Mapping[str, Any]) -> str:
+    key = _NAMED_BY.get(name)
+    return "" if key is None else f" says {key}={config[key]}, which"
+
+
+def _expected_shapes(
+    config: Mapping[str, Any], scheme: Positions, is_tied: bool, stored: Mapping[str, StoredTensor]
+) -> dict[str, tuple[int, ...]]:
+    """Return {name in the files: shape} of every tensor of the decoder that `config.json` describes.
+
+    Products that are packed in the files, such as q, k and v in one matrix, stay packed.
+    """
+    fields = sizes(config, "subject")
+    model = ModelConfig(**{**fields, "tied_embeddings": is_tied})
+    row = scheme.row or {"name": "nope", "kind": "nope"}
+    architecture = Architecture.build(model, SchemeConfig.from_mapping(dict(row)), scheme.length or 1)
+    with torch.device("meta"):
+        decoder = Decoder(architecture, config["vocab_size"])
+    ours = dict(decoder.named_parameters())
+    if any(name.startswith("decoder.") for name in stored):
+        return {f"decoder.{name}": tuple(tensor.shape) for name, tensor in ours.items()}
+    block = cast(Block, decoder.blocks[0])
+    rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.ffn_width]}
+    packed = {product for product in PARTS if any(LAYER[product] in name for name in stored)}
+    theirs = to_hugging_face(ours, {product: split for product, split in rows.items() if product not in packed})
+    return {name: tuple(tensor.shape) for name, tensor in theirs.items()}

@@ -1,0 +1,333 @@
+"""Compute what each position convention does, from the definitions in `posbench.reference`, with or without a mistake.
+
+A field of an entry that ports get wrong has the right value by default, so a mistake is the entry with another value.
+
+Shapes: T positions, H heads, G key heads, D channels of a head, r of them rotated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, floor, log, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posbench.composition.compose import compose
+from posbench.config import Config
+from posbench.reference.biases import T5, alibi_slopes
+from posbench.reference.definition import Array, Rows
+from posbench.reference.kinds import softmax_weights
+from posbench.reference.rotations import (
+    PartialRotary,
+    PRope,
+    Rotary,
+    attention_factor,
+    rescaled,
+    rescaled_by_parameters,
+    rotation_by,
+)
+
+Values = dict[str, Array]  # name of a tensor -> its values
+
+
+class Inputs(NamedTuple):
+    """What a port computes from. All numbers are exact in bfloat16 and float16."""
+
+    q: Array  # [H, T, D]
+    k: Array  # [G, T, D]
+    v: Array  # [G, T, D]
+    positions: list[int]  # [T], ascending
+    sinks: Array  # [H], logits
+    distances: list[int]  # tokens between query and key, for T5's buckets
+
+    @property
+    def length(self) -> int:
+        """Return the length in tokens of an input that ends with the last position."""
+        return self.positions[-1] + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The base class of entries: one convention, and the tensors that it makes of the inputs."""
+
+    name: str
+    summary: str  # one sentence
+    source: str  # paper, or file of public code
+
+    def values(self, inputs: Inputs) -> Values:
+        """Return the tensors of this entry, in float64."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a port must be told to compute this entry."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Entry):
+    """The base class of entries with scores [H, T, T] or attention outputs [H, T, D]."""
+
+    has_sink: bool = False  # whether each head's sink is one more logit of the softmax, with value 0
+    sink_is_left_out: bool = False
+    heads_are_tiled: bool = False  # whether query head h reads key head h % G instead of h // (H / G)
+    is_scaled: bool = True  # whether q . k is divided by sqrt(D)
+
+    def scores(self, q: Array, k: Array) -> Array:
+        """Return the scores of each query and the keys up to its own position; later keys have 0."""
+        scale = sqrt(q.shape[2]) if self.is_scaled else 1.0
+        return np.tril(q @ self._for_heads(k, len(q)).transpose(0, 2, 1) / scale)
+
+    def outputs(self, scores: Array, v: Array, inputs: Inputs) -> Array:
+        """Return the outputs of softmax attention, [H, T, D]. Arguments: scores [H, T, T]; v [G, T, D]."""
+        values = self._for_heads(v, len(scores))
+        has_sink = self.has_sink and not self.sink_is_left_out
+        outputs = np.zeros((*scores.shape[:2], v.shape[2]))
+        for h, t in np.ndindex(*scores.shape[:2]):
+            sink = float(inputs.sinks[h]) if has_sink else -np.inf
+            outputs[h, t] = softmax_weights(list(scores[h, t, : t + 1]), sink) @ values[h, : t + 1]
+        return outputs
+
+    def _for_heads(self, x: Array, num_heads: int) -> Array:
+        """Return x [G, T, D] with a row for each of the H query heads."""
+        group = num_heads // len(x)
+        return np.tile(x, (group, 1, 1)) if self.heads_are_tiled else np.repeat(x, group, axis=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation(Attention):
+    """RoPE: rotate pairs of channels of the tensors `sites` by position * frequency; outputs o by the inverse."""
+
+    sites: tuple[str, ...] = ("q", "k")
+    base: float = 10000.0
+    fraction: float = 1.0  # r / D
+    is_proportional: bool = False  # whether slow pairs of all D channels have frequency 0, as in p-RoPE
+    rescale: Mapping[str, Any] | None = None  # transformers' `rope_parameters`
+    pairing: str = "half"  # pairs are half: (t, t + r/2); adjacent: (2t, 2t + 1)
+    side: str = "first"  # the rotated channels are the first or the last r
+    shares_kv: bool = False  # whether the rotated keys are also the values
+
+    # What ports get wrong.
+    direction: int = 1
+    first_position: int = 0
+    other_width: bool = False  # frequencies from D instead of r, or from r instead of D
+    frequency_format: str = "float64"
+    position_format: str = "float64"
+    angle_format: str = "float64"
+    sine_of_unrotated: float = 0.0  # of pairs with frequency 0
+    attention_power: tuple[int, int] = (1, 1)  # how often q and k are multiplied by the attention factor
+    ignored_keys: tuple[str, ...] = ()  # of `rope_parameters`
+    ramp_in_turns: bool = False  # YaRN's ramp as in the paper instead of the public code
+    is_short_input: bool = False  # whether the input's length is taken as the original one
+    value_rotations: int = 1
+    inverse: str = "transpose"  # of outputs: transpose | none | forward | negated
+
+    def settings(self) -> dict[str, Any]:
+        rescale = dict(self.rescale or {"rope_type": "default"})
+        if self.is_proportional:
+            rescale["rope_type"] = "proportional"
+        parameters = {**rescale, "rope_theta": self.base, "partial_rotary_factor": self.fraction}
+        return {"rope_parameters": parameters, "pairs": self.pairing, "rotated_channels": self.side}
+
+    def values(self, inputs: Inputs) -> Values:
+        q, k = self.turned_q_and_k(inputs)
+        scores = self.scores(q, k)
+        values = {"q": q, "k": k, "scores": scores} if "q" in self.sites else {}
+        v = k if self.shares_kv else inputs.v
+        if "v" in self.sites and not self.shares_kv:
+            for _ in range(self.value_rotations):
+                v = turned(v, self.matrices(inputs))
+            values["v"] = v
+        if "o" in self.sites or self.has_sink:
+            values["o"] = self._turned_back(self.outputs(scores, v, inputs), inputs)
+        return values
+
+    def turned_q_and_k(self, inputs: Inputs) -> tuple[Array, Array]:
+        """Return q [H, T, D] and k [G, T, D], rotated and multiplied by the attention factor."""
+        if "q" not in self.sites:
+            return inputs.q, inputs.k
+        D = inputs.q.shape[2]
+        factor = np.ones(D)
+        if self.rescale is not None:
+            factor[self._rotated(D)] = attention_factor(self._used_parameters())
+        matrices = self.matrices(inputs)
+        q_power, k_power = self.attention_power
+        return turned(inputs.q, matrices) * factor**q_power, turned(inputs.k, matrices) * factor**k_power
+
+    def _turned_back(self, o: Array, inputs: Inputs) -> Array:
+        if "o" not in self.sites or self.inverse == "none":
+            return o
+        matrices = self.matrices(inputs)
+        if self.inverse == "transpose":
+            return turned(o, matrices.transpose(0, 2, 1))
+        if self.inverse == "negated":  # a table of cosines and sines, all of them negated
+            matrices[:, self._rotated(o.shape[2])] *= -1
+        return turned(o, matrices)
+
+    def matrices(self, inputs: Inputs) -> Array:
+        """Return the rotation matrix of each position, [T, D, D]."""
+        D = inputs.q.shape[2]
+        frequencies = self.frequencies(D, inputs.length)
+        rotated = self._rotated(D)
+        order = [*rotated, *(channel for channel in range(D) if channel not in rotated)]
+        rounds, round_positions, round_angles = (
+            FORMATS[name] for name in (self.frequency_format, self.position_format, self.angle_format)
+        )
+        matrices = np.zeros((len(inputs.positions), D, D))
+        for matrix, position in zip(matrices, inputs.positions, strict=True):
+            p = self.direction * round_positions(np.array([position + self.first_position], float))
+            angles = round_angles(p * rounds(np.array(frequencies)))
+            half_split = rotation_by(tuple(angles), D)  # of a head whose channels are in `order`
+            for t, frequency in enumerate(frequencies):
+                if frequency == 0:
+                    half_split[t, t + len(frequencies)] = -self.sine_of_unrotated
+                    half_split[t + len(frequencies), t] = self.sine_of_unrotated
+            matrix[np.ix_(order, order)] = half_split
+        return matrices
+
+    def _rotated(self, D: int) -> list[int]:
+        """Return the r rotated channels of D, the first ones of all pairs before the second ones."""
+        r = D if self.is_proportional else int(self.fraction * D)
+        channels = list(range(r)) if self.side == "first" else list(range(D - r, D))
+        return channels if self.pairing == "half" else channels[0::2] + channels[1::2]
+
+    def frequencies(self, D: int, length: int) -> list[float]:
+        """Return the rotation frequencies in an input of `length` tokens: r/2 of them, radians per token."""
+        w = self._schedule(D)
+        if self.rescale is None:
+            return w
+        parameters = self._used_parameters()
+        if self.is_short_input:
+            length = parameters.get("original_max_position_embeddings", length)
+        if not self.ramp_in_turns or parameters["rope_type"] != "yarn":
+            return rescaled_by_parameters(w, parameters, self.base, length)
+        L, s = parameters["original_max_position_embeddings"], parameters["factor"]
+        slow, fast = parameters.get("beta_slow", 1), parameters.get("beta_fast", 32)
+        return rescaled(w, "yarn", s, self.base, L, slow, fast)
+
+    def _schedule(self, D: int) -> list[float]:
+        """Return the frequencies before rescaling."""
+        of_width_r = PartialRotary(a_config(), {}, self.fraction, (), base=self.base).frequencies(D)
+        if self.is_proportional and self.other_width:
+            return of_width_r + [0.0] * (D // 2 - len(of_width_r))
+        if self.is_proportional:
+            return PRope(a_config(), {}, self.fraction, (), base=self.base).frequencies(D)
+        if self.other_width:
+            return Rotary(a_config(), {}, (), self.base).frequencies(D)[: len(of_width_r)]
+        return of_width_r
+
+    def _used_parameters(self) -> dict[str, Any]:
+        return {key: value for key, value in (self.rescale or {}).items() if key not in self.ignored_keys}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xpos(Rotation):
+    """xPos: scores of RoPE, with pair t multiplied by `zeta_t ** (distance / 512)`."""
+
+    decay: int = 1  # 0: without, -1: the inverse powers
+
+    def values(self, inputs: Inputs) -> Values:
+        """Return the scores only: q and k themselves depend on the position at which a port's powers are 1."""
+        q, k = self.turned_q_and_k(inputs)
+        half = q.shape[2] // 2
+        zeta = np.empty(2 * half)
+        zeta[self._rotated(2 * half)] = np.tile((np.arange(half) / half + 0.4) / 1.4, 2)
+        scores = np.zeros((len(q), *2 * (len(inputs.positions),)))
+        for i, j in zip(*np.tril_indices(len(inputs.positions)), strict=True):
+            power = self.decay * (inputs.positions[i] - inputs.positions[j]) / 512
+            pair = self.scores(q[:, [i]] * zeta**power, k[:, [j]])
+            scores[:, i, j] = pair[:, 0, 0]
+        return {"scores": scores}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi(Attention):
+    """ALiBi: scores `q . k / sqrt(D) - slope * distance`."""
+
+    bias_sign: int = -1
+    bias_is_scaled: bool = False  # whether the bias is divided by sqrt(D) too
+    bias_of_key: bool = False  # whether the bias is slope * the key's position
+
+    def values(self, inputs: Inputs) -> Values:
+        positions = np.array(inputs.positions, float)
+        distances = positions[:, None] - positions
+        if self.bias_of_key:
+            distances = np.broadcast_to(-positions, distances.shape)
+        bias = self.bias_sign * np.array(alibi_slopes(len(inputs.q)))[:, None, None] * distances
+        if self.bias_is_scaled:
+            bias = bias / sqrt(inputs.q.shape[2])
+        return {"scores": np.tril(self.scores(inputs.q, inputs.k) + bias)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlibiSlopes(Entry):
+    """ALiBi's slope of each head."""
+
+    num_heads: int
+    rule: str = "interleaved"  # interleaved | geometric | larger_power, for heads that are no power of two
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads}
+
+    def values(self, inputs: Inputs) -> Values:
+        H = self.num_heads
+        if self.rule == "geometric":
+            return {"slopes": np.array([2 ** (-8 * h / H) for h in range(1, H + 1)])}
+        if self.rule == "larger_power":
+            return {"slopes": np.array(alibi_slopes(2 ** ceil(log(H, 2)))[:H])}
+        return {"slopes": np.array(alibi_slopes(H))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Buckets(Entry):
+    """T5's bucket of each distance between a query and an earlier key."""
+
+    is_bidirectional: bool = False
+    sign_is_lost: bool = False  # whether distances are key minus query, so that all count as 0
+    rounds: Callable[[float], int] = floor
+
+    def settings(self) -> dict[str, Any]:
+        return {"num_buckets": 32, "max_distance": 128}
+
+    def values(self, inputs: Inputs) -> Values:
+        distances = [0 if self.sign_is_lost else distance for distance in inputs.distances]
+        if self.is_bidirectional:  # half of the buckets are for later keys
+            return {"buckets": np.array([t5_bucket(distance, 16) for distance in distances], float)}
+        if self.rounds is floor:
+            return {"buckets": np.array([t5_bucket(distance, 32) for distance in distances], float)}
+        wide = [16 + self.rounds(16 * log(max(distance, 16) / 16) / log(8)) for distance in distances]
+        pairs = zip(distances, wide, strict=True)
+        return {"buckets": np.array([min(31, distance, bucket) for distance, bucket in pairs], float)}
+
+
+@cache
+def t5_bucket(distance: int, num_buckets: int) -> float:
+    """Return the bucket of a distance in tokens: what the definition of T5 reads from a table of bucket numbers."""
+    definition = T5(a_config(), {"table": np.arange(float(num_buckets))[:, None]}, num_buckets, 128)
+    return definition.bias(0, 1, 0, Rows([0, distance], [], [], []))
+
+
+def turned(x: Array, matrices: Array) -> Array:
+    """Return x [heads, T, D] with each row multiplied by the matrix of its position, [T, D, D]."""
+    return np.einsum("tde,hte->htd", matrices, x)
+
+
+@cache
+def a_config() -> Config:
+    """Return a configuration, which definitions ask for and the ones used here do not read."""
+    return compose(["scheme=qk_rope"])
+
+
+def _bfloat16(x: Array) -> Array:
+    """Return x rounded to the nearest number with 8 significant bits."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 256) / 256, exponent)
+
+
+FORMATS: dict[str, Callable[[Array], Array]] = {
+    "float64": lambda x: x,
+    "float32": lambda x: x.astype(np.float32).astype(np.float64),
+    "bfloat16": _bfloat16,
+}

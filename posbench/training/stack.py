@@ -1,0 +1,257 @@
+"""Take the training steps of several runs as one: runs that differ in seed, rates and other numbers only.
+
+A step of a small model is many small kernels, and a GPU waits for their launches. Stacked, R copies of the model share
+each launch: weights, moments and batches get a leading dimension R, and `torch.func.vmap` turns products into batched
+products. Each copy has its own batch, rate, clipping, health and log (`posbench.training.stacked_runs`).
+
+The copies' own parameters and moments are views into the stacked tensors. So validation, checkpoints and resume read
+and write them as those of a run alone.
+
+Shapes: R copies, B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from posbench.config import Config, TrainConfig
+from posbench.data import Batch, vocab_size
+from posbench.model.decoder import build_model
+from posbench.system.plain import plain_code
+from posbench.training.optimizers.muon import Muon, orthogonal_updates
+from posbench.training.processes import Loss
+from posbench.training.schedule import learning_rate
+from posbench.training.step import TrainingStep
+
+_WARMUP = 3  # steps of a stack before its graph is recorded
+# Settings in which the runs of a stack may differ, besides seed and names.
+_NUMBERS = ("lr", "lr_of", "matrix_lr_factor", "momentum", "weight_decay", "beta1", "beta2", "eps", "grad_clip")
+_NAMES = ("experiment_name", "runs_dir", "seed", "tracking")
+
+
+def stack_key(config: Config) -> str | None:
+    """Return a text that is equal for runs that can train as one, or None for a run that must train alone."""
+    if config.train.optimizer not in ("adamw", "muon") or config.train.from_run or config.data.document_mask:
+        return None
+    mapping = config.to_mapping()
+    settings = {key: value for key, value in mapping.items() if key not in _NAMES}
+    settings["train"] = {key: value for key, value in mapping["train"].items() if key not in _NUMBERS}
+    settings["scheme"] = {key: value for key, value in mapping["scheme"].items() if key not in ("lr", "lr_factor")}
+    return repr(sorted(settings.items()))
+
+
+def refusal_to_stack(config: Config) -> str | None:
+    """Return why torch cannot stack runs of `config`, after trying it on two sequences, or None if it can."""
+    entries = vocab_size(config)
+    model = build_model(config, entries)
+    loss = Loss(model)
+    weights = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
+    tokens = torch.zeros(2, 1, config.train.context_length, dtype=torch.int64)
+
+    def loss_of(weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        return _called(loss, weights, tokens, tokens)
+
+    try:
+        with plain_code():
+            vmap(grad_and_value(loss_of))(weights, tokens)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return " ".join(str(error).split())[:200]
+    return None
+
+
+class Stack:
+    """The training steps of R runs, taken as one step. The stack owns the memory of their weights and moments."""
+
+    def __init__(self, steps: Sequence[TrainingStep], configs: Sequence[Config]) -> None:
+        self.steps, self.device = list(steps), steps[0].device
+        self.accumulation = steps[0].accumulation
+        self.trains: list[TrainConfig] = [config.row_train for config in configs]
+        self.loss = Loss(steps[0].model)
+        models = [step.model for step in steps]
+        self.weights = _stacked([dict(model.named_parameters()) for model in models])
+        self.buffers = _stacked([dict(model.named_buffers()) for model in models])
+        self.names_of_muon = set[str]()
+        optimizer = steps[0].optimizer
+        if isinstance(optimizer, Muon):
+            self.names_of_muon = set(optimizer.rows)
+        self.moments = {name: _stacked([self._moments(step, name) for step in steps]) for name in self.weights}
+        self.factors = self._numbers(lambda step, name: step.optimizer.factors[name])
+        self.decays = self._numbers(lambda step, name: step.optimizer.decays[name])
+        self.betas = [self._column([getattr(train, key) for train in self.trains]) for key in ("beta1", "beta2")]
+        self.eps = self._column([train.eps for train in self.trains])
+        self.momentum = self._column([train.momentum for train in self.trains])
+        # Without clipping the limit is infinite, and nothing is divided.
+        self.clip = self._column([train.grad_clip or torch.inf for train in self.trains])
+        self.gradients: Callable[..., Any] = vmap(grad_and_value(self._loss_of))
+        self.graph: Any = None  # of the whole step, on a GPU
+        self.taken = 0
+
+    def __call__(self, numbers: Sequence[int], batches: Sequence[Batch]) -> Tensor:
+        """Take a step of each run. Return [R, 2] on the device: loss in nats, and gradient norm before clipping.
+
+        Arguments: numbers, of each run's step (0-based), which decides its learning rate; batches, one per run, on the
+        host. A run whose loss or norm is not finite keeps its weights and moments.
+        """
+        rates = [learning_rate(number, train) for number, train in zip(numbers, self.trains, strict=True)]
+        rows = {
+            name: self.device.send(np.stack(parts))
+            for name, *parts in zip(Batch._fields, *batches, strict=True)
+            if parts[0] is not None
+        }
+        self.taken += 1
+        if not self.device.is_cuda:
+            return self._step(self._column(rates), rows)
+        return self._step_by_graph(self._column(rates), rows)
+
+    def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """Take the step as one CUDA graph, which is recorded after the first steps. Its inputs have fixed buffers."""
+        if self.graph is None and self.taken <= _WARMUP:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # recording needs a stream that is not the default one, and warm libraries
+                result = self._step(rates, rows)
+            torch.cuda.current_stream().wait_stream(side)
+            return result
+        if self.graph is None:
+            self.rates, self.rows = rates.clone(), {name: x.clone() for name, x in rows.items()}
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.result = self._step(self.rates, self.rows)
+        self.rates.copy_(rates)
+        for name, x in rows.items():
+            self.rows[name].copy_(x)
+        self.graph.replay()
+        return self.result.clone()  # the next replay writes into it
+
+    def _step(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """Compute losses and gradients, clip, and update weights and moments.
+
+        Arguments: rates, [R]; rows, the fields of the batches, [R, B, .] each.
+        """
+        fixed = {}  # the same for all micro-batches
+        if "answers" in rows:  # divides a micro-batch's summed loss: mean number of answers per micro-batch
+            fixed["divisor"] = (rows["answers"] >= 0).sum((1, 2)) / self.accumulation
+        losses = torch.zeros(len(rates), device=self.device.torch)
+        total: dict[str, Tensor] = {}
+        for number in range(self.accumulation):
+            part = {name: x.chunk(self.accumulation, dim=1)[number] for name, x in rows.items()}
+            with plain_code():
+                gradients, loss = self.gradients(self.weights, self.buffers, part | fixed)
+            losses = losses + loss.detach()
+            for name, gradient in gradients.items():
+                total[name] = gradient if name not in total else total[name] + gradient
+        squares = [gradient.flatten(1).square().sum(1) for gradient in total.values()]
+        norms = torch.stack(squares).sum(0).sqrt()
+        healthy = losses.isfinite() & norms.isfinite()
+        self._update(total, rates, (norms / self.clip).clamp(min=1.0), healthy)
+        return torch.stack((losses, norms.to(losses.dtype)), dim=1)
+
+    def _loss_of(
+        self,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        rows: Mapping[str, Tensor],
+    ) -> Tensor:
+        """Return one copy's loss of a micro-batch, 0-d nats, divided by the number of micro-batches.
+
+        Arguments: rows, tokens [B, T + 1] and, for tasks, answers, positions and the divisor of the summed loss.
+        """
+        tokens = rows["tokens"]
+        targets = rows.get("answers", tokens[:, 1:])
+        state = {**weights, **buffers}
+        loss = _called(self.loss, state, tokens[:, :-1], targets, rows.get("positions"), rows.get("divisor"))
+        return loss / self.accumulation
+
+    @torch.no_grad()
+    def _update(self, gradients: Mapping[str, Tensor], rates: Tensor, divisor: Tensor, healthy: Tensor) -> None:
+        """Update weights and moments by AdamW or Muon. Arguments: rates, divisor, healthy: [R]."""
+        scaled = {name: gradient / _beside(divisor, gradient) for name, gradient in gradients.items()}
+        updates = self._adamw({name: g for name, g in scaled.items() if name not in self.names_of_muon}, healthy)
+        updates |= self._muon({name: g for name, g in scaled.items() if name in self.names_of_muon}, healthy)
+        for name, update in updates.items():
+            weight = self.weights[name]
+            rate = _beside(rates * self.factors[name], weight)
+            changed = weight * (1 - rate * _beside(self.decays[name], weight)) - rate * update
+            weight.copy_(torch.where(_beside(healthy, weight), changed, weight))
+
+    def _adamw(self, gradients: Mapping[str, Tensor], healthy: Tensor) -> dict[str, Tensor]:
+        """Return AdamW's updates of unit rate, and update the moments (Loshchilov and Hutter 2019, algorithm 2)."""
+        updates = {}
+        for name, gradient in gradients.items():
+            moments, (beta1, beta2) = self.moments[name], self.betas
+            step = moments["step"] + 1
+            first = moments["exp_avg"].lerp(gradient, _beside(1 - beta1, gradient))
+            second = moments["exp_avg_sq"].lerp(gradient.square(), _beside(1 - beta2, gradient))
+            corrections = [1 - beta.to(torch.float64) ** step for beta in (beta1, beta2)]
+            root = (second / _beside(corrections[1].to(second.dtype), second)).sqrt()
+            mean = first / _beside(corrections[0].to(first.dtype), first)
+            updates[name] = mean / (root + _beside(self.eps, root))
+            for key, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
+                moments[key].copy_(torch.where(_beside(healthy, value), value, moments[key]))
+        return updates
+
+    def _muon(self, gradients: Mapping[str, Tensor], healthy: Tensor) -> dict[str, Tensor]:
+        """Return Muon's updates of unit rate, and update the momentum."""
+        directions = {}
+        for name, gradient in gradients.items():
+            momentum = self.moments[name]["momentum"]
+            share = _beside(self.momentum, gradient)
+            averaged = gradient.lerp(momentum, share)
+            momentum.copy_(torch.where(_beside(healthy, momentum), averaged, momentum))
+            directions[name] = gradient.lerp(averaged, share)
+        optimizer = self.steps[0].optimizer
+        if not isinstance(optimizer, Muon):
+            return {}
+        updates = orthogonal_updates(directions, optimizer.rows, self.trains[0].ns_steps, optimizer.dtype)
+        return {name: torch.cat(parts, dim=-2) for name, parts in updates.items()}
+
+    def _moments(self, step: TrainingStep, name: str) -> dict[str, Tensor]:
+        """Return the moments of a parameter of one run, made if the run has not taken a step yet."""
+        moments = step.optimizer.moments[name]
+        if not moments:
+            weight = step.optimizer.weights[name]
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+            moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        return moments
+
+    def _numbers(self, number_of: Callable[[TrainingStep, str], float]) -> dict[str, Tensor]:
+        return {name: self._column([number_of(step, name) for step in self.steps]) for name in self.weights}
+
+    def _column(self, numbers: Sequence[float]) -> Tensor:
+        """Return one number per run, [R], in the dtype of the weights."""
+        return torch.tensor(numbers, dtype=next(iter(self.weights.values())).dtype).to(self.device.torch)
+
+
+def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) -> Tensor:
+    """Return the loss of one copy, 0-d, with the weights and buffers `state` in place of the model's own."""
+    named = {f"model.{name}": x for name, x in state.items()}
+    if loss.model.config.tied_embeddings:
+        named["model.unembedding.weight"] = named["model.embedding.weight"]
+    # torch would leave its own tensors in a module that is registered twice, as a scheme of all layers is, if it had to
+    # find out which weights are tied.
+    value: Tensor = functional_call(loss, named, arguments, tie_weights=False)
+    return value
+
+
+def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the tensors of each name, and make the given ones views of the result. Returns: {name: [R, ...]}."""
+    stacked = {}
+    for name in tensors[0]:
+        stacked[name] = torch.stack([of_run[name].detach() for of_run in tensors])
+        for of_run, view in zip(tensors, stacked[name], strict=True):
+            if isinstance(of_run[name], nn.Parameter):
+                of_run[name].data = view
+            else:
+                of_run[name] = view
+    return stacked
+
+
+def _beside(numbers: Tensor, x: Tensor) -> Tensor:
+    """Return one number per run, [R], with as many dimensions as x, [R, ...]."""
+    return numbers.view(-1, *(1,) * (x.ndim - 1))

@@ -1,0 +1,149 @@
+"""Train several runs as one (`posbench.training.stack`), each with its own folder, checkpoints and log.
+
+A run that dies, is finished or stops leaves the stack, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from posbench import runs
+from posbench.config import Config
+from posbench.data import Batch, vocab_size
+from posbench.model.architecture import build_architecture
+from posbench.model.size import training_memory
+from posbench.runs import Run
+from posbench.system.console import Say
+from posbench.system.console import console as new_console
+from posbench.system.device import Device, choose_device
+from posbench.system.signals import Stopped, StopSignals
+from posbench.training.loop import Training, opened
+from posbench.training.processes import Processes
+from posbench.training.stack import Stack, refusal_to_stack, stack_key
+
+
+@dataclass
+class _Copy:
+    """One run of a stack."""
+
+    config: Config
+    open: ExitStack = field(default_factory=ExitStack)  # its lock, and the record of its failure
+    training: Training | None = None  # None once it has left the stack
+    request: tuple[int, Batch] | None = None  # the step that it waits for
+    steps: Any = None  # the generator of its steps
+    error: BaseException | None = None
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Call `action`. If it fails, record the error in the run's manifest and leave the stack."""
+        try:
+            with ExitStack() as closing:
+                closing.push(self.open)  # an error passes through the run's contexts, which record it
+                action()
+                closing.pop_all()  # there was none, so they stay open
+        except BaseException as error:
+            self.error, self.training = error, None
+
+    def advance(self, outcome: Tensor | None) -> None:
+        """Hand over the last step's outcome, and store the next request; finish the run after its last step."""
+        assert self.training is not None
+        try:
+            self.request = self.steps.send(outcome)
+        except StopIteration:
+            self.training.finish()
+            self.training = None
+            self.open.close()
+
+
+def train_stacked(configs: Sequence[Config], console: Console | None = None) -> list[Run | Exception]:
+    """Train the runs of `configs`, which share a `stack_key`, as one; return each run or the error that ended it.
+
+    Raises: Stopped after Ctrl-C or SIGTERM, when every run has a checkpoint.
+    """
+    torch.compiler.reset()
+    console = console or new_console(stderr=True)
+    # A stack is not compiled: torch.func transforms the whole step, which a graph then launches at once.
+    device = replace(choose_device(configs[0].train), is_stacked=True, compiled=False)
+    copies = [_Copy(config) for config in configs]
+    with StopSignals(f"a stack of {len(configs)} runs") as signals:
+        for number, copy in enumerate(copies):
+            quiet = console if number == 0 else new_console(quiet=True)  # one bar is enough
+
+            def begin(copy: _Copy = copy, quiet: Console = quiet) -> None:
+                copy.training = copy.open.enter_context(opened(copy.config, device, Processes(), signals, quiet))
+                if copy.training is not None:
+                    copy.steps = copy.training.steps()
+                    copy.advance(None)
+
+            copy.attempt(begin)
+        _take_steps(copies, device, console)
+    stopped = [copy.error for copy in copies if isinstance(copy.error, Stopped)]
+    if stopped:
+        raise stopped[0]
+    outcomes: list[Run | Exception] = []
+    for copy in copies:
+        if copy.error is None:
+            outcomes.append(runs.run_at(runs.run_folder(copy.config)))
+        elif isinstance(copy.error, Exception):
+            outcomes.append(copy.error)
+        else:
+            raise copy.error
+    return outcomes
+
+
+def _take_steps(copies: Sequence[_Copy], device: Device, console: Console) -> None:
+    """Take steps until every copy has left."""
+    while live := [copy for copy in copies if copy.training is not None]:
+        console.out(f"{len(live)} runs train as one")
+        stack = Stack([copy.training.step for copy in live if copy.training], [copy.config for copy in live])
+        while all(copy.training is not None for copy in live):  # until one leaves
+            requests = [copy.request for copy in live if copy.request is not None]
+            outcomes = stack([number for number, _ in requests], [batch for _, batch in requests])
+            for copy, outcome in zip(live, outcomes, strict=True):
+                copy.attempt(partial(copy.advance, outcome))
+
+
+def stacks_here(config: Config) -> bool:
+    """Return whether runs of a sweep with this configuration may train as one on this machine."""
+    if config.launch.stack == "auto":
+        return choose_device(config.train).is_cuda
+    return bool(config.launch.stack != "off")
+
+
+def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
+    """Return which of the runs train as one: lists of numbers of runs. The others train alone.
+
+    `launch.stack` of the first run decides; `auto` means none on a CPU, and as many as fit into memory on a GPU.
+    Arguments: say, called with a line about runs that cannot be stacked.
+    """
+    if not stacks_here(configs[0]):
+        return []
+    wanted, device = configs[0].launch.stack, choose_device(configs[0].train)
+    groups: dict[str, list[int]] = {}
+    for number, config in enumerate(configs):
+        key = stack_key(config)
+        if key is not None:
+            groups.setdefault(key, []).append(number)
+    stacks = []
+    for group in groups.values():
+        config = configs[group[0]]
+        if refusal := refusal_to_stack(config):
+            say(f"{config.scheme.name}: its runs train one by one, because torch cannot stack them ({refusal})")
+            continue
+        most = wanted if wanted != "auto" else _fitting(config, device)
+        stacks += [group[first : first + most] for first in range(0, len(group), most)]
+    return stacks
+
+
+def _fitting(config: Config, device: Device) -> int:
+    """Return how many runs of this configuration fit into the GPU's free memory, at least one."""
+    free, _ = torch.cuda.mem_get_info(device.torch)
+    needed = sum(training_memory(config, build_architecture(config), vocab_size(config)).values())
+    return max(1, int(0.7 * free / needed))

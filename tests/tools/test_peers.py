@@ -1,0 +1,34 @@
+"""The benchmark beside other libraries times the step that training takes, at the speed that training has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# In its own process: threads that other tests have started change the speed of OpenMP. The fastest rounds count,
+# because other processes only slow a step.
+SCRIPT = """
+import torch
+from benchmarks import peers
+from benchmarks.shapes import SHAPES, config_of
+from posbench import build_model
+from posbench.system.device import choose_device
+from posbench.tools.bench import TimedScheme
+
+torch.set_num_threads(2)
+shape = SHAPES["ladder_l"]
+config = config_of(shape, "qk_rope", "float32", False)
+timed = TimedScheme(config, choose_device(config.train), build_model(config, shape.vocab))
+alone = max(timed.rate(4) for _ in range(9))
+result = peers.compare("ladder_l", "float32", [False], 9, 4, "posbench qk_rope", keep=True)
+print(result["contenders"]["posbench qk_rope"]["most"] / alone)
+"""
+
+
+@pytest.mark.slow
+def test_it_measures_what_training_does() -> None:
+    """While the threads that had drawn weights stayed alive, the ratio was 0.5."""
+    ratio = float(subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout)
+    assert ratio == pytest.approx(1, abs=0.15)
