@@ -58,45 +58,68 @@ def measure(
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
     rows = _on_the_same_targets(rows[~older], runs, holes)
     _note_missing_lengths(rows, runs, holes)
-    places, digests = {}, {}
+    places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
+    digests: dict[tuple[Any, ...], str] = {}
     problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
     # Sorted, so that a place as trained (no options) comes before the same place with options.
     for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
         fields: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
-        protocol, text, options = (fields[name] for name in ("protocol", "text", "under"))
         digests[place] = of_place["windows_digest"].iloc[0]
-        if of_place["windows_digest"].nunique() > 1:
-            runs_of = of_place.groupby("windows_digest", observed=True)["run"].first()
-            names = " and ".join(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}" for run in runs_of[:2])
-            if protocol == VALIDATION.name and not text:
-                raise ConfigError(
-                    f"{names} were validated on different windows, so their losses are not comparable: train one of "
-                    "them again with the other's train.validation_tokens, or choose with --schemes or --seeds"
-                )
-            problem = f"is left out: {names} scored different windows"
-            problems.setdefault((protocol, text, options, problem), {})[fields["length"]] = None
-            continue
         as_trained = digests.get(tuple((fields | {"under": ""}).values()), digests[place])
-        if as_trained != digests[place] and PROTOCOLS[protocol].is_by_length and options not in MARKS:
-            problem = "scored other windows than as trained, so do not compare the two"
-            problems.setdefault((protocol, text, options, problem), {})[fields["length"]] = None
-        places[place] = dict(_cells(of_place))
-    for (protocol, text, options, problem), numbers in problems.items():
-        lengths = ",".join(map(str, numbers))
-        arguments = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", lengths]
-        arguments += [f"--under {option}" for option in options.split()]
-        command = " ".join(["posbench eval", *arguments, "--again"])
-        at = f"{lengths.replace(',', ', ')}{' under ' * bool(options)}{options}"
-        holes.setdefault((protocol, text), []).append(f"{protocol} at {at} {problem} (`{command}` scores all alike).")
-    figures = [
-        row
-        for place, of_place in places.items()
-        for row in _figures(place, of_place, places, baseline, training_length)
-    ]
+        problem = ""
+        if of_place["windows_digest"].nunique() > 1:
+            problem = f"is left out: {_unlike(fields, of_place, runs)} scored different windows"
+        else:
+            places[place] = dict(_cells(of_place))
+            is_by_length = PROTOCOLS[fields["protocol"]].is_by_length
+            if as_trained != digests[place] and is_by_length and fields["under"] not in MARKS:
+                problem = "scored other windows than as trained, so do not compare the two"
+        if problem:
+            key = (fields["protocol"], fields["text"], fields["under"], problem)
+            problems.setdefault(key, {})[fields["length"]] = None
+    for (protocol, text, options, problem), lengths in problems.items():
+        line = _problem_line(protocol, list(lengths), options, problem, runs)
+        holes.setdefault((protocol, text), []).append(line)
+    figures: list[dict[str, Any]] = []
+    for place, of_schemes in places.items():
+        figures += _figures(place, of_schemes, places, baseline, training_length)
     frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, "targets", "documents"])
-    is_loss = frame["metric"] == "loss"
-    frame.insert(10, "perplexity", np.where(is_loss, np.exp(np.minimum(frame["value"], 700.0)), math.nan))
+    perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
+    frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
     return frame
+
+
+def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Return the names of two runs that scored different windows at one place.
+
+    Raises: ConfigError if these are the windows of the validation, by which schemes are ranked.
+    """
+    names = []
+    for run in of_place.groupby("windows_digest", observed=True)["run"].first()[:2]:
+        names.append(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}")
+    if fields["protocol"] == VALIDATION.name and not fields["text"]:
+        raise ConfigError(
+            f"{' and '.join(names)} were validated on different windows, so their losses are not comparable: train one "
+            "of them again with the other's train.validation_tokens, or choose with --schemes or --seeds"
+        )
+    return " and ".join(names)
+
+
+def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: str, runs: pd.DataFrame) -> str:
+    """Return a line for the report: what is the matter at these lengths, and the command that scores all alike."""
+    numbers = [str(length) for length in lengths]
+    words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", ",".join(numbers)]
+    words += [f"--under {option}" for option in options.split()]
+    place = f"{protocol} at {', '.join(numbers)}"
+    if options:
+        place += f" under {options}"
+    return f"{place} {problem} (`posbench eval {' '.join(words)} --again` scores all alike)."
+
+
+def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Return the token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
+    sums = rows.groupby(list(by), observed=True)[["value", "count"]].sum()
+    return sums["value"] / sums["count"]
 
 
 def _on_the_same_targets(

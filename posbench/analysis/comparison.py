@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
-from posbench.analysis.cells import interval_of, measure
+from posbench.analysis.cells import interval_of, means, measure
 from posbench.analysis.families import planned_tests
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import RateSearch, choose_rates
@@ -215,8 +215,7 @@ def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataF
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM.name]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
-        sums = of_ngrams[of_ngrams["scheme"] == name].groupby("seed")[["value", "count"]].sum()
-        per_seed = (sums["value"] / sums["count"]).reindex(losses.index)
+        per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
             row |= interval_of("loss", per_seed.to_numpy()) | interval_of("gap", (per_seed - losses[baseline]).dropna())

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.agreement import check_agreement
+from posbench.analysis.cells import means
 from posbench.config import ConfigError
 from posbench.config.units import DASH
 from posbench.evaluation.protocols import ACCURACY
@@ -184,9 +185,9 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
     metric.
     """
     run = runs.iloc[0]
-    sums = rows.groupby([*PLACE, "metric"], observed=True)[["value", "count"]].sum()
-    scores = (sums["value"] / sums["count"]).unstack("metric").reset_index().astype({"scheme": str, "under": str})
-    scores["problems"] = sums["count"].unstack("metric")["exact"].to_numpy()
+    by_metric = means(rows, [*PLACE, "metric"]).unstack("metric")
+    by_metric["problems"] = rows[rows["metric"] == "exact"].groupby(PLACE, observed=True)["count"].sum()
+    scores = by_metric.reset_index().astype({"scheme": str, "under": str})
     trained, chance, goal = _longest(run["data.lengths"]), float(run["chance"]), float(run["goal"])
     at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
     learnt = at_trained["accuracy"] >= goal

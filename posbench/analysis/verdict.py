@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
+from posbench.analysis.cells import means
 from posbench.analysis.comparison import Comparison, baseline_of, build
 from posbench.analysis.families import planned_tests, record_tests
 from posbench.analysis.onset import decayed_points, worth
@@ -369,8 +370,7 @@ def _beyond(
     length = int(cells[cells["protocol"] == protocol]["length"].max())
     is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
-    sums = rows[is_scored & is_as_trained].groupby(["seed", "scheme"], observed=True)[["value", "count"]].sum()
-    losses = (sums["value"] / sums["count"]).unstack()[list(names)].dropna()
+    losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
     mean, low, high = interval(losses[names[0]] - losses[names[1]])
     tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
     return {
