@@ -213,7 +213,7 @@ def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataF
     column per scheme.
     """
     table = []
-    of_ngrams = rows[rows["protocol"] == NGRAM.name]
+    of_ngrams = rows[rows["protocol"] == NGRAM]
     for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
         per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
         if per_seed.notna().all():

@@ -242,7 +242,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
     Arguments: number, the run's index in the summary; stored, the results.
     """
     for result in stored:
-        if result.protocol == NGRAM.name or not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
+        if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
         protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
@@ -271,12 +271,12 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
     """
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     for result in stored if names not in rows.with_ngrams else ():
-        if result.protocol != NGRAM.name or result.header["batches"] != manifest.fingerprints.batches:
+        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
             continue
         rows.with_ngrams.add(names)
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
-            key = _key(-1, manifest, NGRAM.name, result.length, 0, "")
+            key = _key(-1, manifest, NGRAM, result.length, 0, "")
             key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
             rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)

@@ -1,7 +1,7 @@
 """Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
 
-No trained model takes part, so all schemes of a seed share one result. It is stored in the `eval/` folder of one of
-their runs, with the fingerprint of the batches in its header.
+No trained model takes part, so this is no protocol, and all schemes of a seed share one result. It is stored in the
+`eval/` folder of one of their runs, with the fingerprint of the batches in its header.
 
 The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
 `train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
@@ -26,20 +26,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.data import Corpus, Split
+from posbench.config import Config, ConfigError
+from posbench.data import Corpus
 from posbench.data.dataset import chained
-from posbench.evaluation.protocols.protocol import EvalProtocol
+from posbench.evaluation.protocols import NGRAM
 from posbench.evaluation.protocols.validation import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
@@ -52,35 +52,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimate them, as in KenLM
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
-
-
-class Ngram(EvalProtocol):
-    """Evaluation protocol for n-gram models: their loss, stored as a row per window, document and order n.
-
-    The order is the number of tokens of an n-gram, with the predicted one.
-    """
-
-    name = "ngram"
-    rank = 7
-    split: ClassVar[str] = "validation"
-    columns: ClassVar[Mapping[str, tuple[str, str]]] = {"order": ("n of an n-gram model", "")}
-    follows_lengths: ClassVar[bool] = False
-
-    def lengths(
-        self,
-        asked: Sequence[int],
-        context_length: int,
-        split: Split | None = None,
-        configured: Sequence[int] = (),
-    ) -> list[int]:
-        """Return an empty list, since this protocol is not scored run by run. The arguments are not used."""
-        return []
-
-    def score(self, *_: Any) -> tuple[pd.DataFrame, dict[str, Any]]:
-        raise AssertionError("n-gram models are scored by `add_ngrams`")
-
-    def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        return 0
 
 
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
@@ -113,14 +84,14 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         except ConfigError as error:
             notice(f"{title}: no n-gram models, because {error}")
             continue
-        holder.store(ResultKey(Ngram.name, run.config.train.context_length), rows, header)
+        holder.store(ResultKey(NGRAM, run.config.train.context_length), rows, header)
         shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
         orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
         notice(f"{title}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
 
 
 def _has_ngrams(run: Run) -> bool:
-    return any(key.protocol == Ngram.name for key in run.evaluated())
+    return any(key.protocol == NGRAM for key in run.evaluated())
 
 
 def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -152,7 +123,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
     longest = means[max(ORDERS)]
     return pd.concat([table.assign(order=order) for order, table in tables.items()], ignore_index=True), {
-        "split": Ngram.split,
+        "split": validation.split,
         "settings": {},
         "windows": len(windows),
         "documents": int(validated["document"].nunique()),
