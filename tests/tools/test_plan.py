@@ -151,3 +151,17 @@ def test_a_search_is_planned_with_the_gap_that_its_test_can_find(tmp_path: Path)
     for seeds, gap in ((3, 3.9), (5, 1.9), (8, 1.3)):
         power = nct.sf(t.isf(0.025, seeds - 1), seeds - 1, gap * seeds**0.5)
         assert power**2 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_plan_knows_what_muon_trains_and_what_its_step_costs() -> None:
+    words = ["experiment=headline_muon", "scheme=qk_rope,path", "seed=0"]
+    muon, adamw = plan(words), plan([*words, "train.optimizer=adamw"])
+    assert adamw.muon_shares == {} and list(muon.muon_shares) == ["qk_rope", "path"]
+    # q, k, v and out are 96 x 96; gate, up and down 96 x 256. Tables, norms and PaTH's own matrices are AdamW's.
+    matrices = 3 * (4 * 96 * 96 + 3 * 96 * 256)
+    assert muon.muon_shares["qk_rope"] == pytest.approx(matrices / (matrices + 2 * 512 * 96 + 7 * 96))
+    assert muon.muon_shares["path"] < muon.muon_shares["qk_rope"]
+    a_step = 3 * 5 * (4 * (4 + 2) * 96**3 + 3 * (4 * 96**2 * 256 + 2 * 96**3))
+    assert muon.flops["training"] - adamw.flops["training"] == pytest.approx(2 * 6000 * a_step)
+    assert adamw.largest.memory["state"] - muon.largest.memory["state"] == 4 * matrices
+    assert muon.tokens_a_run == 6_144_000, "it is no branch, because its name is not the name of one"

@@ -114,6 +114,18 @@ def test_several_processes_train_as_one(words: list[str], alone: Run, strategy: 
 
 
 @pytest.mark.slow
+def test_two_processes_train_with_muon_as_one(words: list[str]) -> None:
+    words = [*words, "train.optimizer=muon", "train.steps=12"]
+    done = subprocess.run(
+        command(words, "muon", 2, "ddp"), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    run, whole = load_run(folder_of(words, "muon")), train(compose([*words, "experiment_name=muon_alone"]))
+    assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-4)
+
+
+@pytest.mark.slow
 def test_several_processes_train_on_a_task_as_one(tmp_path: Path) -> None:
     """Each has other numbers of answers, and the loss is of all of them."""
     words = ["data=copy", "scheme=qkvo_rope", "model=tiny", "train.steps=10", "train.batch_size=8", "train.log_every=1"]

@@ -1,0 +1,18 @@
+"""`posbench bench` times schemes, and optimizers if several are named."""
+
+from __future__ import annotations
+
+from posbench.tools.bench import bench_training, contenders
+
+
+def test_each_scheme_is_timed_with_each_optimizer() -> None:
+    assert contenders(["model=tiny"], ["nope"]) == {"nope": ["model=tiny", "scheme=nope"]}
+    words = ["train.optimizer=adamw,muon", "model=tiny"]
+    assert contenders(words, ["nope", "alibi"]) == {
+        f"{scheme} {optimizer}": ["model=tiny", f"train.optimizer={optimizer}", f"scheme={scheme}"]
+        for scheme in ("nope", "alibi")
+        for optimizer in ("adamw", "muon")
+    }
+    sizes = ["model.num_layers=1", "train.context_length=16", "train.batch_size=2", "train.compile=false"]
+    timed = bench_training([*words, *sizes], ["nope"], rounds=1, steps=1)["schemes"]
+    assert list(timed) == ["nope adamw", "nope muon"] and timed["nope muon"]["step_to_first"] > 0
