@@ -52,11 +52,11 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 import posbench
+from posbench.analysis.options import MARGIN
+from posbench.analysis.search import FIRST_SEEDS
+from posbench.analysis.statistics import LEVEL, beats, document_error, equals, holm, interval
+from posbench.analysis.verdict import LOOKS
 from posbench.evaluation.protocols.section import curves
-from posbench.reporting.judge import LOOKS
-from posbench.reporting.options import MARGIN
-from posbench.reporting.search import FIRST_SEEDS
-from posbench.reporting.statistics import LEVEL, beats, document_error, equals, holm, interval
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS, CANDIDATES = 11, (3, 5, 8), 20

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from posbench.version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `_MODULES`
+    from posbench.analysis.table import results
+    from posbench.analysis.verdict import judge
     from posbench.api import evaluate, train
     from posbench.composition.compose import compose
     from posbench.config import Config, ConfigError
     from posbench.model.decoder import build_model
-    from posbench.reporting.judge import judge
     from posbench.reporting.report import report
-    from posbench.reporting.table import results
     from posbench.runs import Run, load_run
     from posbench.schemes import SCHEMES
     from posbench.system.signals import Stopped
@@ -58,9 +58,9 @@ _MODULES = {
     "train": "posbench.api",
     "evaluate": "posbench.api",
     "load_run": "posbench.runs",
-    "results": "posbench.reporting.table",
+    "results": "posbench.analysis.table",
     "report": "posbench.reporting.report",
-    "judge": "posbench.reporting.judge",
+    "judge": "posbench.analysis.verdict",
     "SCHEMES": "posbench.schemes",
     "Config": "posbench.config",
     "Run": "posbench.runs",

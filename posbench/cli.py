@@ -18,13 +18,15 @@ from typing import Annotated
 
 import typer
 
+from posbench.analysis.options import JudgeOptions
 from posbench.catalogue.choices import choices
 from posbench.catalogue.own_files import place_of, trust_file
 from posbench.config import Config, ConfigError
 from posbench.evaluation.request import Request
-from posbench.reporting.options import JudgeOptions, ReportOptions
+from posbench.reporting.options import ReportOptions
 from posbench.runs import Manifest, find_runs, run_at
 from posbench.runs.finding import (
+    NothingTrained,
     no_runs,
     only_experiment,
     pack_experiment,
@@ -353,10 +355,10 @@ def report(
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     try:
         folders = [place_named(name, runs_dir) for name in experiments or []] or [only_experiment(runs_dir)]
-    except ConfigError as error:
+    except NothingTrained as error:
         if reference is None:
             raise
-        from posbench.reporting.reference_table import check_same_losses, how_to_train
+        from posbench.analysis.reference_table import check_same_losses, how_to_train
 
         check_same_losses(reference, console())  # before the user trains runs to compare
         say(str(error))
@@ -381,7 +383,7 @@ def judge(
     Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
     schemes 0.
     """
-    from posbench.reporting.judge import judge_all
+    from posbench.analysis.verdict import judge_all
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from posbench import compose
+from posbench.analysis.published import load_published
 from posbench.catalogue.choices import choices, conf_dir
 from posbench.composition.sweep import sweep_of
-from posbench.reporting.published import load_published
 from posbench.training import train
 
 EXPERIMENTS = [name for name in choices("experiment") if name != "task"]  # of one task, whose name it takes

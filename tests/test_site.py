@@ -18,8 +18,8 @@ import build  # noqa: E402
 import notebook  # noqa: E402
 
 from posbench.runs.finding import find_runs, pack_experiment  # noqa: E402
+from tests.analysis.fabricate import World, fabricate  # noqa: E402
 from tests.cli.commands import Give, posbench  # noqa: E402, F401
-from tests.reporting.fabricate import World, fabricate  # noqa: E402
 
 
 def test_the_notebook_is_the_page() -> None:

@@ -19,6 +19,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import posbench
+from posbench.analysis.agreement import is_of_tasks
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.published import agreements, all_published
+from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
@@ -27,14 +31,11 @@ from posbench.evaluation.protocols import mechanism
 from posbench.evaluation.protocols.section import Plot
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
-from posbench.reporting import scheme_plots, tables
-from posbench.reporting.comparison import Comparison, build
+from posbench.reporting import scheme_plots
 from posbench.reporting.figures import by_head, encode, inline_svg, style
-from posbench.reporting.published import all_published
-from posbench.reporting.published_comparison import agreements
 from posbench.reporting.report import report
-from posbench.reporting.table import read
-from posbench.reporting.tasks import is_of_tasks
+from posbench.reporting.sections import published_table
+from posbench.reporting.text import markdown
 from posbench.runs import find_runs
 from posbench.runs.finding import folder_of
 from posbench.schemes import scheme_class
@@ -215,7 +216,7 @@ def published_page(ours: list[Comparison]) -> str:
             parts += [f"## {published.title}", f"[Source]({published.source}). Ours: [{name}]({name}.md)."]
             parts += ["\n".join([*facts, *(f"- {note}" for note in published.notes)])]
         for each in shown:
-            parts += [f"{each.theirs.description}; ours: {each.ours}.", tables.markdown(tables.published_table(each))]
+            parts += [f"{each.theirs.description}; ours: {each.ours}.", markdown(published_table(each))]
     return "\n\n".join(parts)
 
 

@@ -16,8 +16,8 @@ from posbench.catalogue.own_files import trust_file
 from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import Begin, evaluate_run
-from posbench.evaluation.protocols import NGRAM, PROTOCOLS
-from posbench.evaluation.protocols.ngram import add_ngrams
+from posbench.evaluation.ngram import add_ngrams
+from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
@@ -67,7 +67,7 @@ def evaluate_runs(
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
             failed = [name for names in failures.values() for name in names]
-            read = [run for run in scorable if run.name not in failed and NGRAM.reads(run.config)]
+            read = [run for run in scorable if run.name not in failed and not run.config.is_task]
             add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     finally:
         tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}

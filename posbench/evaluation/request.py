@@ -102,16 +102,20 @@ class Request:
     config_dir: ConfigDir = None
 
     def __post_init__(self) -> None:
-        from posbench.evaluation.protocols import protocol_named
+        from posbench.evaluation.protocols import NGRAM, protocol_named
         from posbench.evaluation.texts import text_named
 
         data, folder = self.data, [f"--config-dir={self.config_dir}"] if self.config_dir else []
         if not isinstance(data, DataConfig):
             data = text_named([*([data] if isinstance(data, str) else data or ()), *folder])
         lengths = [word for length in self.lengths for word in str(length).split(",")]
+        protocols = [name for names in self.protocols for name in names.split(",")]
+        for name in protocols:
+            if name != NGRAM:
+                protocol_named(name)
         checked = {
             "lengths": tuple(scored_length("--length", word) for word in lengths),
-            "protocols": tuple(protocol_named(name).name for names in self.protocols for name in names.split(",")),
+            "protocols": tuple(protocols),
             "under": tuple(self.under),
             "data": data,
             "scheme_files": tuple(map(Path, self.scheme_files)),
@@ -137,17 +141,17 @@ class Request:
         """Return whether to score n-gram models too: if `ngram` or no protocol, length or text is requested."""
         from posbench.evaluation.protocols import NGRAM
 
-        return NGRAM.name in self.protocols or not (self.protocols or self.lengths or self.data)
+        return NGRAM in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
         """Return the names of the requested protocols, by default the protocols in `configured` that apply.
 
         If the request names another text, the default is `validation` and, with lengths, the protocols by length.
         """
-        from posbench.evaluation.protocols import VALIDATION, protocol_named
+        from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named
 
         if self.protocols:
-            return self.protocols
+            return [name for name in self.protocols if name != NGRAM]
         if self.data is not None:
             by_length = (name for name in configured if self.lengths and protocol_named(name).is_by_length)
             return [VALIDATION.name, *by_length]

@@ -1,1 +1,1 @@
-"""Report an experiment: one table of all scores (table.py) -> statistics -> tables and figures -> templates."""
+"""Write a report from an analysis: sections as data, figures, and one page. No statistics."""

@@ -23,10 +23,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from posbench.config.units import short_count, short_length
-from posbench.evaluation.protocols.section import Plot, Section, half
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.statistics import equivalent_pairs, significant_pairs
-from posbench.reporting.tables import text_of
+from posbench.evaluation.protocols.section import Plot, Section
 
 INK = "#1b1f24"  # near black, for text, axes and schemes without position
 GRID = "#d5dae0"
@@ -80,6 +77,9 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+Looks = Mapping[str, tuple[str, str, str]]  # scheme -> its colour, line style and marker
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Use our matplotlib settings within this context, for drawing and saving figures."""
@@ -89,16 +89,17 @@ def style() -> Iterator[None]:
         yield
 
 
-def draw_all(c: Comparison | None, sections: Iterable[Section]) -> dict[str, Figure]:
+def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figure]:
     """Draw the plots of all sections and return {plot's name: figure}.
 
-    Arguments: c, the runs that the report compares, or None for a report of tasks; sections, the report's sections as
-    data.
+    Arguments: runs, a row per run, which decide how each scheme looks; sections, the report's sections as data.
     """
-    look = looks(c.runs) if c else {}
-    plots = [plot for section in sections for plot in section.plots]
+    look, figures = looks(runs), {}
     with style():
-        return {plot.name: _KINDS[plot.kind](c, plot, look) for plot in plots}
+        for section in sections:
+            for plot in section.plots:
+                figures[plot.name] = KINDS[plot.kind](plot, look)
+    return figures
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
@@ -134,142 +135,129 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
 
-def gaps(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def gaps(plot: Plot, look: Looks) -> Figure:
     """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
 
-    The mark of the mean is filled if the tests of the report decide the pair with the baseline, and open if not.
-    Arguments: c, the compared runs; plot, whose `points` are the losses, a row per seed and a column per scheme; look,
-    {scheme: (colour, line style, marker)}.
+    Arguments: plot, whose `marks` have columns scheme, x (the mean), half (of the interval) and is_open (not decided by
+    the tests), and whose `points` have scheme and x, a row per seed.
     """
-    decided = significant_pairs(c.pairs)
-    gaps = plot.points.sub(plot.points[c.baseline], axis=0)
-    pitch = 0.3 if len(c.schemes) <= 20 else 0.21
-    figure, (axes,) = new_figure(0.8 + pitch * len(c.schemes), width=0.6 * WIDTH)
-    validation = c.validation()
-    for y, scheme in enumerate(c.schemes):
-        colour, _, marker = look[scheme]
-        seeds = gaps[scheme].dropna()
+    assert plot.marks is not None
+    schemes = list(plot.marks["scheme"])
+    pitch = 0.3 if len(schemes) <= 20 else 0.21
+    figure, (axes,) = new_figure(0.8 + pitch * len(schemes), width=0.6 * WIDTH)
+    for y, mark in enumerate(plot.marks.to_dict("records")):
+        colour, _, marker = look[mark["scheme"]]
+        seeds = plot.points.loc[plot.points["scheme"] == mark["scheme"], "x"]
         axes.plot(seeds, [y + 0.25] * len(seeds), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
-        interval = half(validation.loc[scheme], "gap") if c.can_rank and scheme in validation.index else math.nan
-        if math.isfinite(interval):
-            axes.errorbar([seeds.mean()], [y], xerr=[[interval]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
-        is_open = c.can_rank and scheme != c.baseline and frozenset((scheme, c.baseline)) not in decided
-        face = "white" if is_open else colour
-        axes.plot([seeds.mean()], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
+        if math.isfinite(mark["half"]):
+            axes.errorbar([mark["x"]], [y], xerr=[[mark["half"]]], color=colour, linewidth=1.5, capsize=3, capthick=1.2)
+        face = "white" if mark["is_open"] else colour
+        axes.plot([mark["x"]], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
     axes.axvline(0, color=INK, linewidth=0.6)
-    axes.set_yticks(range(len(c.schemes)), c.schemes)
-    axes.set_ylim(len(c.schemes) - 0.5, -0.6)
+    axes.set_yticks(range(len(schemes)), schemes)
+    axes.set_ylim(len(schemes) - 0.5, -0.6)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"gap to {c.baseline}, nats/token (left is better)")
+    axes.set_xlabel(plot.x_label)
     return figure
 
 
-def matrix(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of how much each row's scheme beats the column's; ● marks significant pairs, = equal ones.
+def matrix(plot: Plot, look: Looks) -> Figure:
+    """Return a figure of how much each row's scheme beats the column's, with a sign in each cell.
 
     Cells show the difference in nats per token if there is room, for up to MOST_LINES schemes.
 
-    Arguments: c, the compared runs; plot, whose `points` are the tests, a row per pair of schemes; look is not used.
+    Arguments: plot, whose `marks` name the schemes, and whose `points` have columns left, right, difference and sign;
+    look is not used.
     """
-    names, count = c.schemes, len(c.schemes)
+    assert plot.marks is not None
+    names = list(plot.marks["scheme"])
+    count, most = len(names), float(plot.points["difference"].max()) or 1.0
     differences = np.full((count, count), math.nan)
-    for left, right, difference in plot.points[["left", "right", "difference"]].itertuples(index=False):
-        differences[names.index(left), names.index(right)] = difference
-    most = float(np.nanmax(differences)) or 1.0
     figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
-    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
-    decided, equal = significant_pairs(plot.points), equivalent_pairs(plot.points)
-    for y, x in np.argwhere(np.isfinite(differences)).tolist():
-        pair, difference = frozenset((names[y], names[x])), differences[y, x]
-        sign = "●" if pair in decided else "=" if pair in equal else ""
+    for left, right, difference, sign in plot.points[["left", "right", "difference", "sign"]].to_numpy().tolist():
+        y, x = names.index(left), names.index(right)
+        differences[y, x] = difference
         text = f"{difference:.2f} {sign}".strip() if count <= MOST_LINES else sign
         colour = "white" if difference > 0.3 * most else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
+    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
     axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
     axes.set_yticks(range(count - 1), names[:-1])
     axes.set_xlim(0.5, count - 0.5)
     axes.set_ylim(count - 1.5, -0.5)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    _bare(axes)
     figure.colorbar(image, ax=axes, shrink=0.8, label="better by, nats/token")
     return figure
 
 
-def training(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def training(plot: Plot, look: Looks) -> Figure:
     """Return a figure of the loss during training, mean over seeds, in 50 equal parts; the first two may be cut off.
 
-    Arguments: c, the compared runs; plot, whose `points` have columns scheme, seed, tokens and loss; look, {scheme:
-    (colour, line style, marker)}.
+    Arguments: plot, whose `points` have columns scheme, seed, x (tokens) and y (loss).
     """
-    part = np.ceil(50 * plot.points["tokens"] / plot.points["tokens"].max())
-    means = plot.points.groupby(["scheme", part])[["tokens", "loss"]].mean()
-    lines = {s: (means.loc[s, "tokens"], means.loc[s, "loss"]) for s in c.schemes}
-    later = means[means.index.get_level_values(1) > 2]["loss"]
+    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
+    means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
+    later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
 
     def finish(axes: Axes) -> None:
-        axes.set_ylim(top=later[np.isfinite(later)].max())
-        axes.set_ylabel("training loss, nats/token")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-        axes.margins(x=0)
+        _token_axis(axes)
+        axes.set_ylim(top=later.max())
+        axes.set_ylabel(plot.y_label)
 
-    return _lines(lines, look, finish, "tokens trained on", 3.6)
+    return _lines(means, look, finish, plot.x_label, 3.6)
 
 
-def curves(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
-    """Return a figure of the loss minus the baseline's during training, mean over seeds, after the first tenth.
-
-    Arguments: c, the compared runs; plot, whose `points` have columns scheme, seed, tokens and loss; look, {scheme:
-    (colour, line style, marker)}.
-    """
-    table = plot.points.pivot_table(index="tokens", columns=["scheme", "seed"], values="loss")
-    table = table[table.index >= 0.1 * table.index.max()]
-    gaps = {s: (table[s] - table[c.baseline]).mean(axis=1).dropna() for s in c.schemes if s in table}
-    lines = {s: (gap.index, gap) for s, gap in gaps.items() if s != c.baseline or len(gaps) <= MOST_LINES}
+def curves(plot: Plot, look: Looks) -> Figure:
+    """Return a figure of gaps during training, after the first tenth. Arguments: plot, with points scheme, x and y."""
+    points = plot.points[plot.points["x"] >= 0.1 * plot.points["x"].max()]
 
     def finish(axes: Axes) -> None:
+        _token_axis(axes)
         axes.axhline(0, color=INK, linewidth=0.6)
-        axes.set_ylabel(f"gap to {c.baseline}, nats/token")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-        axes.margins(x=0)
+        axes.set_ylabel(plot.y_label)
 
-    return _lines(lines, look, finish, "tokens trained on", 3.6, sharey=False)
+    return _lines(points, look, finish, plot.x_label, 3.6, sharey=False)
 
 
-def by_length(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def _token_axis(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    axes.margins(x=0)
+
+
+def by_length(plot: Plot, look: Looks) -> Figure:
     """Return a figure of perplexity against length, both on log scales, with the training length marked.
 
-    Arguments: c, the compared runs; plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw
-    bands, low and high; look, {scheme: (colour, line style, marker)}.
+    Arguments: plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw bands, low and high,
+    and whose `line` is the training length.
     """
     lengths = sorted(set(plot.points["x"]))
 
     def finish(axes: Axes) -> None:
         log_numbers(axes)
-        length_axis(axes, lengths, c.training_length)
+        length_axis(axes, lengths, int(plot.line))
         axes.set_ylabel("perplexity")
 
     bands = plot.points if "low" in plot.points else None
-    return _lines(_points(c, plot), look, finish, "length, tokens", 4.1, bands=bands)
+    return _lines(plot.points, look, finish, "length, tokens", 4.1, bands=bands)
 
 
-def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def panels(plot: Plot, look: Looks) -> Figure:
     """Return a figure with a panel per scheme and a line per seed, with a dot at which each line reaches a level.
 
-    A horizontal line marks the level. Arguments: c, the compared runs; plot, the data: `points` (scheme, seed, x, y),
-    `marks` (scheme, x, y: the dots) and axis labels; look, {scheme: (colour, line style, marker)}.
+    Arguments: plot, the data: `points` (scheme, seed, x, y), `marks` (scheme, x, y: the dots), the level (`line`) and
+    axis labels.
     """
     assert plot.marks is not None
-    figure, panels = new_figure(0.5 + 0.95 * len(c.schemes), rows=len(c.schemes), sharey=True)
-    for axes, scheme in zip(panels, c.schemes, strict=True):
+    schemes = list(dict.fromkeys(plot.points["scheme"]))
+    figure, panels = new_figure(0.5 + 0.95 * len(schemes), rows=len(schemes), sharey=True)
+    for axes, scheme in zip(panels, schemes, strict=True):
         colour, line, _ = look[scheme]
         for _, points in plot.points[plot.points["scheme"] == scheme].groupby("seed"):
             axes.plot(points["x"], points["y"], line, color=colour, linewidth=1.1)
         dots = plot.marks[plot.marks["scheme"] == scheme]
         axes.plot(dots["x"], dots["y"], "o", color=colour, markeredgewidth=0)
-        axes.axhline(plot.marks["y"].iloc[0], color=INK, linewidth=0.6)
+        axes.axhline(plot.line, color=INK, linewidth=0.6)
         axes.set_title(scheme)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     panels[len(panels) // 2].set_ylabel(plot.y_label)
@@ -277,19 +265,18 @@ def panels(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def by_rate(plot: Plot, look: Looks) -> Figure:
     """Return a figure with a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
 
     Open dots are runs that never used the order of distant tokens. Diverged runs are left out. Arguments: plot, whose
-    `points` are the runs, with columns scheme, train.lr, loss and onset_tokens; look, {scheme: (colour, line style,
-    marker)}; c is not used.
+    `points` are the runs, with columns scheme, train.lr, loss and onset_tokens.
     """
     runs = plot.points[np.isfinite(plot.points["loss"])]
-    losses = runs.pivot_table(index="train.lr", columns="scheme", values="loss")
-    lines = {
-        str(scheme): (line.dropna().index, line.dropna())
-        for scheme, line in losses[losses.min().sort_values().index].items()
-    }
+    means = (
+        runs.groupby(["scheme", "train.lr"])["loss"].mean().rename("y").reset_index().rename(columns={"train.lr": "x"})
+    )
+    best = means.groupby("scheme")["y"].transform("min")
+    rates = sorted(set(means["x"]))
 
     def finish(axes: Axes) -> None:
         for line in axes.get_lines():
@@ -300,18 +287,18 @@ def by_rate(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
                 edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "markerfacecolor": face}
                 axes.plot(dots["train.lr"], dots["loss"], "o", color=colour, label="_seed", alpha=0.7, **edge)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(losses.index, [f"{rate:g}" for rate in losses.index])
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
         axes.minorticks_off()
         axes.set_ylabel("loss, nats/token")
 
-    return _lines(lines, look, finish, "learning rate", 3.8)
+    ordered = means.assign(best=best).sort_values(["best", "scheme", "x"], kind="stable")
+    return _lines(ordered, look, finish, "learning rate", 3.8)
 
 
-def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
+def by_distance(plot: Plot, look: Looks) -> Figure:
     """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero.
 
-    Arguments: c, the compared runs; plot, the data: `points` (scheme, x, y) and axis labels; look, {scheme: (colour,
-    line style, marker)}.
+    Arguments: plot, the data: `points` (scheme, x, y) and axis labels.
     """
 
     def finish(axes: Axes) -> None:
@@ -322,25 +309,90 @@ def by_distance(c: Comparison, plot: Plot, look: Mapping[str, Any]) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.axhline(0, color=INK, linewidth=0.6)
 
-    return _lines(_points(c, plot), look, finish, plot.x_label, 3.8)
+    return _lines(plot.points, look, finish, plot.x_label, 3.8)
 
 
-def _points(c: Comparison, plot: Plot) -> dict[str, tuple[Any, Any]]:
-    """Return {scheme: (x, y)}, the values of each scheme's line, the best scheme first.
+def by_group(plot: Plot, look: Looks) -> Figure:
+    """Return a figure with a line per scheme against the groups of runs, which are at equal distances in their order.
 
-    Arguments: c, the compared runs, for the order of schemes; plot, whose `points` have columns scheme, x and y.
+    Arguments: plot, the data: `points` (scheme, x, y), `marks` (x, text: the groups) and axis labels; a NaN breaks a
+    line.
     """
-    lines = {str(scheme): points.sort_values("x") for scheme, points in plot.points.groupby("scheme")}
-    return {scheme: (lines[scheme]["x"], lines[scheme]["y"]) for scheme in c.schemes if scheme in lines}
+    assert plot.marks is not None
+    groups = plot.marks
+
+    def finish(axes: Axes) -> None:
+        axes.set_xticks(groups["x"].to_list(), groups["text"].to_list())
+        axes.minorticks_off()
+        axes.set_ylabel(plot.y_label)
+
+    return _lines(plot.points, look, finish, plot.x_label, 4.1)
 
 
-def by_head(plot: Plot) -> Figure:
+def cells(plot: Plot, look: Looks) -> Figure:
+    """Return a figure with panels of coloured cells, a text in each, shaded from 0 (white) to 1.
+
+    Arguments: plot, the data: `points` (panel, row, column, shade, text and, at the right of the row, note), `marks`
+    (row, column, share, is_filled: a dot in a cell, further right for a larger share), `line` (the number of columns
+    at the left of a line) and the label of the x axis; look is not used.
+    """
+    titles, columns = list(dict.fromkeys(plot.points["panel"])), list(dict.fromkeys(plot.points["column"]))
+    row_height = 0.28 if plot.marks is None else 0.42
+    rows = plot.points.drop_duplicates(["panel", "row"]).groupby("panel").size().sum()
+    height = 0.6 + 0.3 * len(titles) + row_height * rows
+    figure, panels = new_figure(height, rows=len(titles), width=min(WIDTH, 2.6 + 0.85 * len(columns)))
+    for axes, title in zip(panels, titles, strict=True):
+        _grid(axes, plot.points[plot.points["panel"] == title], columns)
+        axes.set_title(title)
+        if plot.marks is not None:
+            _dots(axes, plot.marks, list(dict.fromkeys(plot.points["row"])), columns)
+        if math.isfinite(plot.line):
+            axes.axvline(plot.line, color=INK, linewidth=1.2)
+    panels[-1].set_xlabel(plot.x_label)
+    return figure
+
+
+def _grid(axes: Axes, points: pd.DataFrame, columns: list[str]) -> None:
+    """Draw a grid of cells. Arguments: points, a row per cell: row, column, shade, text, note."""
+    rows = list(dict.fromkeys(points["row"]))
+    shades = points.pivot(index="row", columns="column", values="shade").reindex(index=rows, columns=columns)
+    # vmax 1.8 keeps cells light enough for dark text
+    axes.pcolormesh(shades.to_numpy(float), cmap="Blues", vmin=0, vmax=1.8, edgecolor="white", linewidth=1.5)
+    axes.invert_yaxis()
+    for cell in points.to_dict("records"):
+        x, y = columns.index(cell["column"]) + 0.5, rows.index(cell["row"]) + 0.5
+        axes.text(x, y, cell["text"], ha="center", va="center", fontsize=8, color=INK)
+    for y, note in enumerate(points.drop_duplicates("row")["note"]):
+        axes.text(len(columns) + 0.1, y + 0.5, note, va="center", fontsize=8)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    _bare(axes)
+
+
+def _dots(axes: Axes, marks: pd.DataFrame, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Draw a dot for each seed near the lower edge of its cell. Arguments: marks, row, column, share, is_filled."""
+    x = marks["column"].map(columns.index) + 0.08 + 0.84 * marks["share"]
+    y = marks["row"].map(rows.index) + 0.84
+    for is_filled, fill in ((False, "none"), (True, INK)):
+        is_shown = marks["is_filled"] == is_filled
+        axes.plot(x[is_shown], y[is_shown], "o", markersize=3, color=INK, markerfacecolor=fill, markeredgewidth=0.5)
+
+
+def _bare(axes: Axes) -> None:
+    """Hide the grid, the ticks and the frame."""
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
     A scheme with many layers has several rows, of at most ten panels.
 
     Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
-    and last (distance or channel pair), value and value_windows (half its interval).
+    and last (distance or channel pair), value and value_windows (half its interval); look is not used.
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
@@ -377,7 +429,7 @@ def by_head(plot: Plot) -> Figure:
     return figure
 
 
-_KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
+KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "gaps": gaps,
     "matrix": matrix,
     "training": training,
@@ -386,52 +438,17 @@ _KINDS: Mapping[str, Callable[[Any, Plot, Mapping[str, Any]], Figure]] = {
     "panels": panels,
     "distances": by_distance,
     "lengths": by_length,
-    **dict.fromkeys(("heads", "heads by channel", "heads, log scale"), lambda c, plot, look: by_head(plot)),
+    "groups": by_group,
+    "cells": cells,
+    "heads": by_head,
+    "heads by channel": by_head,
+    "heads, log scale": by_head,
 }
 
 
-def trend(groups: Mapping[Any, Comparison], column: str, is_loss: bool) -> dict[str, Figure]:
-    """Return {"trend": figure}, a line per scheme against the value that each group of runs shares; {} without lines.
-
-    The y axis is the loss (if `is_loss`) or the gap to the baseline. A scheme is drawn if it is in two groups or more.
-    Values that are not positive numbers are drawn at equal distances, in the order of `groups`.
-    Arguments: groups, {value: Comparison of its runs}; column, the label of the x axis.
-    """
-    look = looks(pd.concat([c.runs for c in groups.values()]))
-    is_number = all(isinstance(value, int | float | np.number) for value in groups)
-    is_number = is_number and min(groups) > 0
-    places = list(groups) if is_number else list(range(len(groups)))
-    firsts = [value[0] if isinstance(value, tuple) else "" for value in groups]
-    # With several columns, a line only connects groups that agree in the first: a NaN between the others breaks it.
-    breaks = [place - 0.5 for place in range(1, len(groups)) if firsts[place] != firsts[place - 1]]
-    losses = {
-        place: c.losses if is_loss else c.losses.sub(c.losses[c.wanted_baseline], axis=0).drop(columns=c.baseline)
-        for place, c in zip(places, groups.values(), strict=True)
-        if is_loss or c.wanted_baseline in c.losses
-    }
-    table = pd.DataFrame({place: frame.mean() for place, frame in losses.items()})
-    table = table[table.notna().sum(axis=1) > 1]
-    lines = {}
-    for scheme, row in table.iterrows():
-        parted = pd.concat([row.dropna(), pd.Series(math.nan, index=breaks)]).sort_index()
-        lines[str(scheme)] = (parted.index, parted)
-
-    def finish(axes: Axes) -> None:
-        if is_number:
-            axes.set_xscale("log", base=2)
-        axes.set_xticks(places, [text_of(value).replace(" ", "\n") for value in groups])
-        axes.minorticks_off()
-        axes.set_ylabel("loss, nats/token" if is_loss else "gap to the baseline, nats/token")
-        if not is_loss:
-            axes.axhline(0, color=INK, linewidth=0.6)
-
-    with style():
-        return {"trend": _lines(lines, look, finish, column.replace(",", ", "), 4.1)} if lines else {}
-
-
 def _lines(
-    lines: Mapping[str, tuple[Any, Any]],
-    look: Mapping[str, Any],
+    points: pd.DataFrame,
+    look: Looks,
     finish: Callable[[Axes], None],
     label: str,
     height: float,
@@ -440,32 +457,26 @@ def _lines(
 ) -> Figure:
     """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
 
-    Arguments: lines, {scheme: (x, y)}; look, {scheme: (colour, line style, marker)}; finish, a function that sets up
-    the axes of each panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
+    Arguments: points, scheme, x and y, in the order of the schemes; finish, a function that sets up the axes of each
+    panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
     share a y scale; bands, a table (scheme, x, low, high) of areas to shade around the lines.
     """
+    lines = dict(iter(points.groupby("scheme", sort=False)))
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
-    for n, (scheme, (x, y)) in enumerate(lines.items()):
-        colour, line, mark = look[scheme]
-        panels[n // size].plot(
-            np.asarray(x, float),
-            np.asarray(y, float),
-            line,
-            color=colour,
-            marker=mark,
-            markevery=max(1, len(x) // 8),
-            markeredgewidth=0,
-            label=scheme,
-        )
+    for n, (scheme, line) in enumerate(lines.items()):
+        colour, dashes, marker = look[str(scheme)]
+        shown: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
+        x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
+        panels[n // size].plot(x, y, dashes, markeredgewidth=0, label=scheme, **shown)
     for axes in panels:
         finish(axes)
     if bands is not None:
         for n, scheme in enumerate(lines):
             band, axes = bands[bands["scheme"] == scheme].sort_values("x"), panels[n // size]
             axes.set_autoscale_on(False)  # keep the scales of the lines
-            axes.fill_between(band["x"], band["low"], band["high"], color=look[scheme][0], alpha=0.12, linewidth=0)
+            axes.fill_between(band["x"], band["low"], band["high"], color=look[str(scheme)][0], alpha=0.12, linewidth=0)
     panels[-1].set_xlabel(label)
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
     for axes in panels:

@@ -1,191 +1,346 @@
-"""Build the sections of a comparison's report as data, in their order.
+"""Build the sections of a comparison's report as data, in their order, and its page.
 
-Each evaluation protocol builds the sections about its results (`posbench.evaluation.protocols`).
-`posbench.reporting.figures` draws the pictures; the notes are in `templates/notes.j2`.
+Each evaluation protocol builds the sections about its results (`posbench.evaluation.protocols`). `figures` draws the
+pictures, `text` writes the tables, and the notes are in `templates/prose.j2`.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, count_of, short_count
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published import Agreement, Published, agreements
+from posbench.analysis.search import RateSearch
+from posbench.analysis.statistics import (
+    beaten_by,
+    conclusions,
+    equivalent_pairs,
+    letters,
+    significant_pairs,
+    verdict,
+)
+from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
-from posbench.reporting import tables
-from posbench.reporting.comparison import Comparison
-from posbench.reporting.onset_gap import onset_gaps
-from posbench.reporting.pages import environment
-from posbench.reporting.published import Published
-from posbench.reporting.published_comparison import agreements, link_verdict
-from posbench.reporting.search import RateSearch
-from posbench.reporting.statistics import conclusions
+from posbench.evaluation.protocols.order import count_onsets
+from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order, joined, pivot
+from posbench.reporting.onset import onset_gaps
+from posbench.reporting.page import Page, paragraph, prose, unshown
+from posbench.reporting.setup import continued, setup
+from posbench.reporting.text import as_text
 
-MOST_PAIRS = 30  # pairs in the table of a report by groups
+SIGNED = Format(sign=True)
 
 
-def sections_of(c: Comparison, margin: float, every_length: bool) -> list[Section]:
-    """Return all sections of a comparison's report as data, in order.
+def losses_page(c: Comparison, published: Published | None, margin: float, every_length: bool) -> Page:
+    """Return the page of one comparison.
 
-    Arguments: c, the compared runs; margin, nats per token below which losses count as equal; every_length, whether to
-    show lengths that are neither a multiple nor a divisor of the training length.
+    Arguments: published, results to compare with; margin, nats per token below which losses count as equal;
+    every_length, whether to show lengths that are neither a multiple nor a divisor of the training length.
     """
-    brought = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
-    return [
-        losses(c, margin),
-        *(all_pairs(c, margin) if c.can_rank else []),
-        *joined(sorted(brought, key=lambda section: section.is_last), c.schemes),
-        *onset_gaps(c),
-        *([Section("", files={"ngrams.csv": c.ngrams})] if len(c.ngrams) else []),
-        *([learning_rates(c, c.search)] if c.search else []),
-        *while_training(c),
-        costs(c),
-        *published(c),
-    ]
+    sections = sections_of(c, published, margin, every_length)
+    holes = list(chain(*c.holes.values()))
+    left_out = [("not compared", line) for line in c.left_out]
+    return Page(
+        title=c.experiment,
+        lede=f"{models(c)}. Losses are in nats per token; lower is better.",
+        paragraph=paragraph("losses_paragraph", c, _facts(c, margin)),
+        sections=sections,
+        runs=c.runs,
+        setup=[*setup(c.runs), *left_out],
+        notes=[*c.notes, *unshown(holes, sections)],
+        numbers=numbers(c),
+        files={"table.csv": c.cells, "pairs.csv": c.pairs},
+        holes=holes,
+    )
+
+
+def _facts(c: Comparison, margin: float) -> dict[str, Any]:
+    """Return what the paragraph says besides the fields of `c`, {name: value}."""
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
+    lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
+    higher = [scheme for scheme in gaps if (gaps[scheme] > 0).all()]
+    return {
+        "margin": margin,
+        "ranking": conclusions(c.ranked, c.pairs) if c.can_rank else {},
+        "unranked": [scheme for scheme in c.schemes if scheme not in c.ranked],
+        "always": {side: names for side, names in (("lower", lower), ("higher", higher)) if names},
+        "detectable": float(c.pairs.dropna(subset="p_claimed")["detectable"].median()) if c.can_rank else math.nan,
+        "longest": _longest(c),
+        "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
+        "continued": dict(continued(c.runs)),
+        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
+    }
+
+
+def _longest(c: Comparison) -> dict[str, Any] | None:
+    """Return how losses change from the training length to the longest evaluated length, or None if none is longer.
+
+    Keys: length, in tokens; best and worst, the schemes whose losses grow least and most; best_change and worst_change,
+    as text.
+    """
+    cells = c.at(metric="loss", last=0).dropna(subset="change")
+    cells = cells[cells["length"] > c.training_length]
+    if cells.empty:
+        return None
+    is_first = cells["protocol"] == cells["protocol"].iloc[0]
+    cells = cells[is_first & (cells["length"] == cells["length"].max())]
+    best, worst = cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()]
+    return {
+        "length": int(best["length"]),
+        "best": best["scheme"],
+        "worst": worst["scheme"],
+        "best_change": number(best["change"], sign=True),
+        "worst_change": number(worst["change"], sign=True),
+    }
+
+
+def numbers(c: Comparison) -> list[dict[str, Any]]:
+    """Return the numbers of the first table for `posbench report --json`, a dict per scheme, best first.
+
+    The verdict is better, worse, equal or open; None for the baseline, and for pairs that are not tested.
+    """
+    scope = c.scope.removeprefix("at ")
+    rows: list[Any] = c.ranking.to_dict("records")
+    return [{**row, "baseline": c.baseline, "scope": scope, "verdict": row["verdict"] or None} for row in rows]
+
+
+def sections_of(c: Comparison, published: Published | None, margin: float, every_length: bool) -> list[Section]:
+    """Return all sections of a comparison's report as data, in order. Arguments: as of `losses_page`."""
+    of_protocols = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
+    sections = [losses(c, margin)]
+    if c.can_rank:
+        sections += all_pairs(c, margin)
+    sections += joined(sorted(of_protocols, key=lambda section: section.is_last), c.schemes)
+    sections += onset_gaps(c)
+    if len(c.ngrams):
+        sections.append(Section("", files={"ngrams.csv": c.ngrams}))
+    if c.search:
+        sections.append(learning_rates(c, c.search))
+    sections += while_training(c)
+    sections.append(costs(c))
+    if published:
+        sections += beside_published(c, published)
+    return sections
+
+
+# ---------------------------------------------------------------- losses
 
 
 def losses(c: Comparison, margin: float) -> Section:
     """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line.
 
-    Arguments: c, the compared runs; margin, nats per token below which losses count as equal.
+    Arguments: margin, nats per token below which losses count as equal.
     """
-    table, interval = tables.loss_table(c), "; bars are 95 % intervals over seeds" if c.can_rank else ""
-    caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot{interval}."
-    if c.can_rank:
-        caption += f" Filled marks: the pair with {c.baseline} is decided, by the test of the table; open: it is not."
-    plots = [Plot("gaps", "gaps", caption, c.losses)] if len(c.schemes) > 1 else []
+    table = loss_table(c)
+    plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
     latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
-    return Section("", plots=plots, table=table, note=_note("losses", c, table, margin), latex=latex)
+    return Section("", plots=plots, table=table, note=prose("losses", c, table.frame, margin), latex=latex)
+
+
+def gaps_plot(c: Comparison) -> Plot:
+    """Return the picture of gaps to the baseline, with a dot per seed."""
+    caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot"
+    marks = pd.DataFrame({"scheme": c.schemes, "x": c.ranking["gap"], "half": math.nan, "is_open": False})
+    if c.can_rank:
+        caption += "; bars are 95 % intervals over seeds. Filled marks: the pair with "
+        caption += f"{c.baseline} is decided, by the test of the table; open: it is not"
+        decided = significant_pairs(c.pairs)
+        is_decided = marks["scheme"].map(lambda scheme: frozenset((scheme, c.baseline)) in decided)
+        is_other = marks["scheme"] != c.baseline
+        marks = marks.assign(half=half(c.ranking, "gap").where(is_other), is_open=is_other & ~is_decided)
+    gaps = c.losses.sub(c.losses[c.baseline], axis=0).melt(var_name="scheme", value_name="x").dropna()
+    x_label = f"gap to {c.baseline}, nats/token (left is better)"
+    return Plot("gaps", "gaps", f"{caption}.", gaps, x_label=x_label, marks=marks)
+
+
+def loss_table(c: Comparison) -> Table:
+    """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
+
+    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed (tested), not
+    only some that the experiment fixed before training. "2/3": of three claimed pairs with this scheme, it beats the
+    other in two.
+    """
+    gap, ranking = f"gap to {c.baseline}", c.ranking
+    frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
+    frame["seeds"] = ranking["seeds"].map(len)
+    if c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]:
+        groups = letters(c.ranked, significant_pairs(c.pairs))
+        frame["group"] = [groups.get(scheme, DASH) for scheme in c.schemes]
+    frame["loss"] = ranking["loss"]
+    if c.has_onsets:
+        frame["distant order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
+    frame[gap] = ranking["gap"]
+    if not c.can_rank:
+        each = "gap of each seed"
+        if len(c.seeds) > 1:
+            gaps = c.losses.sub(c.losses[c.baseline], axis=0)
+            frame[each] = [gaps[s].dropna().to_list() if s != c.baseline else "" for s in c.schemes]
+        return Table(frame, {gap: SIGNED, each: SIGNED})
+    frame["loss: half"] = half(ranking, "loss")
+    frame["gap: half"] = half(ranking, "gap").where(ranking["scheme"] != c.baseline)
+    frame[f"verdict {c.scope}"] = ranking["verdict"]
+    tests = {f"beats {c.scope}": "p_claimed"}
+    if c.is_at_best_rates:
+        tests["beats at these rates"] = "p_at_rates_claimed"
+    for title, test in tests.items():
+        frame[title] = [beaten_text(c, scheme, test) for scheme in c.schemes]
+    return Table(frame, {"loss": Format(half="loss: half"), gap: Format(half="gap: half", sign=True)})
+
+
+def beaten_text(c: Comparison, scheme: str, test: str) -> str:
+    """Return how many schemes this one beats, of all claimed pairs with it: `2/3`. Arguments: test, a column of p."""
+    has_scheme = (c.pairs["left"] == scheme) | (c.pairs["right"] == scheme)
+    return f"{len(beaten_by(scheme, c.schemes, c.pairs, test))}/{c.pairs.loc[has_scheme, test].notna().sum()}"
+
+
+def name_with_remarks(c: Comparison, scheme: str) -> str:
+    """Return the scheme's name, with a remark in brackets if runs diverged or if it has more layers than the model."""
+    runs = c.runs[c.runs["scheme"] == scheme]
+    remarks, layers, num_layers = [], runs.iloc[0].get("scheme.layers"), runs["model.num_layers"].iloc[0]
+    if isinstance(layers, str) and len(json.loads(layers)) > num_layers:
+        remarks.append(f"{num_layers} of {len(json.loads(layers))} layers")
+    diverged = int(runs["diverged"].notna().sum())
+    if diverged:
+        remarks.append(f"{diverged} diverged")
+    return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
     """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
 
     Up to three schemes need no picture.
-    Arguments: c, the compared runs; margin, nats per token below which losses count as equal.
+    Arguments: margin, nats per token below which losses count as equal.
     """
-    summary = conclusions(c.ranked, c.pairs)
-    fixed = Section("Pairs fixed before training", table=tables.claims_table(c), note=_note("claims", c))
+    summary, sections = conclusions(c.ranked, c.pairs), []
+    if c.num_fixed_pairs:
+        sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
+    if len(c.schemes) <= 3:
+        return sections
     legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
     caption = f"How much better the row's scheme is than the column's, nats/token. ●: decided {c.scope}{legend}."
-    plot = Plot("pairs", "matrix", caption, c.pairs)
-    return [
-        *([fixed] if c.num_fixed_pairs else []),
-        *([Section("Who beats whom", plots=[plot], note=_note("pairs", c, summary))] if len(c.schemes) > 3 else []),
-    ]
+    decided, equal = significant_pairs(c.pairs), equivalent_pairs(c.pairs)
+    signs = []
+    for pair in map(frozenset, zip(c.pairs["left"], c.pairs["right"], strict=True)):
+        undecided = "=" if pair in equal else ""
+        signs.append("●" if pair in decided else undecided)
+    names = pd.DataFrame({"scheme": c.schemes})
+    plot = Plot("pairs", "matrix", caption, c.pairs.assign(sign=signs), marks=names)
+    return [*sections, Section("Who beats whom", plots=[plot], note=prose("pairs", c, summary))]
+
+
+def claims_table(c: Comparison) -> Table:
+    """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict.
+
+    Claimed pairs are those that the experiment fixed before training, or all pairs. "These rates" are the learning
+    rates of the compared runs, "best rates" those that a finished search chose; without one, there is only one p.
+    """
+    pairs = c.pairs.dropna(subset="p_claimed")
+    frame = pairs[["left", "right", "seeds", "difference"]].rename(
+        columns={"left": "lower loss", "right": "higher loss"}
+    )
+    frame["half"] = half(pairs, "difference")
+    if c.is_at_best_rates:
+        frame["p at these rates"] = pairs["p_at_rates_claimed"]
+    frame[f"p {c.scope}"] = pairs["p_claimed"]
+    outcomes = [verdict(c.pairs, *names) for names in zip(pairs["left"], pairs["right"], strict=True)]
+    frame[f"verdict {c.scope}"] = ["differ" if outcome == "better" else outcome for outcome in outcomes]
+    p = Format("p")
+    return Table(frame, {"difference": Format(half="half"), "p at these rates": p, f"p {c.scope}": p})
+
+
+# ---------------------------------------------------------------- learning rates, training, costs
 
 
 def learning_rates(c: Comparison, search: RateSearch) -> Section:
     """Return the section with the losses at all learning rates that were tried."""
     caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used distant order."
     plot = Plot("rates", "rates", caption, search.table)
-    note = _note("rates", c, search)
-    return Section(
-        "Learning rates", plots=[plot], table=tables.rate_table(search), note=note, files={"rates.csv": search.table}
-    )
+    note, files = prose("rates", c, search), {"rates.csv": search.table}
+    return Section("Learning rates", plots=[plot], table=rate_table(search), note=note, files=files)
+
+
+def rate_table(search: RateSearch) -> Table:
+    """Return a row per scheme and a column per learning rate: mean loss and, in brackets, the number of seeds.
+
+    Rates that the search kept for more seeds are bold. The last column is the number of runs left to train.
+    """
+    cells = []
+    for scheme, losses in search.losses.items():
+        for rate, tried in losses.items():
+            seeds = tried.dropna()
+            value = "diverged" if np.isinf(seeds).any() else seeds.mean()
+            cell = {"scheme": scheme, "rate": rate, "value": value, "seeds": f" ({len(seeds)})"}
+            cells.append(cell | {"is_kept": rate in search.kept(scheme)})
+    rates = {rate: f"{rate:g}" for rate in sorted(set(search.runs["train.lr"]))}
+    table = pivot(pd.DataFrame(cells), rates, "rate", format=Format(after="seeds", bold="is_kept"))
+    table.frame["left to train"] = table.frame["scheme"].map(search.left)
+    return table
 
 
 def while_training(c: Comparison) -> list[Section]:
     """Return a section with the training losses, and the gaps in validation loss if runs were validated on the way."""
+    x_label = "tokens trained on"
+    logged = in_order(c.logged("train", ["loss"]), c.schemes).rename(columns={"tokens": "x", "loss": "y"})
+    if logged.empty:
+        return []
     caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
-    plots = [Plot("training", "training", caption, c.logged("train", ["loss"]))]
+    plots = [Plot("training", "training", caption, logged, x_label, "training loss, nats/token")]
     validation = c.logged("validation", ["loss"])
     if len(c.schemes) > 1 and validation.groupby("scheme")["tokens"].nunique().max() > 2:
-        plots.append(Plot("curves", "curves", f"Gap to {c.baseline} on validation text.", validation))
-    return [Section("While training", plots=plots)] if len(plots[0].points) else []
+        label = f"gap to {c.baseline}, nats/token"
+        caption = f"Gap to {c.baseline} on validation text."
+        plots.append(Plot("curves", "curves", caption, gap_curves(c, validation), x_label, label))
+    return [Section("While training", plots=plots)]
+
+
+def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
+    """Return each scheme's loss minus the baseline's during training, mean over seeds: scheme, x (tokens), y.
+
+    Arguments: validation, the losses: scheme, seed, tokens, loss.
+    """
+    of_baseline = validation.loc[validation["scheme"] == c.baseline, ["seed", "tokens", "loss"]]
+    others = validation[validation["scheme"] != c.baseline]
+    paired = others.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
+    paired["y"] = paired["loss"] - paired["loss_baseline"]
+    means = paired.groupby(["scheme", "tokens"])["y"].mean().reset_index().rename(columns={"tokens": "x"})
+    return in_order(means, c.schemes, "x")
 
 
 def costs(c: Comparison) -> Section:
     """Return the section with the costs of each scheme."""
-    table, same = tables.costs_table(c)
+    table, same = costs_table(c)
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
     return Section(
         "Costs",
-        table=table if len(table.columns) > 1 else None,
-        note=_note("costs", c, same, other_sizes),
+        table=table if len(table.frame.columns) > 1 else None,
+        note=prose("costs", c, same, other_sizes),
         latex=("costs", "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
     )
 
 
-def published(c: Comparison) -> list[Section]:
-    """Return a section for each column of the published table that our runs can be compared with.
+def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
+    """Return a table of parameters and FLOPs by scheme, and {name: text} of the figures that all schemes share.
 
-    The list is empty if the report is compared with no publication.
+    Shared figures are not in the table. Measured speeds are left out: runs of one experiment are trained one after
+    another, on a more or less busy machine.
     """
-    if c.published is None or not (columns := agreements(c.published, c)):
-        return []
-    claims = [link_verdict(c, link) for link in c.published.links(c.schemes)] if c.can_rank else []
-    table = pd.concat([a.table.assign(measurement=a.theirs.description) for a in columns]).reset_index()
-    return [
-        Section(
-            f"Compared with {c.published.title}" + (f": {agreement.theirs.description}" if columns[1:] else ""),
-            table=tables.published_table(agreement),
-            note=_note(
-                "published", c.published, agreement, list(filter(None, claims)), n == 0, n == len(columns) - 1, c.scope
-            ),
-            files={"against.csv": table},
-        )
-        for n, agreement in enumerate(columns)
-    ]
-
-
-def by_sections(
-    groups: Mapping[Any, Comparison], group_by: str, published: Published | None, margin: float
-) -> list[Section]:
-    """Return the sections of a report about groups of runs: losses, gaps, results of protocols, published claims.
-
-    Arguments: groups, {value that a group of runs shares: their Comparison}; group_by, the column with these values;
-    margin, nats per token below which losses count as equal.
-    """
-    names, is_rate = {value: tables.text_of(value) for value in groups}, group_by == "train.lr"
-    loss, gap = tables.by_tables(groups, is_rate)
-    by_name = {names[value]: c for value, c in groups.items()}
-    claims = [
-        {
-            "claim": " ".join(link).replace(" / ", " ~ ").replace(" , ", " > "),
-            **{names[value]: link_verdict(c, link) or DASH for value, c in groups.items()},
-        }
-        for link in (published.links({scheme for c in groups.values() for scheme in c.schemes}) if published else ())
-        if any(c.can_rank for c in groups.values())
-    ]
-    latex = ("loss", f"Loss by scheme and {group_by}, nats/token; bold: the best of each row.")
-    sections = [Section(f"Loss by scheme and {group_by}", table=loss, note=_note("losses_by", is_rate), latex=latex)]
-    latex = ("gap", f"Gap to the baseline by scheme and {group_by}, nats/token.")
-    sections += [
-        Section(f"Gap to the baseline by scheme and {group_by}", table=gap, note=_note("gaps_by"), latex=latex)
-    ]
-    by_pair = tables.pairs_by_group(groups)
-    if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
-        sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=_note("pairs_by", groups, names)))
-    differences, figures = tables.interactions(groups)
-    if len(differences):
-        note = _note("interactions", [names[value] for value in groups], _own_matrices(groups))
-        files = {"interaction.csv": figures}
-        title = f"Difference of gaps between two values of {group_by}"
-        sections.append(Section(title, table=differences, note=note, files=files))
-    sections += chain.from_iterable(protocol.group_sections(by_name) for protocol in PROTOCOLS.values())
-    if published and claims:
-        note = _note("claims_by", published, margin)
-        sections.append(Section(f"Published claims by {group_by}", table=text_table(claims), note=note))
-    return sections
-
-
-def _own_matrices(groups: Mapping[str, Comparison]) -> list[str]:
-    """Return the schemes with matrices of their own, which AdamW trains beside Muon."""
-    runs = pd.concat([c.runs for c in groups.values()])
-    if "own_matrices" not in runs:
-        return []
-    return sorted(set(runs.loc[runs["own_matrices"].fillna(0) > 0, "scheme"]))
-
-
-def _note(name: str, *content: Any) -> str:
-    """Return the text of the Jinja macro `name` in the template `notes.j2`, called with the arguments `content`."""
-    return str(getattr(environment().get_template("notes.j2").module, name)(*content)).strip("\n")
+    columns = {"parameters": "parameters", "training_flops": "training FLOPs"}
+    means = c.runs.reindex(columns=["scheme", *columns]).groupby("scheme").mean().reindex(c.schemes)
+    frame = means.rename(columns=columns).reset_index()
+    table = Table(frame, {"parameters": Format("count"), "training FLOPs": Format("flops")})
+    texts = as_text(table)
+    same = {name: texts[name].iloc[0] for name in columns.values() if texts[name].nunique() == 1}
+    known = {name: text for name, text in same.items() if text != DASH}
+    return Table(frame.drop(columns=list(same)), table.formats), known
 
 
 def models(c: Comparison) -> str:
@@ -197,3 +352,39 @@ def models(c: Comparison) -> str:
         f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
         f"{c.config['data']['name']}, context {c.training_length}"
     )
+
+
+# ---------------------------------------------------------------- published results
+
+
+def beside_published(c: Comparison, published: Published) -> list[Section]:
+    """Return a section for each column of the published table that our runs can be compared with."""
+    columns, sections = agreements(published, c), []
+    if not columns:
+        return []
+    tables = [agreement.table.assign(measurement=agreement.theirs.description) for agreement in columns]
+    files: Mapping[str, pd.DataFrame] = {"against.csv": pd.concat(tables).reset_index()}
+    for agreement in columns:
+        title = f"Compared with {published.title}"
+        if len(columns) > 1:
+            title += f": {agreement.theirs.description}"
+        note = prose("published", published, agreement, agreement is columns[-1])
+        sections.append(Section(title, table=published_table(agreement), note=note, files=files))
+        files = {}
+    return sections
+
+
+def published_table(agreement: Agreement) -> Table:
+    """Return a row per scheme: published value and gap next to our gap, in the published order.
+
+    Arguments: agreement, a column of a published table next to our results.
+    """
+    theirs, is_base = agreement.table, agreement.table.index == agreement.baseline
+    frame = pd.DataFrame({"scheme": theirs.index.astype(str)})
+    if agreement.theirs.metric not in ("loss", "perplexity"):
+        frame["published"] = theirs["published"].to_numpy()
+    frame["published gap"] = theirs["published_gap"].astype(float).mask(is_base, 0.0).to_numpy()
+    frame["our gap"] = theirs["gap"].astype(float).mask(is_base, 0.0).to_numpy()
+    frame["half"] = half(theirs, "gap").astype(float).mask(is_base).to_numpy()
+    formats = {"published": Format("plain"), "published gap": SIGNED, "our gap": Format(half="half", sign=True)}
+    return Table(frame, formats)

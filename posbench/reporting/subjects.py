@@ -1,12 +1,11 @@
-"""Report models that were not trained here (`posbench.evaluation.subjects`): each by length and under each option.
+"""Make the page about models that were not trained here (`posbench.evaluation.subjects`): each under each option.
 
-Each set of options of a model (`--under rescale=yarn`) is a row, as schemes are in other reports. Models with different
-tokenizers score different windows, so they are compared by bits per byte only.
+Models with different tokenizers score different windows, so they are compared by bits per byte only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,93 +13,60 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.subjects import compared_options, losses_of
 from posbench.config import ConfigError
-from posbench.config.units import DASH, count_of, perplexity_text, plus_minus, short_count, short_length
+from posbench.config.units import DASH, count_of, perplexity_text, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
-from posbench.evaluation.protocols.section import Plot, Section, joined, text_table
-from posbench.reporting.comparison import Comparison, build
-from posbench.reporting.figures import draw_all
+from posbench.evaluation.protocols.section import Format, Section, Table, in_order, joined, pivot
+from posbench.reporting.page import Page, paragraph, unshown
+from posbench.reporting.text import words
 from posbench.runs import run_at
-from posbench.runs.results import MARKS, row_name
 
 _NUMBERS = ["scheme", "length", "value", "value_documents", "perplexity", "gap", "gap_documents"]  # of --json
+Models = Mapping[str, Comparison]  # a model's name -> it, compared with itself under other options
 
 
-def is_of_subjects(summary: pd.DataFrame) -> bool:
-    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are.
-
-    Arguments: summary, a row per run.
-    """
-    are_subjects = summary.get("num_steps", summary["seed"]) == 0
-    if are_subjects.any() and not are_subjects.all():
-        raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
-    return bool(are_subjects.any())
-
-
-def content_of_subjects(summary: pd.DataFrame, rows: pd.DataFrame) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return the values that fill the report's templates, and the tables to write as CSV, by file name.
+def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
+    """Return the page about these models.
 
     Arguments: summary, a row per model; rows, the tidy table, a row per scored window and metric.
     Raises: ConfigError if no model has a result.
     """
-    models = {str(name): _compared(of_model, rows) for name, of_model in summary.groupby("scheme", sort=True)}
+    models = {str(name): compared_options(of_model, rows) for name, of_model in summary.groupby("scheme", sort=True)}
     compared = {name: c for name, c in models.items() if c is not None}
     if not compared:
         raise ConfigError("these models have no results: score them first (posbench eval FOLDER --length 2k)")
     facts = {name: _facts(name, c) for name, c in compared.items()}
-    sections: list[Section] = [_bits_per_byte(compared, facts)]
-    figures: dict[str, Any] = {}
+    sections = [bits_per_byte(compared, facts)]
     for name, c in compared.items():
-        of_model = _sections(name, c, facts[name], several=len(compared) > 1)
-        figures |= draw_all(c, of_model)
-        sections += of_model
-    files = {file: [s.files[file] for s in sections if file in s.files] for s in sections for file in s.files}
-    return {
-        "page": "subjects.md.j2",
-        "paragraph": "subjects_conclusions.j2",
-        "names": ", ".join(compared),
-        "lede": f"{count_of(len(compared), 'model')} in Hugging Face's format, scored and not trained here. "
-        "Losses are in nats per token; lower is better.",
-        "facts": list(facts.values()),
-        "numbers": [row for c in compared.values() for row in _losses(c)[_NUMBERS].to_dict("records")],
-        "sections": sections,
-        "figures": figures,
-        "notes": [line for c in compared.values() for line in (*c.notes, *chain(*c.holes.values()))],
-        "latex": {s.latex[0]: (s.table, s.latex[1]) for s in sections if s.latex and s.table is not None},
-    }, {
-        "table.csv": pd.concat([c.cells for c in compared.values()]),
-        **{file: pd.concat(frames) for file, frames in files.items()},
-    }
-
-
-def _compared(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
-    """Return the Comparison of one model with itself under other options, each a scheme; None without results.
-
-    Arguments: model, the model's row of the summary; rows, the tidy table.
-    """
-    rows = rows[rows["run"].isin(model.index)].copy()
-    rows["under"] = [" ".join(word for word in str(text).split() if word not in MARKS) for text in rows["under"]]
-    if rows.empty:
-        return None
-    name = str(model["scheme"].iloc[0])
-    options = sorted({"", *rows["under"]}, key=lambda text: (text != "", text))
-    rows["run"] = rows["under"].map(options.index)
-    rows["scheme"] = rows["under"].map(lambda text: row_name(name, text.split()))
-    rows["under"] = ""
-    runs = pd.concat(
-        [model.assign(scheme=row_name(name, text.split()), loss=float(n)) for n, text in enumerate(options)]
+        of_model = sections_of_model(c)
+        sections += [_named(section, name) for section in of_model] if len(compared) > 1 else of_model
+    notes: list[str] = []
+    figures: list[Any] = []
+    for c in compared.values():
+        notes += [*c.notes, *unshown(chain(*c.holes.values()), sections)]
+        figures += losses_of(c)[_NUMBERS].to_dict("records")
+    return Page(
+        title=", ".join(compared),
+        lede=f"{count_of(len(compared), 'model')} in Hugging Face's format, scored and not trained here. Losses are in "
+        "nats per token; lower is better.",
+        paragraph=paragraph("subjects_paragraph", list(facts.values())),
+        sections=sections,
+        runs=pd.concat([c.runs for c in compared.values()]),
+        setup=[(name, line) for name, fact in facts.items() for line in _setup(fact)],
+        notes=notes,
+        numbers=figures,
+        files={"table.csv": pd.concat([c.cells for c in compared.values()])},
     )
-    return build(runs.reset_index(drop=True), rows, baseline=name)
 
 
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
     """Return facts about a model that the report states, {name: value}. Arguments: name, the model's."""
     run = run_at(str(c.runs["path"].iloc[0]))
-    manifest, T = run.manifest, c.training_length
+    manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None
-    losses = _losses(c)
     of_model = losses[losses["scheme"] == name].set_index("length")
-    reference = max((n for n in of_model.index if n <= T), default=None)
     longest = max(losses["length"], default=T)
     at_longest = losses[losses["length"] == longest].sort_values("value")
     documents = np.asarray(manifest.subject["document_tokens"])
@@ -113,42 +79,41 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "documents": len(documents),
         "long_enough": int((documents > longest).sum()),
         "longest": longest,
-        "reference": reference,
+        "reference": max((n for n in of_model.index if n <= T), default=None),
         "perplexities": {n: perplexity_text(p) for n, p in of_model["perplexity"].items()},
         "best": None if len(at_longest) < 2 else at_longest.iloc[0]["scheme"],
         "best_perplexity": perplexity_text(at_longest.iloc[0]["perplexity"]) if len(at_longest) else DASH,
         "path": manifest.subject["path"],
         "digest": str(manifest.weights)[:12],
         "windows": run.config.evaluation.windows,
-        "dtypes": sorted({str(r.header["dtype"]) for r in run.results()[0]}),
+        "dtypes": sorted({str(result.header["dtype"]) for result in run.results()[0]}),
     }
 
 
-def _losses(c: Comparison) -> pd.DataFrame:
-    """Return the figures of the first protocol that scores perplexity by length, a row per option and length."""
-    cells = c.at(metric="loss", last=0)
-    by_length = [p.name for p in PROTOCOLS.values() if p.is_by_length and (cells["protocol"] == p.name).any()]
-    return cells[cells["protocol"] == (by_length[0] if by_length else "")]
+def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
+    """Return two lines about a model: what it is, and the text that it was scored on. Arguments: f, its facts."""
+    model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
+    text = f"data={f['text']}, {f['documents']} documents, {f['long_enough']} of them longer than {f['longest']} tokens"
+    return (
+        f"{model}; scored in {words(f['dtypes'])}",
+        f"{text}; at most {f['windows']} windows for each length; a token is {f['characters']:.2f} characters",
+    )
 
 
-def _bits_per_byte(compared: Mapping[str, Comparison], facts: Mapping[str, Mapping[str, Any]]) -> Section:
+def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> Section:
     """Return the first section: bits per byte of each model, under each option, by length in tokens and characters."""
-    rows = []
+    parts = []
     for name, c in compared.items():
         cells = c.at(metric="bits_per_byte", last=0)
-        cells = cells[cells["protocol"].isin(_losses(c)["protocol"])]
-        for scheme in _in_order(c):
-            row = {"scheme": scheme}
-            for length, bits in cells.loc[cells["scheme"] == scheme, ["length", "value"]].to_numpy().tolist():
-                characters = short_count(length * facts[name]["characters"])
-                row[short_length(int(length))] = f"{bits:.4f} ({characters})"
-            rows.append(row)
-    lengths = sorted({n for c in compared.values() for n in _losses(c)["length"]})
-    table = text_table(rows).reindex(columns=["scheme", *map(short_length, lengths)]).fillna(DASH)
+        cells = in_order(cells[cells["protocol"].isin(losses_of(c)["protocol"])], _in_order(c), "length")
+        characters = cells["length"] * facts[name]["characters"]
+        parts.append(cells.assign(characters=[f" ({short_count(count)})" for count in characters]))
+    lengths = {n: short_length(n) for n in sorted({n for c in compared.values() for n in losses_of(c)["length"]})}
+    table = pivot(pd.concat(parts), lengths, "length", format=Format(digits=4, after="characters"))
     note = "Bits per byte by length in tokens; in brackets the length in characters. "
     if len(compared) > 1:
         note += "Models with different tokenizers read different windows of the same text."
-    return Section("", table=table.rename(columns={"scheme": "model"}), note=note)
+    return Section("", table=Table(table.frame.rename(columns={"scheme": "model"}), table.formats), note=note)
 
 
 def _in_order(c: Comparison) -> list[str]:
@@ -156,57 +121,20 @@ def _in_order(c: Comparison) -> list[str]:
     return sorted(c.schemes, key=lambda scheme: (scheme != c.baseline, scheme))
 
 
-def _sections(name: str, c: Comparison, facts: Mapping[str, Any], several: bool) -> list[Section]:
-    """Return the sections about one model. Arguments: name, the model's; several, whether others are reported too."""
-    alone = replace(c, losses=c.losses[[name]])  # heads are measured without options only
-    brought = [
-        section
-        for protocol in PROTOCOLS.values()
-        if not protocol.is_by_length
-        for section in protocol.sections(alone if protocol is MECHANISM else c, True)
-    ]
-    sections = [*_by_length(c), *joined(brought, c.schemes)]
-    if not several:
-        return sections
-    return [
-        replace(
-            section,
-            title=section.title and f"{name}: {section.title}",
-            plots=[replace(plot, name=f"{plot.name}-{name}") for plot in section.plots],
-            latex=section.latex and (f"{section.latex[0]}-{name}", section.latex[1]),
-        )
-        for section in sections
-    ]
+def sections_of_model(c: Comparison) -> list[Section]:
+    """Return the sections about one model."""
+    alone = replace(c, losses=c.losses[[c.baseline]])  # heads are measured without options only
+    sections = []
+    for protocol in PROTOCOLS.values():
+        sections += protocol.sections(alone if protocol is MECHANISM else c, True)
+    return joined(sections, c.schemes)
 
 
-def _by_length(c: Comparison) -> Iterator[Section]:
-    """Yield the section on perplexity by length: a picture, and a row for the model under each set of options."""
-    losses = _losses(c)
-    if losses.empty:
-        return
-    lengths, T = sorted(set(losses["length"])), c.training_length
-    rows = []
-    for scheme in _in_order(c):
-        of_scheme = losses[losses["scheme"] == scheme].set_index("length")
-        row = {"scheme": scheme}
-        for n in lengths:
-            cell = of_scheme.loc[n] if n in of_scheme.index else None
-            title = short_length(n) + " (trained)" * (n == T)
-            row[title] = DASH if cell is None else perplexity_text(cell["perplexity"])
-        last = of_scheme.reindex([lengths[-1]]).iloc[0]
-        if T in lengths and lengths[-1] > T and scheme == c.baseline:
-            row[f"change from {short_length(T)}"] = plus_minus(last["change"], last["change_documents"], sign=True)
-        if len(c.schemes) > 1:
-            gap = plus_minus(last["gap"], last["gap_documents"], sign=True)
-            row[f"gap at {short_length(lengths[-1])}"] = "0" if scheme == c.baseline else gap
-        rows.append(row)
-    note = (
-        f"Perplexity on the same targets at every length ({c.baseline} in the first row as its config.json says). "
-        "Change and gap to the first row: nats per token, ± half a 95 % interval over documents."
-    )
-    points = losses.assign(x=losses["length"], y=losses["perplexity"])
-    plot = Plot("perplexity", "lengths", "Perplexity against length, both on log scales.", points)
-    latex = ("perplexity", "Perplexity by length.")
-    yield Section(
-        "Perplexity by length", plots=[plot] if lengths[1:] else [], table=text_table(rows), note=note, latex=latex
+def _named(section: Section, name: str) -> Section:
+    """Return the section with the model's name in its title and in the names of its files."""
+    return replace(
+        section,
+        title=section.title and f"{name}: {section.title}",
+        plots=[replace(plot, name=f"{plot.name}-{name}") for plot in section.plots],
+        latex=section.latex and (f"{section.latex[0]}-{name}", section.latex[1]),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
@@ -23,6 +24,10 @@ INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written to a mani
 MAX_NAMES = 6  # experiments that a message lists
 SUBJECTS = "subjects"  # folder of models that were not trained here (`posbench.evaluation.subjects`)
 REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
+
+
+class NothingTrained(ConfigError):
+    """There are no runs yet: neither of this name nor of a similar one."""
 
 
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
@@ -176,7 +181,7 @@ def only_experiment(runs_dir: Path) -> Path:
     experiments = sorted(folder for folder in folders if not others & {folder, *folder.parents})
     if len(experiments) != 1:
         if not experiments:
-            raise ConfigError(_no_experiments(runs_dir))
+            raise NothingTrained(_no_experiments(runs_dir))
         raise ConfigError(
             f"name an experiment, such as {experiments[0].name}: {runs_dir}/ contains "
             f"{_listed(map(str, experiments), runs_dir)}"
@@ -203,7 +208,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
     folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,
-    with the most similar name that does.
+    with the most similar name that does, or NothingTrained if no experiment below `runs_dir` is spelt almost so.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
@@ -220,6 +225,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
     hint = nearest(name, [*known, *references])
     message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
+    is_misspelt = bool(get_close_matches(name, [experiment.name for experiment in experiments], cutoff=0.75))
+    error = ConfigError if is_misspelt else NothingTrained
     if not experiments:
-        raise ConfigError(f"{message} ({_no_experiments(runs_dir)})")
-    raise ConfigError(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")
+        raise error(f"{message} ({_no_experiments(runs_dir)})")
+    raise error(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Manifest:
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}
 
 
+@lru_cache(maxsize=256)  # a report asks for the manifest of a run several times
 def parse(content: bytes, file: Path) -> Manifest:
     """Parse `run.json`, a run's record, and return it. Fields that this version does not know are ignored.
 

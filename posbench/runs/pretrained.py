@@ -6,6 +6,7 @@ in the folder is run, and transformers is not needed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.schemes.rescaling import ROPE_TYPES, RopeParameters
+from posbench.system.files import sum_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +114,8 @@ def described(row: Mapping[str, Any]) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path.parent} has no {path.name}: download all files of the model again") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
 
@@ -245,6 +249,11 @@ def weight_files(folder: Path) -> list[Path]:
     elif not (files := sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))):
         raise ConfigError(f"{folder} has no safetensors files: transformers writes them ({SAVE})")
     return files
+
+
+def digest(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of the digests of all weight files."""
+    return hashlib.sha256("".join(map(sum_of, files)).encode()).hexdigest()
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:

@@ -256,15 +256,17 @@ class Run:
 
         Raises: ConfigError if they are missing or damaged, or if the subject's weights have changed.
         """
+        from posbench.runs import pretrained
         from posbench.runs.checkpoint import load_weights
-        from posbench.runs.start import start_of
 
-        if subject := self.manifest.subject:
-            start = start_of(subject["path"], self.manifest.seed, self.path.parents[2])
-            if start is None or start.digest != self.weights_digest:
-                raise ConfigError(f"the weights in {subject['path']} have changed since {self.name} was scored")
-            return start.load()
-        return load_weights(self.path / "checkpoints", self.manifest, at_step)
+        if self.manifest.subject is None:
+            return load_weights(self.path / "checkpoints", self.manifest, at_step)
+        folder = Path(self.manifest.subject["path"])
+        sizes = pretrained.sizes(pretrained.read_config(folder), self.manifest.scheme)
+        files = pretrained.weight_files(folder)
+        if pretrained.digest(files) != self.weights_digest:
+            raise ConfigError(f"the weights in {folder} have changed since {self.name} was scored")
+        return pretrained.load_weights(files, sizes["tied_embeddings"])
 
     def config_under(self, options: Sequence[str]) -> Config:
         """Return the run's configuration with changed options of its task or scheme, or with another scheme.

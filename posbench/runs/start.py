@@ -14,7 +14,6 @@ An interrupted run starts at its own newest checkpoint in the same way.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +28,6 @@ from posbench.runs.manifest import FINISHED, Manifest
 from posbench.runs.pretrained import Positions, described
 from posbench.runs.run import Run
 from posbench.system.console import Say
-from posbench.system.files import sum_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,7 +277,7 @@ def _start_from_folder(folder: Path) -> Start:
         positions=positions,
         model=sizes,
         load=partial(pretrained.load_weights, files, sizes["tied_embeddings"]),
-        digest=hashlib.sha256("".join(map(sum_of, files)).encode()).hexdigest(),
+        digest=pretrained.digest(files),
         tokenizer_file=folder / "tokenizer.json",
         notes=folder_check.notes(folder, config, is_untied),
     )

@@ -19,6 +19,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from posbench.analysis.agreement import finished_runs
+from posbench.analysis.search import (
+    FIRST_SEEDS,
+    KEPT,
+    NUM_RATES,
+    choose_rates,
+    merge_searches,
+    runs_per_scheme,
+    with_searches,
+)
+from posbench.analysis.statistics import LEVEL, compare, detectable, fixed_pairs
+from posbench.analysis.table import read
 from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
@@ -36,10 +48,6 @@ from posbench.model.size import (
     training_flops_per_token,
     training_memory,
 )
-from posbench.reporting.comparison import choose_rates, finished_runs
-from posbench.reporting.search import FIRST_SEEDS, KEPT, NUM_RATES, merge_searches, runs_per_scheme, with_searches
-from posbench.reporting.statistics import LEVEL, compare, detectable, fixed_pairs
-from posbench.reporting.table import read
 from posbench.runs.finding import place_named
 from posbench.system.device import DATASHEET, choose_device, matmul_rate
 from posbench.tools.bench import WARMUP_STEPS, TimedScheme

@@ -18,20 +18,14 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from posbench.analysis.search import RateSearch, merge_searches, rates_around, runs_per_scheme, search_of, with_searches
+from posbench.analysis.table import read
 from posbench.composition.compose import compose, quoted
 from posbench.composition.sweep import run_application, sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
-from posbench.reporting.search import (
-    RateSearch,
-    merge_searches,
-    rates_around,
-    runs_per_scheme,
-    search_of,
-    with_searches,
-)
-from posbench.reporting.table import read
-from posbench.reporting.tables import rate_table
+from posbench.reporting.sections import rate_table
+from posbench.reporting.text import as_text
 from posbench.runs import find_runs, run_at
 from posbench.runs.finding import search_folder
 from posbench.system.console import Say, plain_table
@@ -174,7 +168,7 @@ def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
     If the search is finished, print each scheme's best rates and the next command.
     """
     if search.losses:
-        frame = rate_table(search)
+        frame = as_text(rate_table(search))
         table = plain_table(*frame.columns)
         for row in frame.to_numpy().tolist():
             table.add_row(*(text.replace("*", "") if n else text for n, text in enumerate(row)))

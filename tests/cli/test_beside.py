@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from posbench import __version__
+from posbench.analysis.reference_table import baseline_of
 from posbench.composition.compose import compose
-from posbench.reporting.reference_table import baseline_of
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
 from tests.cli.commands import Give
@@ -39,6 +39,7 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
     command = next(line.split("posbench ")[1] for line in advice.out.splitlines() if "posbench train" in line)
     assert advice.status == 0 and "there is no run or experiment 'mine'" in advice.error
     assert "seed=0,1 experiment_name=mine" in command
+    assert "did you mean 'demo'" in posbench("report", "dem", "--beside", "demo").refusal
     printed = [word for word in shlex.split(command)[2:] if not word.startswith("scheme=")]
     assert posbench("train", "-m", *printed, *short, "scheme=steep.py:Steep,nope").status == 0
     result = posbench("report", "mine", "--beside", "demo")

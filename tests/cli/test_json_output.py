@@ -18,9 +18,9 @@ from posbench.composition.compose import compose
 from posbench.model.decoder import build_model
 from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
+from tests.analysis.fabricate import World, fabricate
 from tests.cli.commands import Give
 from tests.json_schema import DEFINITIONS, faults
-from tests.reporting.fabricate import World, fabricate
 
 PAGE = Path(__file__).parents[2] / "docs/loops.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

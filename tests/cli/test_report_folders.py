@@ -11,8 +11,8 @@ from posbench.reporting.options import ReportOptions
 from posbench.reporting.report import _default_output
 from posbench.runs import find_runs
 from posbench.runs.finding import REFERENCE
+from tests.analysis.fabricate import World, fabricate
 from tests.cli.commands import Give
-from tests.reporting.fabricate import World, fabricate
 
 
 @pytest.fixture

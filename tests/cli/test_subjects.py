@@ -100,6 +100,9 @@ def test_another_model_of_the_same_name_is_refused(posbench: Give, folder: Path)
     save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
     assert "has results of another model of this name" in posbench(*command).refusal
     assert "have changed since" in posbench("eval", "subjects", *ON_CPU, "--length", "64,128").refusal
+    (folder / "config.json").unlink()
+    assert "has no config.json" in posbench("eval", "subjects", *ON_CPU, "--length", "64,128").refusal
+    (folder / "config.json").write_text(json.dumps(config))
     shutil.rmtree("runs/subjects/mini")
     assert posbench(*command).status == 0
 

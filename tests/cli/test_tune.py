@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from posbench import compose, load_run, results
-from posbench.reporting.search import RateSearch
+from posbench.analysis.search import RateSearch
 from posbench.tools.tune import tune
 from tests.cli.commands import Give
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbench.reporting.statistics import FEWEST_DOCUMENTS, document_error, document_variance, effective, quantile
+from posbench.analysis.statistics import FEWEST_DOCUMENTS, document_error, document_variance, effective, quantile
 
 LENGTHS = np.array([17781, 12795, 12276, 10510, 7172, 5621, 5175, 4543, 4534, 3157, 2893, 1825, 900, 300, 60.0])
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from posbench.config import Config
 from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
-from posbench.evaluation.protocols.ngram import ORDERS, KneserNey, discounts, text_read, windows_read
+from posbench.evaluation.ngram import ORDERS, KneserNey, discounts, text_read, windows_read
 from posbench.evaluation.request import Request
 from posbench.runs import Run, find_runs
 from posbench.runs.results import Result

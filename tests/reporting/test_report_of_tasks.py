@@ -10,10 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from posbench.analysis.agreement import is_of_tasks
+from posbench.analysis.tasks import TaskScores, measure
 from posbench.config import ConfigError
 from posbench.reporting import tasks
-from posbench.reporting.pages import environment
-from posbench.reporting.tasks import TaskScores, measure, summary_table
+from posbench.reporting.figures import draw_all
+from posbench.reporting.page import paragraph
+from posbench.reporting.tasks import summary_table
+from posbench.reporting.text import as_text
 
 LENGTHS = (8, 16, 20, 32, 64)
 COPY = {
@@ -55,7 +59,9 @@ def frames(
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr(
+        "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]})
+    )
     return measure(*frames(COPY), notes=[])["copy"]
 
 
@@ -85,7 +91,9 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
 
 
 def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]}))
+    monkeypatch.setattr(
+        "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]})
+    )
     runs, rows = frames({"fox": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 0.97, 0.8)]})
     scored = measure(runs, rows[(rows["scheme"] == "alibi") | (rows["length"] <= 16)], notes=[])["copy"]
     assert scored.schemes == [*scored.furthest, "fox"] == ["alibi", "fox"] and not scored.is_kept
@@ -94,10 +102,10 @@ def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeyp
 
 def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -> None:
     assert copying.schemes == ["alibi", "qk_rope", "nope"]
-    table = tasks.task_table(copying).set_index("scheme")
+    table = as_text(tasks.task_table(copying)).set_index("scheme")
     assert table.loc["nope"].to_list() == ["0/3", "–", "–", "–", "–", "–", "–", "–"]
     assert table.loc["alibi"].to_list() == ["3/3", "45", "190", "1.00", "1.00", "1.00", "0.94", "0.86"]
-    assert tasks.summary_table({"copy": copying})["copy"].to_list() == ["45", "16 (2/3)", "– (0/3)"]
+    assert as_text(summary_table({"copy": copying}))["copy"].to_list() == ["45", "16 (2/3)", "– (0/3)"]
 
 
 def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying: TaskScores) -> None:
@@ -111,9 +119,9 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> Non
     scored = measure(runs, pd.concat([rows, rescored]), notes=[])["copy"]
     assert scored.medians.loc["alibi"].to_list() == [1.0] * 5
     assert set(scored.scores.loc[scored.scores["under"] != "", "accuracy"]) == {0.5}
-    assert set(tasks.draw_all({"copy": scored})) == {"task-copy", "options-copy"}
-    marked = measure(runs, pd.concat([rows, rows.assign(under="weights=bfloat16")]), notes=[])
-    assert set(tasks.draw_all(marked)) == {"task-copy"}
+    assert set(draw_all(runs, tasks.task_sections(scored))) == {"task-copy", "options-copy"}
+    marked = measure(runs, pd.concat([rows, rows.assign(under="weights=bfloat16")]), notes=[])["copy"]
+    assert set(draw_all(runs, tasks.task_sections(marked))) == {"task-copy"}
 
 
 def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
@@ -140,9 +148,11 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
 
 def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
-    monkeypatch.setattr(tasks, "curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]}))
+    monkeypatch.setattr(
+        "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]})
+    )
     scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] < 64)], [])["copy"]
-    assert tasks.summary_table({"copy": scored}).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
+    assert as_text(summary_table({"copy": scored})).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
 
 
 def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
@@ -154,9 +164,8 @@ def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
 
 
 def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
-    template = environment().get_template("tasks_conclusions.j2")
     continued = {"nope": "1 of 2 tokens as copy/alibi"}
-    sentence = " ".join(template.render(tasks=[copying], seeds=[0, 1, 2], continued=continued).split())
+    sentence = paragraph("tasks_paragraph", [copying], [0, 1, 2], continued)
     assert sentence == (
         "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
         "nope was first trained for 1 of 2 tokens as copy/alibi, then continued from these weights."
@@ -166,9 +175,9 @@ def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
 def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() -> None:
     runs, _ = frames(COPY)
     unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
-    assert tasks.is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
+    assert is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
     with pytest.raises(ConfigError, match="report each kind separately"):
-        tasks.is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
+        is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
 
 
 def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
@@ -181,6 +190,6 @@ def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> No
         "copy": scores("copy", {"alibi": 20.0}),
         "index": scores("index", {"alibi": 17.0, "fox": 36.0, "path": 64.0}),
     }
-    table = summary_table(by_task)
+    table = as_text(summary_table(by_task))
     assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"], ["fox", "", "36"]]
     assert list(table) == ["scheme", "copy", "index"]

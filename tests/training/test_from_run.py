@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from posbench.analysis.agreement import disagreements
+from posbench.analysis.table import results
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.model.architecture import build_architecture
-from posbench.reporting.comparison import disagreements
-from posbench.reporting.table import results
 from posbench.runs import Run
 from posbench.runs.finding import pack_experiment
 from posbench.system.signals import Stopped

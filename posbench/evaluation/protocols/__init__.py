@@ -5,7 +5,6 @@ fixed           the same targets at every length, only the context before them g
 nonoverlapping  windows back to back, every target scored
 position        loss by position within non-overlapping windows, in log-spaced buckets
 retrieval       how much a passage's loss drops if it was read `gap` tokens before, and what its order adds
-ngram           the loss of n-gram models on the same targets (once per seed, without a trained model)
 accuracy        for tasks: the share of right answers by length in items
 mechanism       the positions that heads attend to, the frequencies they use, the biases that the scheme adds
 order           the loss when everything more than d tokens back is shuffled or replaced, by d
@@ -44,8 +43,9 @@ PROTOCOLS: dict[str, EvalProtocol] = {cls.name: cls() for cls in _NAMED}
 assert len(PROTOCOLS) == len(_NAMED), f"two protocols have one name: {sorted(cls.name for cls in _NAMED)}"
 
 # Protocols that other modules ask for by name.
-VALIDATION, NONOVERLAPPING, NGRAM = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"], PROTOCOLS["ngram"]
+VALIDATION, NONOVERLAPPING = PROTOCOLS["validation"], PROTOCOLS["nonoverlapping"]
 ACCURACY, MECHANISM = PROTOCOLS["accuracy"], PROTOCOLS["mechanism"]
+NGRAM = "ngram"  # of results that no protocol scores: losses of n-gram models (`posbench.evaluation.ngram`)
 
 
 def check_protocols(config: Config) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, number, perplexity_text, short_length
-from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table
+from posbench.config.units import short_length
+from posbench.evaluation.protocols.section import (
+    ComparedRuns,
+    Format,
+    Plot,
+    Section,
+    Table,
+    half,
+    in_order,
+    pivot,
+)
 from posbench.evaluation.protocols.windowed import Windowed
 from posbench.runs.results import MARKS
 
@@ -37,7 +45,10 @@ class ByLength(Windowed):
             plots = [self._plot(compared, cells)] if many and not text else []
             table = lengths_table(compared, cells, every_length)
             longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
-            note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats." if len(table) else ""
+            note = ""
+            if len(table):
+                note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats"
+                note += ", ± half a 95 % interval over documents." if compared.doubt == "documents" else "."
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
@@ -45,14 +56,16 @@ class ByLength(Windowed):
         return sections
 
     def _plot(self, compared: ComparedRuns, cells: pd.DataFrame) -> Plot:
-        are_relative = compared.runs["is_relative"].astype(bool).all()
-        dashed = "" if are_relative else "; dashed: scores depend on more than distance"
-        caption = f"Perplexity against length, both on log scales{dashed}."
+        caption = "Perplexity against length, both on log scales"
+        if not compared.runs["is_relative"].astype(bool).all():
+            caption += "; dashed: scores depend on more than distance"
+        caption += "."
         points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
         if points["seeds"].min() > 2:  # two seeds give no useful intervals
             points = points.assign(low=np.exp(points["value_low"]), high=np.exp(points["value_high"]))
-            caption = f"{caption} Bands are 95 % intervals over seeds."
-        return Plot(f"perplexity-{self.name}", "lengths", caption, points)
+            caption += " Bands are 95 % intervals over seeds."
+        points = in_order(points, compared.schemes, "x")
+        return Plot(f"perplexity-{self.name}", "lengths", caption, points, line=compared.training_length)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
         """Return the report's section on scheme options changed at evaluation, or an empty list if none were.
@@ -63,13 +76,13 @@ class ByLength(Windowed):
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         length = cells.loc[cells["under"] != "", "length"].max()
         table = options_table(compared, cells[cells["length"] == length])
-        if table.empty:
+        if not len(table):
             return []
         note = f"Perplexity at {short_length(length)} tokens; the best of each row is bold."
         return [Section("Other options at evaluation, without training again", table=table, note=note, level=3)]
 
 
-def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> pd.DataFrame:
+def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> Table:
     """Return a row per scheme: its perplexity at each length, and its change and gap at the longest length.
 
     Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
@@ -79,40 +92,50 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
-    rows = []
-    for scheme in compared.schemes:
-        by_length = cells[cells["scheme"] == scheme].set_index("length")
-        if by_length.empty:
-            continue
-        halves = by_length["change_documents"].to_frame()
-        halves["seeds"] = (by_length["change_high"] - by_length["change_low"]) / 2
-        least = halves.max(axis=1)
-        row = {"scheme": scheme}
-        for n in shown:
-            half_width = least.get(n, math.nan) if n != T else least.min()
-            row[short_length(n) + " (trained)" * (n == T)] = (
-                perplexity_text(by_length.loc[n, "perplexity"], half_width) if n in by_length.index else DASH
-            )
-        last = by_length.reindex([max(lengths)]).iloc[0]
-        longest = short_length(max(lengths))
-        if T in lengths and max(lengths) > T:
-            row[f"change from {short_length(T)}"] = number(last["change"], sign=True)
-        rows.append(row | {f"gap at {longest}": "0" if scheme == compared.baseline else number(last["gap"], sign=True)})
-    return text_table(rows)
+    cells = in_order(cells, compared.schemes, "length").assign(half=shown_half(cells, T))
+    titles = {n: length_title(n, T) for n in shown}
+    table = pivot(cells, titles, "length", "perplexity", Format("perplexity", half="half"))
+    if table.frame.empty:
+        return table
+    frame, signed = table.frame, Format(sign=True)
+    formats = dict(table.formats)
+    at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(frame["scheme"])
+    change, gap = f"change from {short_length(T)}", f"gap at {short_length(lengths[-1])}"
+    columns = {gap: "gap"}
+    if T in lengths and lengths[-1] > T:
+        columns = {change: "change", gap: "gap"}
+    for title, name in columns.items():
+        frame[title], formats[title] = at_longest[name].to_numpy(), signed
+        if compared.doubt == "documents":
+            frame[f"{title}: half"] = at_longest[f"{name}_documents"].to_numpy()
+            formats[title] = Format(half=f"{title}: half", sign=True)
+    frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
+    return Table(frame, formats)
 
 
-def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> pd.DataFrame:
+def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
+    """Return the half interval, nats, that decides the decimals of each perplexity: the larger of the two of changes.
+
+    At the training length, where nothing changes, it is the smallest of the scheme's others.
+    """
+    of_change = pd.concat([half(cells, "change"), cells["change_documents"]], axis=1).max(axis=1)
+    smallest = of_change.groupby(cells["scheme"]).transform("min")
+    return of_change.where(cells["length"] != training_length, smallest)
+
+
+def length_title(length: int, training_length: int) -> str:
+    """Return the title of a column of figures at this length: `512`, or `256 (trained)`."""
+    return short_length(length) + (" (trained)" if length == training_length else "")
+
+
+def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
     """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold.
 
     Arguments: compared, the runs; cells, their figures, a row per scheme and option.
     """
-    table = cells.pivot(index="scheme", columns="under", values="perplexity")
-    rows = []
-    for scheme in [s for s in compared.schemes if s in table.index and table.loc[s].notna().sum() > 1]:
-        perplexities = table.loc[scheme]
-        row = {"scheme": scheme}
-        for option, p in perplexities.items():
-            text = perplexity_text(p)
-            row[str(option).partition("=")[2] or "as trained"] = f"**{text}**" if p == perplexities.min() else text
-        rows.append(row)
-    return text_table(rows)
+    cells = cells.dropna(subset="perplexity")
+    of_scheme = cells.groupby("scheme")["perplexity"]
+    cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))
+    cells = cells[of_scheme.transform("size") > 1]
+    titles = {option: option.partition("=")[2] or "as trained" for option in sorted(set(cells["under"]))}
+    return pivot(in_order(cells, compared.schemes), titles, "under", "perplexity", Format("perplexity", bold="is_best"))

@@ -27,9 +27,10 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
+from posbench.data import ProblemSplit
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
 from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
-from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, text_table
+from posbench.evaluation.protocols.section import ComparedRuns, Format, Plot, Section, Table
 from posbench.runs import run_at
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Mechanism(EvalProtocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         positions = repeated = None
-        if split.num_tokens is None:
+        if isinstance(split, ProblemSplit):
             problems = split.at_length(length, WINDOWS)
             starts, tokens, positions = list(range(WINDOWS)), problems.tokens, problems.positions
         else:
@@ -182,23 +183,24 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
     return windows[[*PLACE, "mean", "value_windows"]].rename(columns={"mean": "value"})
 
 
-def heads_table(heads: pd.DataFrame) -> pd.DataFrame:
+def heads_table(heads: pd.DataFrame) -> Table:
     """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share.
 
     Arguments: heads, a row per scheme, measure, layer, head and distance, with the mean (`value`) and half its interval
-    (`value_windows`). Returns: a table of text.
+    (`value_windows`).
     """
-    rows = []
+    rows, places = [], {"previous token": ("attention", 1), "induction": ("induction", 0)}
     for scheme, measured in heads.groupby("scheme", sort=False):
-        row = {"scheme": str(scheme)}
-        places = {"previous token": ("attention", 1), "induction": ("induction", 0)}
+        row: dict[str, Any] = {"scheme": str(scheme)}
         for name, (measure, first) in places.items():
             scored = measured[(measured["measure"] == measure) & (measured["first"] == first)].sort_values("value")
             for _, best in scored.tail(1).iterrows():
-                row[name] = f"{best['value']:.2f} ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
+                row[name] = best["value"]
+                row[f"{name}: after"] = f" ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
         first_token = measured.loc[measured["measure"] == "first_token", "value"].mean()
-        rows.append(row | {"first token": f"{first_token:.2f}"})
-    return text_table(rows)
+        rows.append(row | {"first token": first_token})
+    formats = {name: Format(digits=2, after=f"{name}: after") for name in places}
+    return Table.of(rows, {**formats, "first token": Format(digits=2)})
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:

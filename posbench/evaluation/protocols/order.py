@@ -34,11 +34,13 @@ from posbench.data.text.copying import copied
 from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
+    Format,
     Plot,
     Section,
+    Table,
     by_distance,
     crossing,
-    text_table,
+    in_order,
 )
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
@@ -135,12 +137,14 @@ class Order(EvalProtocol):
         distances = sorted(set(nearest["first"]))
         distances = distances[::2] if len(distances) > 5 else distances
         table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
-        table.insert(1, "reach", table["scheme"].map(reach(nearest)))
+        table.frame.insert(1, "reach", table.frame["scheme"].map(reach(nearest)))
         plot = Plot(
             self.name,
             "distances",
             "How much the loss rises when everything more than d tokens back is shuffled.",
-            longest.assign(x=np.sqrt(longest["first"] * longest["last"]), y=longest["value"]),
+            in_order(
+                longest.assign(x=np.sqrt(longest["first"] * longest["last"]), y=longest["value"]), compared.schemes
+            ),
             "distance d, tokens",
             "loss without order, nats/token",
         )
@@ -152,7 +156,7 @@ class Order(EvalProtocol):
     def _onset(self, compared: ComparedRuns) -> list[Section]:
         if not (compared.has_onsets and np.isfinite(compared.runs["onset_tokens"]).any()):
             return []
-        lines = compared.logged(self.name, [FAR])
+        lines = in_order(compared.logged(self.name, [FAR]), compared.schemes)
         onsets = compared.onsets.melt(value_name="x").assign(y=ONSET)
         plot = Plot(
             "onset",
@@ -163,6 +167,7 @@ class Order(EvalProtocol):
             "tokens trained on",
             "nats/token",
             onsets[np.isfinite(onsets["x"])],
+            line=ONSET,
         )
         note = (
             f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Distant "
@@ -177,19 +182,18 @@ class Order(EvalProtocol):
         rows = []
         for name, group in groups.items():
             means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
-            tokens = {
-                s: f"{short_count(round(means[s]))} ({count_onsets(group.onsets[s])})" for s in means.dropna().index
-            }
-            row = {"group": name} | {scheme: tokens[scheme] for scheme in sorted(tokens)}
+            row = {"group": name}
+            for scheme, mean in means.dropna().sort_index().items():
+                row[str(scheme)] = f"{short_count(round(mean))} ({count_onsets(group.onsets[scheme])})"
             rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
         note = (
             f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets, how many "
             "seeds reach that. A seed that does not counts as the full budget."
         )
-        return [Section(ONSETS, table=text_table(rows), note=note)]
+        return [Section(ONSETS, table=Table.of(rows), note=note)]
 
 
-def onset_table(compared: ComparedRuns) -> pd.DataFrame:
+def onset_table(compared: ComparedRuns) -> Table:
     """Return a row per scheme: the tokens after which it began to use the order of tokens more than 32 back.
 
     The columns are the number of seeds that began, their median, the tokens of each seed, and the p of a test.
@@ -202,17 +206,17 @@ def onset_table(compared: ComparedRuns) -> pd.DataFrame:
     def text(tokens: float) -> str:
         return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
 
-    rows = []
+    rows, against = [], f"p against {compared.baseline}"
     medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
     times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
         onsets = compared.onsets[scheme].dropna()
-        row = {"scheme": str(scheme), "distant order": count_onsets(onsets), "median tokens": text(median)}
+        row: dict[str, Any] = {"scheme": scheme, "distant order": count_onsets(onsets), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, onsets))
         apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
-        p = DASH if scheme == compared.baseline else f"{flip_test(apart):.2g}"
-        rows.append(row | {f"p against {compared.baseline}": p})
-    return text_table(rows)
+        row[against] = math.nan if scheme == compared.baseline else flip_test(apart)
+        rows.append(row)
+    return Table.of(rows, {against: Format("p")})
 
 
 def count_onsets(onsets: pd.Series) -> str:

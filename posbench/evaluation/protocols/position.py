@@ -14,7 +14,7 @@ import pandas as pd
 from posbench.config import EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols.protocol import Score
-from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
+from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section, in_order
 from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window, scored_targets
 
@@ -47,7 +47,9 @@ class Position(Windowed):
             self.name,
             "distances",
             f"Gap to {compared.baseline} by position in the longest windows.",
-            cells.assign(x=np.sqrt((cells["first"] + 1) * (cells["last"] + 1)), y=cells["gap"]),
+            in_order(cells, compared.schemes).assign(
+                x=lambda placed: np.sqrt((placed["first"] + 1) * (placed["last"] + 1)), y=lambda placed: placed["gap"]
+            ),
             self.name,
             f"gap to {compared.baseline}, nats/token",
         )

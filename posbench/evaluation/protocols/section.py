@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, number, plus_minus
 from posbench.runs import run_at
 
 
@@ -22,8 +21,9 @@ class ComparedRuns:
     runs: pd.DataFrame  # rows of the summary, one per compared run
     wanted_baseline: str
     losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
-    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`comparison.measure`)
+    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`cells.measure`)
     holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
+    doubt: str  # what intervals are over: seeds, or documents if there is only one seed
 
     @property
     def schemes(self) -> list[str]:
@@ -77,12 +77,53 @@ class Plot:
     """A picture of the report as data: its kind, points, labels and caption."""
 
     name: str  # file name without its suffix
-    kind: str  # how it is drawn: a key of `posbench.reporting.figures._KINDS`
+    kind: str  # how it is drawn: a key of `posbench.reporting.figures.KINDS`
     caption: str
     points: pd.DataFrame  # scheme, x, y, or the table that this kind of picture shows
     x_label: str = ""
     y_label: str = ""
-    marks: pd.DataFrame | None = None  # scheme, x, y: points at which the lines of kind "panels" reach a level
+    marks: pd.DataFrame | None = None  # further points, which the kind draws as dots
+    line: float = math.nan  # where a line is drawn, such as the training length; NaN means none
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the numbers in a column of a table become text. Cells that are text already stay as they are."""
+
+    kind: str = "number"  # a key of `posbench.reporting.text.KINDS`
+    digits: int = 3  # decimals of a number without an interval
+    sign: bool = False  # whether positive numbers get a plus
+    half: str = ""  # column with half of the 95 % interval, which decides the decimals
+    after: str = ""  # column with text that follows the number
+    bold: str = ""  # column that says which cells are bold
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Return {field: column} of the columns that this format reads besides its own; they are not shown."""
+        named = {"half": self.half, "after": self.after, "bold": self.bold}
+        return {field: column for field, column in named.items() if column}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report as data. Missing cells become dashes."""
+
+    frame: pd.DataFrame  # a row per scheme, or whatever the first column names
+    formats: Mapping[str, Format] = field(default_factory=dict)  # of columns with numbers; the default without one
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], formats: Mapping[str, Format] | None = None) -> Table:
+        """Return a table of these rows, {column: cell} each."""
+        return cls(pd.DataFrame(rows, dtype=object), formats or {})
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def beside(self, other: Table, schemes: Sequence[str]) -> Table:
+        """Return this table and another of the same schemes side by side, with the rows in the order of `schemes`."""
+        frame = pd.concat([table.frame.set_index("scheme") for table in (self, other)], axis=1)
+        frame = frame.reindex([scheme for scheme in schemes if scheme in frame.index])
+        return Table(frame.rename_axis("scheme").reset_index(), {**self.formats, **other.formats})
 
 
 @dataclass(frozen=True)
@@ -92,7 +133,7 @@ class Section:
     title: str  # empty if the section continues the previous one
     holes: Sequence[str] = ()
     plots: Sequence[Plot] = ()
-    table: pd.DataFrame | None = None  # cells of text, one row per scheme
+    table: Table | None = None
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
     level: int = 2  # level of the heading
@@ -109,15 +150,14 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
     for _, group in groupby(sections, key=lambda section: section.title):
         first, *later = group
         for section in later:
-            tables = [table.set_index("scheme") for table in (first.table, section.table) if table is not None]
-            table = pd.concat(tables, axis=1) if tables else None
-            if table is not None:
-                table = table.reindex([scheme for scheme in schemes if scheme in table.index]).fillna(DASH)
+            table = section.table if first.table is None else first.table
+            if first.table is not None and section.table is not None:
+                table = first.table.beside(section.table, schemes)
             first = replace(
                 first,
                 holes=[*first.holes, *section.holes],
                 plots=[*first.plots, *section.plots],
-                table=None if table is None else table.rename_axis("scheme").reset_index(),
+                table=table,
                 note=first.note + section.note,
                 files={**first.files, **section.files},
                 latex=first.latex or section.latex,
@@ -126,40 +166,52 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
     return joined_sections
 
 
-def text_table(rows: list[dict[str, str]]) -> pd.DataFrame:
-    """Return a table of text, with dashes for missing values. Arguments: rows, {column: text} for each table row."""
-    return pd.DataFrame(rows, dtype=object).fillna(DASH)
+def pivot(
+    cells: pd.DataFrame, titles: Mapping[Any, str], column: str, value: str = "value", format: Format | None = None
+) -> Table:
+    """Return a table with a row per scheme, in the order of `cells`, and a column per title.
+
+    Arguments: cells, a row per scheme and value of `column`; titles, {value of `column`: title}, in the order to show;
+    value, the column of the figures; format, of the figures, whose `half`, `after` and `bold` name columns of `cells`.
+    """
+    format = format or Format()
+    schemes = list(dict.fromkeys(cells["scheme"]))
+    columns: dict[str, Any] = {"scheme": schemes}
+    formats = {}
+    for key, title in titles.items():
+        of_title = cells[cells[column] == key].set_index("scheme").reindex(schemes)
+        hidden: dict[str, Any] = {role: f"{title}: {role}" for role in format.columns}
+        columns[title] = of_title[value].to_numpy()
+        for role, source in format.columns.items():
+            columns[hidden[role]] = of_title[source].to_numpy()
+        formats[title] = replace(format, **hidden)
+    return Table(pd.DataFrame(columns), formats)
 
 
-def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> pd.DataFrame:
-    """Return a table of text with one row per scheme and one column per distance.
+def in_order(cells: pd.DataFrame, schemes: Sequence[str], *then: str) -> pd.DataFrame:
+    """Return the cells with the schemes in this order, and for each scheme sorted by the columns `then`."""
+    place = {scheme: n for n, scheme in enumerate(schemes)}
+    cells = cells[cells["scheme"].isin(place)]
+    placed = cells.assign(place=cells["scheme"].map(place))
+    return placed.sort_values(["place", *then], kind="stable").drop(columns="place")
+
+
+def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> Table:
+    """Return a table with one row per scheme and one column per distance.
 
     Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; schemes, the order
     of the table's rows; title, a column's title with {} for the distance.
     """
-    rows = []
-    for scheme in [scheme for scheme in schemes if scheme in set(cells["scheme"])]:
-        places = cells[cells["scheme"] == scheme].sort_values("first")
-        values = zip(places["first"], places["value"], strict=True)
-        rows.append({"scheme": scheme} | {title.format(d): number(value, sign=True) for d, value in values})
-    return text_table(rows)
+    titles = {distance: title.format(distance) for distance in sorted(set(cells["first"]))}
+    return pivot(in_order(cells, schemes), titles, "first", format=Format(sign=True))
 
 
-def half(cell: Any, name: str) -> float:
-    """Return half the width of the 95 % interval over seeds of the figure in column `name`; NaN if `cell` is None.
+def half(cell: Any, name: str) -> Any:
+    """Return half the width of the 95 % interval over seeds of the figure in column `name`.
 
-    Arguments: cell, the figures of one scheme at one place: a row of the table of all figures, or None.
+    Arguments: cell, the figures of one scheme at one place, or a table of them.
     """
-    return math.nan if cell is None else float(cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
-
-
-def with_interval(cell: Any, name: str, sign: bool = False) -> str:
-    """Return the figure in column `name` as text, ± half its 95 % interval over seeds; a dash if `cell` is None.
-
-    Arguments: cell, the figures of one scheme at one place: a row of the table of all figures, or None; sign, whether
-    to write a plus before positive values.
-    """
-    return DASH if cell is None else plus_minus(cell[name], half(cell, name), sign)
+    return (cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:

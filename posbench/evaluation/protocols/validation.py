@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from posbench.config import Config, EvaluationConfig
-from posbench.data import Split
+from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance
-from posbench.evaluation.protocols.section import ComparedRuns, Section, text_table, with_interval
+from posbench.evaluation.protocols.section import ComparedRuns, Format, Section, Table, half, in_order
 from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
@@ -47,7 +47,7 @@ class Validation(Windowed):
         `evaluation` settings; advance, called with the number of tokens after each forward pass; anchor is not used.
         Returns: the table to store, with a row per problem or per window and document, and numbers for its header.
         """
-        if split.num_tokens is not None:
+        if not isinstance(split, ProblemSplit):
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
         rows = score_problems(model, batch, settings.batch_tokens, advance)
@@ -64,20 +64,12 @@ class Validation(Windowed):
         sections = []
         for text in sorted(texts):
             cells = compared.at(None, compared.training_length, metric="loss", text=text)
-            cells = cells[cells["last"] == 0].drop_duplicates("scheme").set_index("scheme")
-            rows = []
-            for scheme in (
-                cells.loc[[s for s in compared.schemes if s in cells.index]].sort_values("value", kind="stable").index
-            ):
-                cell = cells.loc[scheme]
-                gap = "0" if scheme == compared.baseline else with_interval(cell, "gap", sign=True)
-                rows.append(
-                    {"scheme": str(scheme), "loss": with_interval(cell, "value"), f"gap to {compared.baseline}": gap}
-                )
+            cells = cells[cells["last"] == 0].drop_duplicates("scheme")
+            table = losses_table(compared, in_order(cells, compared.schemes)) if len(cells) else None
             note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
             note += "not part of the ranking."
             holes = compared.holes.get((self.name, text), [])
-            sections.append(Section(f"On {text}", holes, table=text_table(rows) if rows else None, note=note))
+            sections.append(Section(f"On {text}", holes, table=table, note=note))
         return sections
 
     def settings(self, config: Config) -> EvaluationConfig:
@@ -97,3 +89,16 @@ class Validation(Windowed):
     ) -> list[int]:
         """Return only the training length, `context_length`, whatever lengths are requested or configured."""
         return [context_length]
+
+
+def losses_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
+    """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline.
+
+    Arguments: compared, the runs to compare; cells, their figures, a row per scheme.
+    """
+    cells, gap = cells.sort_values("value", kind="stable"), f"gap to {compared.baseline}"
+    gaps = cells["gap"].mask(cells["scheme"] == compared.baseline, 0.0)
+    frame = cells[["scheme"]].assign(loss=cells["value"], loss_half=half(cells, "value"))
+    frame[gap] = gaps
+    frame["gap_half"] = half(cells, "gap")
+    return Table(frame, {"loss": Format(half="loss_half"), gap: Format(half="gap_half", sign=True)})

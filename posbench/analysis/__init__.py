@@ -1,0 +1,1 @@
+"""Analyse runs: one tidy table of all scores, which runs may share a table, cells, tests and verdicts. No text."""

@@ -1,0 +1,181 @@
+"""Say which runs may share a table: they differ in nothing but scheme and seed.
+
+Their fingerprints (digests of configuration, text, batches and so on) show it. If they differ in anything else, the
+error names it, and the user selects runs with --schemes, --seeds or --by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.table import settings_of
+from posbench.config import ConfigError, nearest
+from posbench.runs import UNREADABLE
+
+
+def is_of_tasks(summary: pd.DataFrame) -> bool:
+    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do.
+
+    Arguments: summary, a row per run.
+    """
+    readable = summary[summary["status"] != UNREADABLE]
+    on_task = readable.get("data.source", readable["scheme"]) == "task"
+    if on_task.any() and not on_task.all():
+        raise ConfigError("some of these runs learn a task and others read text: report each kind separately")
+    return bool(on_task.any())
+
+
+def is_of_subjects(summary: pd.DataFrame) -> bool:
+    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are.
+
+    Arguments: summary, a row per run.
+    """
+    are_subjects = summary.get("num_steps", summary["seed"]) == 0
+    if are_subjects.any() and not are_subjects.all():
+        raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
+    return bool(are_subjects.any())
+
+
+def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
+    """Return the summary's runs of these schemes and seeds; an empty argument means all.
+
+    Arguments: summary, a row per run.
+    Raises: ConfigError for a scheme without runs, or if no run has one of the seeds.
+    """
+    known = sorted(set(summary["scheme"]))
+    for scheme in schemes:
+        if scheme not in known:
+            raise ConfigError(f"--schemes: {scheme!r} has no runs here{nearest(scheme, known)} ({', '.join(known)})")
+    chosen = summary[summary["scheme"].isin(list(schemes) or known)]
+    chosen = chosen[chosen["seed"].isin(list(seeds) or set(summary["seed"]))]
+    if chosen.empty and len(summary):
+        listed = ", ".join(map(str, sorted(set(summary["seed"]))))
+        raise ConfigError(f"--seeds: no such seed has a run here (seeds with runs: {listed})")
+    return chosen
+
+
+def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the finished runs that have a loss, and a line per other run that says why it is left out.
+
+    Arguments: summary, a row per run. Raises: ConfigError if no finished run has a loss.
+    """
+    is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
+    left_out = []
+    for run in summary[~is_finished].itertuples():
+        reason = getattr(run, "reason", None)
+        reason_text = f"{run.status}: {reason}" if isinstance(reason, str) else str(run.status)
+        if run.status == "finished":
+            reason_text = str(run.damaged if isinstance(run.damaged, str) else run.diverged or "it has no loss")
+        left_out.append(f"{run.scheme} seed {run.seed}: {reason_text}")
+    if not is_finished.any():
+        reasons = "".join(f"\n  {line}" for line in left_out[:5])
+        raise ConfigError(f"no run is finished here: train some, such as `posbench train -m experiment=demo`{reasons}")
+    return summary[is_finished], left_out
+
+
+def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
+    """Raise ConfigError if the runs differ in more than scheme and seed; it names the settings and a remedy.
+
+    Arguments: runs, a row per run; group_by, the columns that these runs are already grouped by.
+    """
+    differing = list(disagreements(runs))
+    if differing:
+        settings = [name for name, _ in differing if name in runs.columns]
+        remedy = f", or group them with --by {','.join(filter(None, (group_by, settings[0])))}" if settings else ""
+        raise ConfigError(f"{disagreement('share a table', differing)}\nChoose runs with --schemes or --seeds{remedy}")
+
+
+def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
+    """Return the start of an error message: `these runs cannot <purpose>, because they differ in` these settings.
+
+    Arguments: purpose, a verb phrase; differing, pairs of a setting and a text that says which runs have which value.
+    """
+    lines = "".join(f"\n  {name}: {values}" for name, values in differing[:6])
+    return f"these runs cannot {purpose}, because they differ in{lines}"
+
+
+def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (setting, text) for each setting that keeps these runs out of one table; text: which runs have which value.
+
+    If a scheme and seed occurs in several runs, these are reported, with the settings in which they differ; else all
+    that differs besides scheme and seed. Arguments: runs, a row per run.
+    """
+    twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
+    if len(twice):
+        first = twice.sort_values(["scheme", "seed"]).iloc[:2]
+        yield "runs of one scheme and seed", " and ".join(first["path"])
+        columns = [c for c in settings_of(runs) if c.startswith(("model.", "train."))]
+        columns = [column for column in columns if twice[column].astype(str).nunique() > 1]
+        yield from ((column, counts(runs, column)) for column in columns)
+    else:
+        yield from differences(runs)
+
+
+def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value.
+
+    Arguments: runs, a row per run.
+    """
+    for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
+        if runs[f"fingerprint.{name}"].nunique() > 1:
+            yield description, counts(runs, f"fingerprint.{name}")
+    if runs["fingerprint.config"].nunique() > 1:
+        yield from _differing_settings(runs)
+    for seed, of_seed in runs.groupby("seed"):
+        if of_seed["fingerprint.batches"].nunique() > 1:
+            yield f"the batches of seed {seed}", counts(of_seed, "fingerprint.batches")
+        unlike = _unlike_weights(of_seed)
+        if unlike:
+            yield f"the initial weights of seed {seed}", ", ".join(unlike)
+    yield from _differing_options(runs)
+
+
+def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (setting, text) for the settings in which runs with different configurations differ."""
+    with_own_rates = bool(runs["own_rate"].any())
+    ignored: tuple[str, ...] = ("scheme.", "device.compiled")
+    if with_own_rates:
+        ignored += ("train.lr",)
+    shared = [column for column in settings_of(runs) if not column.startswith(ignored)]
+    differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+    if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
+        differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
+    for column in differing:
+        yield column, counts(runs, column)
+    if not differing and not with_own_rates:
+        yield "the configuration", counts(runs, "fingerprint.config")
+
+
+def _unlike_weights(runs: pd.DataFrame) -> list[str]:
+    """Return the tensors that do not begin alike in these runs of one seed, among runs that have the tensor."""
+    digests: dict[str, set[str]] = {}
+    for text in runs["fingerprint.initial_weights"].unique():
+        for name, digest in json.loads(text).items():
+            digests.setdefault(name, set()).add(digest)
+    return [name for name, different in digests.items() if len(different) > 1]
+
+
+def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (option, text) for the options in which runs of one scheme differ."""
+    columns = [column for column in settings_of(runs) if column.startswith("scheme.") or column == "train.lr"]
+    for scheme, of_scheme in runs.groupby("scheme"):
+        for column in columns:
+            if of_scheme[column].astype(str).nunique() > 1:
+                yield f"{column} of {scheme}", counts(of_scheme, column)
+
+
+def counts(runs: pd.DataFrame, column: str) -> str:
+    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`.
+
+    Arguments: runs, a row per run.
+    """
+    texts = []
+    for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
+        first = of_value.iloc[0]
+        owner = f"{len(of_value)} runs" if len(of_value) > 1 else f"{first['scheme']} seed {first['seed']}"
+        texts.append(f"{value[:16]} ({owner})")
+    return ", ".join(texts)

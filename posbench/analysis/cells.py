@@ -1,0 +1,265 @@
+"""Measure schemes: the mean of a metric at each place, with gaps, changes and intervals.
+
+A metric is loss, bits per byte, accuracy or exact. A place is a protocol, text, metric, length, evaluation options and
+range of positions or distances. The tidy table has a row per scored window and metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.statistics import Floats, document_error, interval
+from posbench.config import ConfigError
+from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
+from posbench.runs.results import MARKS
+
+_PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A metric's sums for one scheme, per seed and document, of one protocol, text, length and so on."""
+
+    seeds: list[int]
+    values: Any  # [seeds, documents], float64: the metric summed over the targets
+    counts: Floats  # [documents]: number of targets, the same for every seed
+    documents: Any  # [documents]: their numbers in the split
+
+
+def measure(
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    baseline: str,
+    training_length: int,
+    notes: list[str],
+    holes: dict[tuple[str, str], list[str]],
+) -> pd.DataFrame:
+    """Return every figure of a report, a row per scheme and place: protocol, text, metric, length, under, first, last.
+
+    `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
+    Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
+    change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
+    (`_low`, `_high`) and half its interval over documents (`_documents`).
+
+    Arguments: rows, the tidy table, a row per scored window and metric; runs, a row per run; notes and holes get a line
+    for everything left out, such as a place at which the runs scored different windows; holes are keyed by protocol and
+    text.
+    Raises: ConfigError if the runs were validated on different windows.
+    """
+    rows = rows[rows["run"].isin(runs.index)]
+    older = rows["at_step"] != 0
+    if older.any():
+        notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
+    rows = _on_the_same_targets(rows[~older], runs, holes)
+    _note_missing_lengths(rows, runs, holes)
+    places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
+    digests: dict[tuple[Any, ...], str] = {}
+    problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
+    # Sorted, so that a place as trained (no options) comes before the same place with options.
+    for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
+        fields: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
+        digests[place] = of_place["windows_digest"].iloc[0]
+        as_trained = digests.get(tuple((fields | {"under": ""}).values()), digests[place])
+        problem = ""
+        if of_place["windows_digest"].nunique() > 1:
+            problem = f"is left out: {_unlike(fields, of_place, runs)} scored different windows"
+        else:
+            places[place] = dict(_cells(of_place))
+            is_by_length = PROTOCOLS[fields["protocol"]].is_by_length
+            if as_trained != digests[place] and is_by_length and fields["under"] not in MARKS:
+                problem = "scored other windows than as trained, so do not compare the two"
+        if problem:
+            key = (fields["protocol"], fields["text"], fields["under"], problem)
+            problems.setdefault(key, {})[fields["length"]] = None
+    for (protocol, text, options, problem), lengths in problems.items():
+        line = _problem_line(protocol, list(lengths), options, problem, runs)
+        holes.setdefault((protocol, text), []).append(line)
+    figures: list[dict[str, Any]] = []
+    for place, of_schemes in places.items():
+        figures += _figures(place, of_schemes, places, baseline, training_length)
+    frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, "targets", "documents"])
+    perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
+    frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
+    return frame
+
+
+def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Return the names of two runs that scored different windows at one place.
+
+    Raises: ConfigError if these are the windows of the validation, by which schemes are ranked.
+    """
+    names = []
+    for run in of_place.groupby("windows_digest", observed=True)["run"].first()[:2]:
+        names.append(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}")
+    if fields["protocol"] == VALIDATION.name and not fields["text"]:
+        raise ConfigError(
+            f"{' and '.join(names)} were validated on different windows, so their losses are not comparable: train one "
+            "of them again with the other's train.validation_tokens, or choose with --schemes or --seeds"
+        )
+    return " and ".join(names)
+
+
+def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: str, runs: pd.DataFrame) -> str:
+    """Return a line for the report: what is the matter at these lengths, and the command that scores all alike."""
+    numbers = [str(length) for length in lengths]
+    words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", ",".join(numbers)]
+    words += [f"--under {option}" for option in options.split()]
+    place = f"{protocol} at {', '.join(numbers)}"
+    if options:
+        place += f" under {options}"
+    return f"{place} {problem} (`posbench eval {' '.join(words)} --again` scores all alike)."
+
+
+def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Return the token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
+    sums = rows.groupby(list(by), observed=True)[["value", "count"]].sum()
+    return sums["value"] / sums["count"]
+
+
+def _on_the_same_targets(
+    rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]
+) -> pd.DataFrame:
+    """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.
+
+    It is the longest anchor that all runs with results of this protocol have, or else the longest of any run. `holes`
+    gets a line about the lengths that only have other anchors.
+    """
+    chosen = []
+    for (protocol, text), group in rows.groupby(["protocol", "text"], observed=True, sort=True):
+        counts = group.groupby("anchor")["run"].nunique()
+        shared = counts[counts == group["run"].nunique()]
+        anchor = max(shared.index if len(shared) else counts.index)
+        kept = group[group["anchor"] == anchor]
+        chosen.append(kept)
+        lengths = sorted(set(group["length"]) - set(kept["length"]))
+        if not lengths:
+            continue
+        names = " ".join(dict.fromkeys(runs["experiment"]))
+        wanted = ",".join(map(str, sorted({*lengths, *kept["length"], anchor})))
+        line = (
+            f"{protocol} at {', '.join(map(str, lengths))} is left out: it was scored on other targets than {anchor} "
+            f"tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
+        )
+        holes.setdefault((str(protocol), str(text)), []).append(line)
+    return pd.concat(chosen) if chosen else rows
+
+
+def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
+    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained.
+
+    Arguments: rows, the tidy table; runs, a row per run.
+    """
+    as_trained = rows[(rows["metric"] == "loss") & (rows["under"] == "")]
+    for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
+        if not PROTOCOLS[str(protocol)].is_by_length:
+            continue
+        scored = group.groupby("run")["length"].agg(set).to_dict()
+        lengths = set(group["length"])
+        missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
+        for lacking, of_lengths in runs.groupby(pd.Series(missing, runs.index)):
+            if not lacking:
+                continue
+            names = []
+            for scheme, of_scheme in of_lengths.groupby("scheme"):
+                seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
+                is_whole = len(of_scheme) == (runs["scheme"] == scheme).sum()
+                names.append(str(scheme) if is_whole else f"{scheme} (of seeds {seeds})")
+            shown, data = ",".join(map(str, lacking)), ["--data", str(text)] if text else []
+            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown, *data]
+            holes.setdefault((str(protocol), str(text)), []).append(
+                f"{protocol} at {shown.replace(',', ', ')} has no result of {', '.join(names)} (`posbench eval "
+                f"{' '.join(words)}` scores it, unless the scheme cannot read so far)."
+            )
+
+
+_FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]
+
+
+def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
+    """Yield (scheme, cell) for each scheme: its metric summed over targets, per seed and document.
+
+    Arguments: rows, of the tidy table (a row per scored window), all of one protocol, text, metric, length and so on.
+    """
+    documents, document = np.unique(rows["document"], return_inverse=True)
+    numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
+    shape = (len(numbers), len(documents))
+    sums = {
+        name: np.bincount(run * shape[1] + document, rows[name], math.prod(shape)).reshape(shape)
+        for name in ("value", "count")
+    }
+    schemes, seeds = (np.asarray(rows[name].iloc[first]) for name in ("scheme", "seed"))
+    for scheme in np.unique(schemes):
+        of_scheme = np.flatnonzero(schemes == scheme)
+        of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
+        yield scheme, _Cell(seeds[of_scheme].tolist(), sums["value"][of_scheme], sums["count"][of_scheme[0]], documents)
+
+
+def _figures(
+    place: tuple[Any, ...],
+    cells: Mapping[str, _Cell],
+    places: Mapping[tuple[Any, ...], Mapping[str, _Cell]],
+    baseline: str,
+    training_length: int,
+) -> Iterable[dict[str, Any]]:
+    """Return the mean, gap and change of one metric with their intervals, as a dict per scheme.
+
+    Arguments: place, the protocol, text, metric, length and so on, in the order of _PLACE; cells, {scheme: its sums at
+    this place}; places, {place: its cells} for all places.
+    """
+    fields = dict(zip(_PLACE, place, strict=True))
+    rows = {}
+    for scheme, cell in cells.items():
+        rows[scheme] = {"scheme": scheme, **fields, "seeds": len(cell.seeds), "documents": len(cell.documents)}
+        rows[scheme] |= {"targets": int(cell.counts.sum())}
+        rows[scheme] |= interval_of("value", cell.values.sum(1) / cell.counts.sum())
+    if fields["metric"] == "bits_per_byte":
+        return rows.values()
+    counts = next(iter(cells.values())).counts
+    errors = document_error(np.stack([cell.values.mean(0) for cell in cells.values()]), counts)
+    for row, error in zip(rows.values(), errors, strict=True):
+        row["value_documents"] = error
+    as_trained = places.get(tuple((fields | {"under": ""}).values()), {})
+    references: dict[str, Mapping[str, _Cell]] = {}
+    if baseline in as_trained:
+        references["gap"] = dict.fromkeys(cells, as_trained[baseline])
+    if PROTOCOLS[fields["protocol"]].is_by_length:
+        references["change"] = places.get(tuple((fields | {"under": "", "length": training_length}).values()), {})
+    for name, reference in references.items():
+        pairs = {s: (cell, reference[s]) for s, cell in cells.items() if s in reference}
+        pairs = {s: pair for s, pair in pairs.items() if pair[0] is not pair[1]}
+        pairs = {s: pair for s, pair in pairs.items() if set(pair[0].seeds) & set(pair[1].seeds)}
+        for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
+            rows[scheme] |= difference
+    return rows.values()
+
+
+def interval_of(name: str, values: Any) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
+
+
+def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
+    """Return the mean of first minus second cell over their common seeds, with its intervals, for each pair of cells.
+
+    A cell has a scheme's sums per seed and document, at one place: protocol, text, metric, length and so on. All first
+    cells are from one place, and all second cells are from one place. The interval over documents is NaN unless both
+    places scored the same targets. Arguments: name, the key of the mean in the returned dicts.
+    """
+    if not pairs:
+        return []
+    rows, means = [], []
+    for first, second in pairs:
+        seeds = [seed for seed in first.seeds if seed in second.seeds]
+        a, b = (cell.values[[cell.seeds.index(seed) for seed in seeds]] for cell in (first, second))
+        rows.append(interval_of(name, a.sum(1) / first.counts.sum() - b.sum(1) / second.counts.sum()))
+        means.append((a.mean(0), b.mean(0)))
+    sums = [np.stack(nll) for nll in zip(*means, strict=True)]  # first and second place: [pairs, documents]
+    first, second = pairs[0]
+    has_same = np.array_equal(first.documents, second.documents) and np.array_equal(first.counts, second.counts)
+    errors = document_error(sums[0] - sums[1], first.counts) if has_same else np.full(len(pairs), math.nan)
+    return [row | {f"{name}_documents": error} for row, error in zip(rows, errors, strict=True)]

@@ -1,0 +1,223 @@
+"""Compare the runs that share a table: their losses, cells, tests and notes, from the tidy table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.agreement import check_agreement, finished_runs
+from posbench.analysis.cells import interval_of, means, measure
+from posbench.analysis.families import planned_tests
+from posbench.analysis.options import MARGIN
+from posbench.analysis.search import RateSearch, choose_rates
+from posbench.analysis.statistics import (
+    ENOUGH_SEEDS,
+    FEWEST_SEEDS,
+    ROUNDING,
+    compare,
+    fixed_pairs,
+    verdict,
+)
+from posbench.analysis.table import config_of
+from posbench.config import ConfigError
+from posbench.evaluation.protocols import NGRAM
+from posbench.evaluation.protocols.section import ComparedRuns
+
+
+@dataclass(frozen=True)
+class Comparison(ComparedRuns):
+    """The runs that one report compares, with the tests and notes that the report shows about them."""
+
+    experiment: str
+    pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
+    ngrams: pd.DataFrame  # losses of n-gram models, a row per order
+    search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
+    planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
+    left_out: list[str]  # runs that are not compared, and why
+    notes: list[str]
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(self.losses.index)
+
+    @property
+    def ranked(self) -> list[str]:
+        """Return the schemes that have enough seeds to be ranked.
+
+        More seeds are needed if some scheme's seeds split in two: only some use the order of distant tokens.
+        """
+        fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
+        return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
+
+    @property
+    def can_rank(self) -> bool:
+        return len(self.ranked) > 1 and not self.unfinished
+
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """Return {scheme: number of runs that its learning-rate search still needs}, only for schemes that need some.
+
+        While any scheme needs some, the report ranks nothing.
+        """
+        searched = [scheme for scheme in self.schemes if self.search and scheme in self.search.losses]
+        left = {scheme: self.search.left(scheme) for scheme in searched if self.search}
+        return {scheme: runs for scheme, runs in left.items() if runs}
+
+    @property
+    def is_at_best_rates(self) -> bool:
+        """Return whether claims hold at best learning rates: every scheme has a finished search for its rates."""
+        return self.search is not None and self.search.is_complete(self.schemes)
+
+    @property
+    def undecidable(self) -> list[str]:
+        """Return the schemes that diverged with some seed at each rate that their search kept: no test decides them."""
+        if self.search is None or not self.is_at_best_rates:
+            return []
+        kept = {scheme: self.search.losses[scheme][self.search.kept(scheme)] for scheme in self.schemes}
+        return [scheme for scheme, losses in kept.items() if np.isinf(losses).any().all()]
+
+    @property
+    def constant_pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs whose losses differ by the same amount with every seed, which are not tested."""
+        tested = self.pairs[self.pairs["p_claimed"].notna() & (self.pairs["difference"] > 0)]
+        constant = tested[tested["sd"] <= ROUNDING]
+        return list(zip(constant["left"], constant["right"], strict=True))
+
+    @property
+    def scope(self) -> str:
+        """Return the learning rates at which the claims hold, as text to print with a claim: `at best rates`."""
+        if self.is_at_best_rates:
+            return "at best rates"
+        return "at this rate" if self.runs["train.lr"].nunique() == 1 else "at these rates"
+
+    @property
+    def split_in_two(self) -> list[str]:
+        """Return the schemes of which only some seeds use the order of distant tokens by the end; [] if unmeasured."""
+        return split_in_two(self.runs)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the first run's configuration as nested dicts. Use it only for settings that all runs share."""
+        return config_of(str(self.runs["path"].iloc[0]))
+
+    @property
+    def num_fixed_pairs(self) -> int:
+        """Return the number of pairs of schemes that the experiment fixed before training."""
+        return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
+
+    @cached_property
+    def ranking(self) -> pd.DataFrame:
+        """Return the final losses, a row per scheme, best first: seeds, loss, gap to the baseline, verdict.
+
+        Loss and gap have the ends of their 95 % interval over seeds (_low, _high). The verdict is better, worse, equal
+        or open; empty for the baseline, and for pairs that are not tested.
+        """
+        rows = []
+        for scheme in self.schemes:
+            losses = self.losses[scheme].dropna()
+            row = {"scheme": scheme, "seeds": losses.index.to_list()} | interval_of("loss", losses)
+            row |= interval_of("gap", (losses - self.losses[self.baseline]).dropna())
+            row["verdict"] = verdict(self.pairs, scheme, self.baseline) if self.can_rank else ""
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+def build(
+    summary: pd.DataFrame,
+    rows: pd.DataFrame,
+    baseline: str | None = None,
+    margin: float = MARGIN,
+    group_by: str = "",
+    doubt: str = "seeds",
+) -> Comparison:
+    """Return the Comparison of the summary's finished runs: losses, tests, figures and notes for one report.
+
+    If an experiment has a search for learning rates, its runs at each scheme's best rate are compared.
+    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; baseline, the scheme
+    that gaps are measured against; margin, nats per token below which losses count as equal; group_by, settings that
+    the runs are already grouped by (--by), for the error message; doubt, what intervals are over, seeds or documents.
+    Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
+    """
+    compared, search = choose_rates(summary)
+    runs, left_out = finished_runs(compared)
+    if search:
+        later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
+        left_out += [
+            f"{scheme} seed {seed} at {rate:g}: beyond the {search.planned} planned seeds, so the test does not read it"
+            for scheme, seed, rate in later[["scheme", "seed", "train.lr"]].to_numpy().tolist()
+        ]
+    check_agreement(runs, group_by)
+    experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
+    wanted_baseline = baseline or baseline_of(runs)
+    losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
+    losses.columns.name = None
+    complete = losses.loc[:, losses.notna().all()]
+    level = losses.sub(complete.mean(axis=1), axis=0).mean() if complete.shape[1] else losses.mean()
+    ranked = sorted((float(value), str(scheme)) for scheme, value in level.items())
+    losses = losses[[scheme for _, scheme in ranked]]
+    base = wanted_baseline if wanted_baseline in losses else str(losses.columns[0])
+    if baseline and baseline not in losses:
+        raise ConfigError(
+            f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(map(str, losses.columns))}"
+        )
+    notes: list[str] = []
+    length = int(runs["train.context_length"].iloc[0])
+    holes: dict[tuple[str, str], list[str]] = {}
+    cells = measure(rows, runs, base, length, notes, holes)
+    if summary.get("damaged") is not None:
+        notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
+    second = (
+        search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
+    )
+    fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
+    tests = planned_tests(runs["path"])
+    return Comparison(
+        experiment=", ".join(dict.fromkeys(runs["experiment"])),
+        runs=runs,
+        wanted_baseline=wanted_baseline,
+        losses=losses,
+        cells=cells,
+        pairs=compare(losses, second, margin, experiment.get("primary") or (), fewest, tests),
+        ngrams=_ngrams(rows, losses, base),
+        search=search,
+        planned_tests=tests,
+        left_out=left_out,
+        notes=notes,
+        holes=holes,
+        doubt=doubt,
+    )
+
+
+def baseline_of(runs: pd.DataFrame) -> str:
+    """Return the baseline that the experiment of the first of these runs names, or "". Arguments: a row per run."""
+    return str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
+
+
+def split_in_two(runs: pd.DataFrame) -> list[str]:
+    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training.
+
+    Arguments: runs, a row per run.
+    """
+    scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
+    return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
+
+
+def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline.
+
+    Arguments: rows, the tidy table, a row per scored window and metric; losses, of the runs, a row per seed and a
+    column per scheme.
+    """
+    table = []
+    of_ngrams = rows[rows["protocol"] == NGRAM]
+    for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
+        per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
+        if per_seed.notna().all():
+            row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
+            row |= interval_of("loss", per_seed.to_numpy()) | interval_of("gap", (per_seed - losses[baseline]).dropna())
+            table.append(row)
+    return pd.DataFrame(table)

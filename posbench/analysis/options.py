@@ -1,0 +1,63 @@
+"""Define the options of `posbench judge`, the same for the Python function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbench.config import ConfigError
+
+MARGIN = 0.01  # nats per token: losses closer than this (1 % in perplexity) count as equal
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Options that select the pairs of schemes to judge, and how many of them are planned.
+
+    Raises: ConfigError for a margin that is not above 0, or a family below 1.
+    """
+
+    scheme: Annotated[
+        str | None, typer.Option(help="The scheme to judge. Default: all but the baseline.", show_default=False)
+    ] = None
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The scheme to compare with. Default: the experiment's baseline.", show_default=False),
+    ] = None
+    beside: Annotated[
+        str | Path | None,
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME",
+                help="Add the runs of a reference experiment, as `posbench report` does.",
+                show_default=False,
+            ),
+        ],
+    ] = None
+    family: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Judge as one of N candidates that a loop tries against one baseline, with looks at two, five and "
+            "eight seeds. Default: the report's verdict.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None
+    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
+
+    def __post_init__(self) -> None:
+        check_margin(self.margin)
+        if self.family is not None and self.family < 1:
+            raise ConfigError(f"--family {self.family} must be 1 or more: the number of candidates that you may try")
+
+
+def check_margin(margin: float) -> None:
+    """Raise ConfigError for a margin that is not above 0 or not finite."""
+    if not 0 < margin < math.inf:
+        raise ConfigError(f"--margin {margin} must be above 0: it is a difference in nats per token, such as {MARGIN}")

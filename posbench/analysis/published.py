@@ -1,0 +1,169 @@
+"""Load what others have published about the same schemes, from `published.yaml`, and compare it with our runs.
+
+Their set-ups differ from ours, so orders and gaps are compared, never losses. A value that a publication is known not
+to state is "not published".
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from posbench.analysis.comparison import Comparison
+from posbench.config import ConfigError, nearest
+from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
+
+_FILE = Path(__file__).with_suffix(".yaml")
+NOT_PUBLISHED = "not published"
+NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at most this factor
+# Convert each metric to a number that is lower for better schemes; losses are in nats per token.
+_METRICS: dict[str, Callable[[float], float]] = {
+    "loss": float,
+    "perplexity": math.log,
+    "mean reciprocal rank": operator.neg,
+}
+
+
+@dataclass(frozen=True)
+class PublishedMeasurement:
+    """A column of a published table: one metric for several schemes."""
+
+    metric: str  # loss (nats per token) | perplexity | mean reciprocal rank
+    protocol: str | None  # None: not known
+    training_length: int | None  # tokens
+    length: int | None  # tokens; None: the training length
+    values: dict[str, float]
+    model: str | None = None  # name of the model, if the publication has several
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Return {scheme: loss in nats per token}; for other metrics, a number that is lower for better schemes."""
+        return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
+
+    @property
+    def ratio(self) -> float:
+        """Return the evaluated length divided by the training length; 1 if either is unknown."""
+        return self.length / self.training_length if self.length and self.training_length else 1.0
+
+    @property
+    def description(self) -> str:
+        """Return metric, protocol and length as text: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
+        length = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
+        model = f"{self.model}, " if self.model else ""
+        return f"{model}{self.metric}, {self.protocol or 'protocol not recorded'}, {length}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The results of one publication, with its description of models and training."""
+
+    name: str
+    title: str
+    source: str
+    baseline: str
+    chain: str | None  # the order and the signs that it claims, such as `qk_rope ~ qkvo_rope > k_rope`
+    setup: dict[str, str]
+    measurements: list[PublishedMeasurement]
+    notes: list[str]
+
+    @property
+    def models(self) -> str:
+        """Return the trained models in one line: parameters, data, tokens and context; "not published" if unknown."""
+        units = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
+        units |= {"context length": "context {}"}
+        facts = {name: text for name, text in self.setup.items() if text != NOT_PUBLISHED}
+        return ", ".join(form.format(facts[name]) for name, form in units.items() if name in facts) or NOT_PUBLISHED
+
+
+@cache
+def all_published() -> dict[str, Published]:
+    """Return all publications, keyed by the names that `--against` accepts."""
+    contents: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return {
+        name: Published(
+            name, **{**content, "measurements": [PublishedMeasurement(**m) for m in content["measurements"]]}
+        )
+        for name, content in contents.items()
+    }
+
+
+def load_published(name: str) -> Published:
+    """Return the published results of this name. Raises: ConfigError for an unknown name."""
+    known = all_published()
+    if name not in known:
+        raise ConfigError(f"--against {name!r} is not known{nearest(name, known)} (known: {', '.join(known)})")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A column of a published table next to our results, and how well the two orders of schemes agree."""
+
+    theirs: PublishedMeasurement
+    ours: str  # protocol and length of our figures
+    baseline: str | None  # scheme that both gaps are measured against
+    table: pd.DataFrame  # scheme, published, published_gap, gap, gap_low, gap_high; their best scheme first
+    tau: float  # Kendall's tau; NaN for fewer than two schemes
+    p: float  # p-value if the two orders were unrelated
+
+
+def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
+    """Return, for each published column that our runs can be compared with, its order of schemes next to ours.
+
+    A column is compared with our results of the same protocol at the nearest length, in multiples of the training
+    length.
+    Arguments: published, the publication; comparison, of our runs.
+    """
+    from scipy.stats import kendalltau  # this import takes half a second
+
+    pairs = []
+    for theirs in published.measurements:
+        ours = _counterpart(theirs, comparison)
+        both = sorted(set(theirs.values) & set(ours.index), key=lambda scheme: theirs.losses[scheme])
+        if not both:
+            continue
+        table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
+        base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
+        if base != comparison.baseline:  # our intervals hold only for gaps to our own baseline
+            table[["gap", "gap_low", "gap_high"]] = math.nan
+            table["gap"] = table["value"] - table["value"].get(base, math.nan)
+        losses = np.array([theirs.losses[scheme] for scheme in both])
+        their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
+        table.insert(0, "published", [theirs.values[scheme] for scheme in both])
+        table.insert(1, "published_gap", their_gap)
+        tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
+        place = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
+        pairs.append(Agreement(theirs, place, base, table.drop(columns="value"), float(tau), float(p)))
+    return pairs
+
+
+def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
+    """Return our losses to compare with a published column, a row per scheme.
+
+    They have a matching protocol and the nearest length, in multiples of the training length. There are no rows if no
+    length is within a factor of NEAR.
+    Arguments: theirs, the published column; comparison, of our runs.
+    """
+    cells = comparison.at(metric="loss", last=0)
+    if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
+        protocols = [VALIDATION.name]
+    elif theirs.protocol:
+        protocols = [theirs.protocol]
+    else:
+        protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
+    length_wanted = theirs.ratio * comparison.training_length
+    for protocol in protocols:
+        lengths = set(cells.loc[cells["protocol"] == protocol, "length"])
+        near = min(sorted(lengths), key=lambda n: abs(math.log(n / length_wanted)), default=None)
+        if near and 1 / NEAR <= near / length_wanted <= NEAR:
+            return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
+    return cells.set_index("scheme").iloc[:0]

@@ -1,0 +1,145 @@
+"""Add the user's runs to the tables of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
+
+Code changes between releases. So the first training losses of the reference's baseline are computed again, to check
+that this release computes the same. Then the runs' fingerprints decide if they are comparable, as in any report.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from posbench.analysis.agreement import differences, disagreement, finished_runs, is_of_tasks
+from posbench.catalogue.own_files import is_class_path
+from posbench.config import ConfigError
+from posbench.data import dataset_of
+from posbench.model.architecture import checked_architecture
+from posbench.model.decoder import build_model
+from posbench.runs import DIED, Run, find_runs
+from posbench.system.console import Console
+from posbench.system.device import choose_device
+from posbench.training.step import TrainingStep
+
+TOLERANCE = 1e-5  # nats per token between the recorded mean of the first losses and the mean computed now
+OF_ONE_RUN = (
+    "scheme",
+    "seed",
+    "experiment_name",
+    "runs_dir",
+    "tracking",
+)  # overrides in the reference's training command that a comparable run does not copy
+
+
+def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
+    """Return the runs of the reference and of the user, after checking that one table can hold the finished ones.
+
+    A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
+
+    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment, whose
+    runs may be in a zip file next to it (a pack).
+    Raises: ConfigError if the runs differ in other settings (the message has the command that trains a comparable run),
+    or if no run of the user is left.
+    """
+    runs, left_out = finished_runs(summary)
+    for line in left_out:
+        console.out(f"left out: {line}")
+    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
+    same = ["scheme", "seed", *(["data.name"] if is_of_tasks(runs) else [])]
+    repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
+    own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
+    tables = [table for _, table in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
+    differing = [line for table in tables for line in differences(table)]
+    if differing:
+        schemes = own_runs[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
+        names = [str(kind if is_class_path(kind) else name) for name, kind in schemes]
+        message = disagreement(f"share a table with {reference.name}", differing)
+        raise ConfigError(f"{message}\n{how_to_train(reference, names)}")
+    for run in repeated.itertuples():
+        theirs = f"{reference.name} has a run of this scheme and seed (loss {run.loss_y:.4f})"
+        console.out(f"left out: {run.path_x} (loss {run.loss_x:.4f}), because {theirs}")
+    if own_runs.empty and not (summary["status"] == DIED).any():
+        raise ConfigError(
+            f"no run is left to put beside {reference.name}: it already has the schemes and seeds of your finished "
+            "runs, so train another scheme or seed"
+        )
+    return summary.drop(index=runs.index[~is_theirs].difference(own_runs.index))
+
+
+def check_same_losses(reference: Path, console: Console) -> None:
+    """Train the reference's baseline for a few steps, check that the mean loss is as recorded, and print both means.
+
+    The recorded mean is the first one logged in training, by default over ten steps (`train.log_every`).
+    Arguments: reference, the folder of the reference experiment.
+    Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
+    """
+    run = baseline_of(reference)
+    manifest, config = run.manifest, run.config
+    row = next(row for row in run.logged if row["kind"] == "train")
+    corpus = dataset_of(config, console.out)
+    versions = manifest.versions
+    if corpus.fingerprint != manifest.fingerprints.data:
+        python = f"the standard library of Python {versions['python']}: use that Python"
+        raise ConfigError(
+            f"{reference.name} was trained on a different text, so no run made here is comparable with it. Its text is "
+            + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was at the time")
+        )
+    device = choose_device(config.train)
+    model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
+    step = TrainingStep(config, model, device)
+    batches = corpus.batches(config.train, config.seed)
+    losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
+    mean, recorded = math.fsum(losses) / len(losses), row["loss"]
+    figure = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
+    if not abs(mean - recorded) <= TOLERANCE:
+        commit = f", commit {versions['commit']}" if "commit" in versions else ""
+        raise ConfigError(
+            f"this posbench does not compute what {reference.name} recorded: the {figure} is {mean:.6f} here and "
+            f"{recorded:.6f} there. Use the release that trained it: posbench {versions['posbench']}{commit}, torch "
+            f"{versions['torch']}"
+        )
+    device_name, recorded_on = device.describe()["name"], manifest.device.get("name")
+    agreement = "the same" if f"{mean:.6f}" == f"{recorded:.6f}" else "close enough"
+    console.out(
+        f"{figure}: {mean:.6f} on {device_name}; recorded in {reference.name}: {recorded:.6f} on {recorded_on} "
+        f"({agreement})"
+    )
+    if device_name != recorded_on:
+        console.out("On a different processor, losses agree to about six digits at first and to fewer later in a run.")
+
+
+def baseline_of(reference: Path) -> Run:
+    """Return the baseline scheme's run with the lowest seed, or any scheme's if the baseline has none.
+
+    Arguments: reference, the folder of the reference experiment. Raises: ConfigError if it has no runs.
+    """
+    runs = find_runs(reference)
+    if not runs:
+        raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
+    baseline = runs[0].config.experiment.baseline
+    return min(runs, key=lambda run: (run.manifest.scheme != baseline, run.manifest.seed))
+
+
+def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
+    """Return a text with the commands that train and score schemes comparably to the reference, with the same seeds.
+
+    If the reference has not recorded its command, the text says where its settings are.
+    Arguments: reference, the folder of the reference experiment; schemes, names or class paths; by default
+    `my_scheme.py:MyScheme`, which the user has yet to write.
+    """
+    run = baseline_of(reference)
+    if run.manifest.command is None:
+        return (
+            f"{reference.name} does not record the command that trained it; its settings are in {run.path}/config.yaml"
+        )
+    seeds = sorted({run.manifest.seed for run in find_runs(reference)})
+    words = [word for word in run.manifest.command if word.partition("=")[0].partition(".")[0] not in OF_ONE_RUN]
+    words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
+    words += [f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
+    train = f"train -m {shlex.join(words)}"
+    if "scheme.lr" in run.manifest.identity:  # each scheme of the reference has its own learning rate
+        train = f"tune {shlex.join(words)}   # ends with the command that trains at the best rate"
+    return f"To train a comparable row:\n  posbench {train}\n  posbench eval mine"

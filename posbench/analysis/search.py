@@ -1,0 +1,193 @@
+"""Find each scheme's best learning rates in an experiment that tried several (`posbench tune`).
+
+    runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
+
+The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
+mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`). Reports use its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.agreement import finished_runs
+from posbench.analysis.table import config_of
+from posbench.config.fields import PLANNED_SEEDS
+from posbench.runs import find_runs
+from posbench.runs.finding import search_folder
+
+FIRST_PILOT = 1000  # runs from this seed on chose rates on other text, before searches were scored
+NUM_RATES, FIRST_SEEDS, KEPT = 5, 2, 2
+FACTOR = 2.0  # ratio of neighbouring rates
+_RATE_FOLDER = r"lr=[0-9.]+(e-?[0-9]+)?"  # name of the experiment whose runs have one rate
+
+
+def rates_around(lr: float) -> list[float]:
+    """Return the NUM_RATES learning rates that a search tries, in ascending order, with `lr` in the middle."""
+    return [float(f"{lr * FACTOR ** (n - NUM_RATES // 2):.6g}") for n in range(NUM_RATES)]
+
+
+def runs_per_scheme(planned: int) -> int:
+    """Return how many runs a search trains for each scheme, with `planned` seeds at the rates that it keeps."""
+    return NUM_RATES * FIRST_SEEDS + KEPT * (planned - FIRST_SEEDS)
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme.
+
+    The best KEPT of a scheme's rates, by its first seeds, are kept and get all planned seeds.
+    """
+
+    runs: pd.DataFrame  # scheme, train.lr, seed, loss (nats per token, infinite if the run diverged), onset_tokens
+    planned: int  # seeds at each kept rate
+
+    @cached_property
+    def losses(self) -> dict[str, pd.DataFrame]:
+        """Return the losses by scheme: a row per seed, a column per learning rate, NaN for a run that is missing."""
+        by_scheme = self.runs.groupby("scheme", sort=False)
+        return {
+            str(scheme): runs.pivot_table(index="seed", columns="train.lr", values="loss", aggfunc="first")
+            for scheme, runs in by_scheme
+        }
+
+    def kept(self, scheme: str) -> list[float]:
+        """Return the rates that the search keeps for more seeds, the best first.
+
+        The list is empty until all rates have their first seeds.
+        """
+        losses = self.losses[scheme]
+        first = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
+        if first.shape[1] < NUM_RATES:
+            return []
+        kept = losses[first.mean().nsmallest(KEPT).index].reindex(range(self.planned))
+        return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
+
+    def best(self, scheme: str) -> float:
+        """Return the scheme's learning rate with the lowest mean loss over the seeds that all compared rates share.
+
+        Compared are the rates that the search kept or, if it is unfinished, all rates so far.
+        """
+        losses = self.losses[scheme]
+        losses = losses[self.kept(scheme) or losses.columns]
+        shared = losses.dropna()
+        means = (shared if len(shared) else losses).mean()
+        return float(means.index.to_numpy()[means.argmin()])
+
+    def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
+        """Return (rate, seed) of each run of the scheme that can be trained next, in order.
+
+        These are first seeds until all rates have them, then the other seeds of the rates that the search keeps.
+        Arguments: rates, the learning rates to try, for a search that has just begun.
+        """
+        losses = self.losses.get(scheme, pd.DataFrame())
+        kept = self.kept(scheme) if scheme in self.losses else []
+        seeds = range(self.planned if kept else FIRST_SEEDS)
+        candidates = kept or sorted({*rates, *map(float, losses.columns)})
+        is_missing = losses.reindex(index=seeds, columns=candidates).isna().to_numpy()
+        return [(rate, seed) for seed in seeds for n, rate in enumerate(candidates) if is_missing[seed, n]]
+
+    def left(self, scheme: str) -> int:
+        """Return how many runs the search still needs for this scheme, at most.
+
+        Runs whose rate is not known yet are counted.
+        """
+        if scheme not in self.losses:
+            return runs_per_scheme(self.planned)
+        if self.kept(scheme):
+            return len(self.missing(scheme))
+        first = self.losses[scheme].reindex(range(FIRST_SEEDS)).notna()
+        return runs_per_scheme(self.planned) - int(first.to_numpy().sum())
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Return the table of runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
+        kept = {scheme: self.kept(scheme) for scheme in self.losses}
+        places = zip(self.runs["scheme"], self.runs["train.lr"], strict=True)
+        return self.runs.assign(is_kept=[rate in kept[scheme] for scheme, rate in places])
+
+    def is_complete(self, schemes: Iterable[str]) -> bool:
+        """Return whether the search has kept rates for all these schemes and has all planned seeds at them."""
+        return all(scheme in self.losses and self.kept(scheme) and not self.missing(scheme) for scheme in schemes)
+
+    def second(self, schemes: Iterable[str]) -> pd.DataFrame:
+        """Return losses at the second best rate that each scheme keeps: a row per planned seed, a column per scheme."""
+        return pd.DataFrame({s: self.losses[s][self.kept(s)[1]].reindex(range(self.planned)) for s in schemes})
+
+
+def with_searches(places: Iterable[str | Path]) -> list[Path]:
+    """Return these paths, each followed by the folder of its learning-rate search if that has runs.
+
+    Runs of old pilots (unscored searches on other text) do not count. A path that has nothing itself is left out if its
+    search has runs. Arguments: places, folders or packs (zip files) of runs.
+    """
+    with_folders: list[Path] = []
+    for place in map(Path, places):
+        folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
+        searched = [folder] if any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder)) else []
+        with_folders += [place] * bool(place.is_dir() or find_runs(place) or not searched) + searched
+    return with_folders
+
+
+def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
+    """Return the summary with runs of a learning-rate search under their experiment's name.
+
+    The column `searched` says whether the run's experiment has a search. Left out are old pilots (unscored searches on
+    other text) and branches (shorter runs) of a search, and runs that the experiment's own folder repeats.
+    Arguments: summary, a row per run.
+    """
+    if summary.empty:
+        return summary.assign(searched=False)
+    folders = summary["path"].map(lambda path: Path(path).parents[2].name)
+    is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
+    if not is_searched.any():
+        return summary.assign(searched=False)
+    experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
+    is_branch = ~summary["experiment"].str.fullmatch(_RATE_FOLDER)  # `lr=0.005-2M` is a branch of `lr=0.005`
+    is_pilot = summary["seed"] >= FIRST_PILOT
+    runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
+    runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])
+    return runs.assign(searched=runs["experiment"].isin(set(experiment[is_searched])))
+
+
+def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
+    """Return the learning-rate search that consists of these runs, without those that neither finished nor died.
+
+    Arguments: runs, rows of the summary (a row per run) of one experiment; planned, seeds at each rate that is kept.
+    """
+    is_over = runs["status"].isin(["finished", "died"])
+    tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
+    tried = tried.assign(loss=tried["loss"].astype(float).where(tried["diverged"].isna(), np.inf))
+    return RateSearch(tried.drop(columns="diverged"), planned)
+
+
+def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateSearch]:
+    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search.
+
+    Arguments: runs, a row per run of an experiment with a learning-rate search; planned, seeds at each rate that is
+    kept.
+    """
+    search = search_of(runs, planned)
+    best = runs["scheme"].map({scheme: search.best(scheme) for scheme in search.losses})
+    return runs[(runs["train.lr"] == best) & (runs["seed"] < planned)], search
+
+
+def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
+    """Return the runs to compare, and the search that chose their learning rates or None if there was no search.
+
+    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs. Arguments:
+    summary, a row per run.
+    """
+    is_searched = summary.get("searched", pd.Series(False, summary.index))
+    if not is_searched.any():
+        return summary, None
+    experiment = config_of(str(finished_runs(summary[is_searched])[0]["path"].iloc[0])).get("experiment", {})
+    planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
+    at_best, search = at_best_rates(summary[is_searched], planned)
+    return pd.concat([summary[~is_searched], at_best]).sort_index(), search

@@ -1,0 +1,40 @@
+"""Compare a model that was not trained here with itself under other options: its schemes are the options.
+
+There is one model and no seed, so the unit of doubt is the document.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from posbench.analysis.comparison import Comparison, build
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.runs.results import MARKS, row_name
+
+
+def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
+    """Return the Comparison of one model with itself under other options, each a scheme; None without results.
+
+    Arguments: model, the model's row of the summary; rows, the tidy table.
+    """
+    rows = rows[rows["run"].isin(model.index)].copy()
+    if rows.empty:
+        return None
+    rows["under"] = [" ".join(word for word in str(text).split() if word not in MARKS) for text in rows["under"]]
+    name = str(model["scheme"].iloc[0])
+    options = sorted({"", *rows["under"]}, key=lambda text: (text != "", text))
+    schemes = [row_name(name, text.split()) for text in options]
+    number = rows["under"].map(options.index)
+    rows = rows.assign(run=number, scheme=number.map(dict(enumerate(schemes))), under="")
+    runs = [model.assign(scheme=scheme, loss=float(n)) for n, scheme in enumerate(schemes)]
+    return build(pd.concat(runs, ignore_index=True), rows, baseline=name, doubt="documents")
+
+
+def losses_of(c: Comparison) -> pd.DataFrame:
+    """Return the figures of the first protocol that scores perplexity by length, a row per option and length."""
+    cells = c.at(metric="loss", last=0)
+    for protocol in PROTOCOLS.values():
+        of_protocol = cells[cells["protocol"] == protocol.name]
+        if protocol.is_by_length and len(of_protocol):
+            return of_protocol
+    return cells.head(0)

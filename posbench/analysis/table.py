@@ -1,0 +1,319 @@
+"""Read what the runs measured from run folders and packs, as a summary and a tidy table.
+
+    posbench.results("runs/demo")               a row per run: its losses, costs, fingerprints and settings
+    posbench.results("runs/demo", tidy=True)    a row per scored window and metric, with the run's settings
+
+A tidy row has the sum of a metric over a window's targets, and the number of targets. So the figure of any group of
+rows is `value.sum() / count.sum()`: a token-weighted mean, never a mean of means. All figures of a report are computed
+this way. Reporting reads run folders and packs only here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from posbench.config import ConfigError, SchemeConfig
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
+from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
+from posbench.runs.fingerprints import comparable_fingerprint, flat
+from posbench.runs.results import Result, perplexity
+from posbench.runs.run import initial_loss
+
+SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
+FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
+
+# Meaning and unit of every column of the tidy table, the summary and a report's CSV files.
+_FILE = Path(__file__).with_name("columns.yaml")
+COLUMNS: dict[str, tuple[str, str]] = {
+    name: (meaning, unit) for name, (meaning, unit) in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
+}
+for _protocol in PROTOCOLS.values():
+    COLUMNS |= _protocol.columns
+
+
+def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
+    """Return a table with a row per run in these folders or packs (zip files), also if it died or cannot be read.
+
+    The column `status` says whether it did; `posbench.analysis.table.COLUMNS` explains every column.
+    Arguments: places, folders or packs; tidy, True for a row per scored window and metric of finished runs, with the
+    run's settings.
+    Raises: ConfigError if a folder or pack does not exist.
+    """
+    summary, rows = read(places)
+    if not tidy:
+        return summary
+    settings = summary.reindex(columns=["tokens", "parameters", *settings_of(summary)]).astype("category")
+    return rows.join(settings, on="run").drop(columns="run")
+
+
+def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
+
+    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Arguments: places,
+    folders or packs (zip files) of runs.
+    Raises: ConfigError if a folder or pack does not exist.
+    """
+    runs: list[Run] = []
+    for place in map(Path, places):
+        runs_here = find_runs(place)
+        if not runs_here and not place.is_dir():
+            raise ConfigError(f"{place} is not a folder of runs: give an experiment's, such as runs/demo")
+        runs += runs_here
+    rows = _Rows()
+    summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
+    if summary.empty:
+        return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"]), rows.frame()
+    settings = settings_of(summary)
+    return summary[[*(c for c in summary if c not in settings), *settings]], rows.frame()
+
+
+def settings_of(summary: pd.DataFrame) -> list[str]:
+    """Return the names of the summary's columns that hold settings of the runs, such as `train.lr`.
+
+    Arguments: summary, a row per run.
+    """
+    return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
+
+
+class _Rows:
+    """A collector for the rows of the tidy table, one per scored window and metric, stored column by column."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
+        self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models were added
+        self.columns: dict[str, list[Any]] = {name: [] for name in ("document", "first", "last", "value", "count")}
+
+    def add(self, key: dict[str, Any], **columns: Any) -> None:
+        self.keys.append(key | {"size": len(columns["value"])})
+        for name, values in columns.items():
+            self.columns[name].append(values)
+
+    def frame(self) -> pd.DataFrame:
+        """Return all collected rows as a table; columns of repeated text are categorical."""
+        names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "anchor"]
+        names += ["windows_digest"]
+        keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
+        for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
+            keys[name] = keys[name].astype("category")
+        repeated = keys.iloc[np.repeat(np.arange(len(keys)), keys.pop("size").astype(int))].reset_index(drop=True)
+        empty: list[Any] = [np.empty(0)]
+        return repeated.assign(**{name: np.concatenate(parts or empty) for name, parts in self.columns.items()})
+
+
+def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
+    """Return one run's row of the summary, with the reason if it is unreadable, and add its scores to `rows`.
+
+    Arguments: number, the run's index in the summary; rows, of the tidy table, one per scored window and metric.
+    """
+    try:
+        manifest, status, logged = run.manifest, state_of(run), run.logged
+        stored, damaged = run.results() if status == FINISHED else ([], [])
+    except ConfigError as error:
+        return _unreadable(run, str(error))
+    _add_results(number, manifest, stored, rows)
+    final, first = _final(manifest, stored), _number(initial_loss(logged))
+    loss, bits_per_byte = _number(manifest.loss), _number(manifest.bits_per_byte)
+    if final:
+        loss, bits_per_byte = final.loss, final.bits_per_byte
+        _add_ngrams(manifest, stored, rows)
+    row = {
+        "experiment": manifest.experiment,
+        "scheme": manifest.scheme,
+        "seed": manifest.seed,
+        "status": status,
+        "reason": manifest.reason,
+        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else first),
+        "loss": loss,
+        "initial_loss": first,
+        "bits_per_byte": bits_per_byte,
+        "perplexity": perplexity(loss),
+    }
+    row |= _answered(final) | _trained(manifest, logged)
+    for header in (result.header for result in stored):
+        if "learnt" in header:
+            row |= {"chance": header["chance"], "goal": header["learnt"]}
+            break
+    row |= _origin(manifest)
+    row["damaged"] = "\n".join(map(str, damaged)) or None
+    row["path"] = str(run.path)
+    for name in FINGERPRINTS:
+        row[f"fingerprint.{name}"] = _plain(getattr(manifest.fingerprints, name))
+    row["fingerprint.config"] = comparable_fingerprint(manifest.identity)
+    row["own_rate"] = manifest.identity.get("scheme.lr") is not None
+    for name, version in manifest.versions.items():
+        row[f"version.{name}"] = version
+    return row | _settings(manifest)
+
+
+def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
+    """Return the result that has a run's final loss, or None: the validation, or of a subject its longest length."""
+    if not manifest.subject:
+        return next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+    # A subject was never validated; beyond its training length, its loss says nothing about it as trained.
+    longest = manifest.identity["train.context_length"]
+    as_trained = [r for r in stored if PROTOCOLS[r.protocol].is_by_length and not r.key.under]
+    within = [r for r in as_trained if r.length <= longest]
+    return max(within, key=lambda result: result.length, default=None)
+
+
+def _answered(final: Result | None) -> dict[str, float]:
+    """Return the shares of right answers and of right problems, {} for text."""
+    if final is None or "right" not in final.table.column_names:
+        return {}
+    right, answers = final.windows["right"], final.windows["targets"]
+    return {"accuracy": right.sum() / answers.sum(), "exact": (right == answers).mean()}
+
+
+def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a run was trained on and what it cost. Arguments: logged, the lines of its metrics.jsonl."""
+    row: dict[str, Any] = {}
+    if not manifest.continued:  # an onset in a continued run is not comparable
+        for protocol in PROTOCOLS.values():
+            row |= protocol.of_training(logged)
+    row["is_relative"] = manifest.is_relative
+    if manifest.continued:
+        row |= {"continues": manifest.continued["name"], "tokens_before": manifest.continued["tokens"]}
+    for name in ("tokens", "num_steps", "skipped_steps"):
+        row[name] = getattr(manifest, name)
+    row["epochs"] = _number(manifest.epochs)
+    row["parameters"] = sum(manifest.num_parameters.values())
+    for name, value in (manifest.optimizer or {}).items():
+        if name != "dtype":  # the column of this name is the number format of training
+            row[name] = value
+    row["training_flops"] = _number(manifest.training_flops)
+    if manifest.costs:
+        row |= {name: _number(value) for name, value in asdict(manifest.costs).items()}
+    return row
+
+
+def _origin(manifest: Manifest) -> dict[str, Any]:
+    """Return where and when a run was trained."""
+    device = manifest.device
+    return {
+        "device": str(device.get("name") or device.get("type")),
+        "dtype": str(device.get("dtype")),
+        "started": manifest.started,
+        "ended": manifest.ended,
+    }
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """Return {name: value} of the settings of the run with this manifest; lists are JSON text.
+
+    `train.lr` is the scheme's own learning rate if it has one.
+    """
+    settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
+    settings.setdefault("train.optimizer", "adamw")
+    scheme_rate = settings.pop("scheme.lr", None)
+    return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
+
+
+def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
+    """Return {name: value} of a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
+    settings = flat(json.loads(json.dumps(scheme.to_mapping())))
+    return {name: _plain(value) for name, value in settings.items() if name not in ("name", "lr")}
+
+
+def _unreadable(run: Run, reason: str) -> dict[str, Any]:
+    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path.
+
+    Arguments: reason, why it cannot be read.
+    """
+    seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
+    experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
+    names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
+    return {**names, "status": UNREADABLE, "reason": reason, "diverged": None, "loss": math.nan, "path": str(run.path)}
+
+
+def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
+    """Add a run's stored results to `rows`, the tidy table being collected, one row per scored window and metric.
+
+    Arguments: number, the run's index in the summary; stored, the results.
+    """
+    for result in stored:
+        if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
+            continue
+        protocol, result_key = PROTOCOLS[result.protocol], result.key
+        columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
+        key = _key(
+            number, manifest, result_key.protocol, result_key.length, result_key.step or 0, result.windows_digest
+        )
+        key |= {
+            "under": " ".join(o for o in result_key.options if not o.startswith("step=")),
+            "text": result_key.data or "",
+            "anchor": result_key.anchor,
+        }
+        targets = columns[protocol.count_column]
+        place = {"document": columns[protocol.text_column]}
+        place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
+        place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
+        scored = targets > 0
+        place, columns = ({name: x[scored] for name, x in arrays.items()} for arrays in (place, columns))
+        for metric, value, count in protocol.metrics(columns):
+            rows.add(key | {"metric": metric}, **place, value=value, count=count)
+
+
+def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
+    """Add the losses of n-gram models of this run's batches to `rows`, the tidy table being collected.
+
+    They are added once for all schemes of a seed. Arguments: stored, the run's stored results.
+    """
+    zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
+    for result in stored if names not in rows.with_ngrams else ():
+        if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
+            continue
+        rows.with_ngrams.add(names)
+        for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
+            order = int(str(name))
+            key = _key(-1, manifest, NGRAM, result.length, 0, "")
+            key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
+            value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
+            rows.add(key, document=zero, first=zero + order, last=zero + order, value=value, count=count)
+
+
+def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int, digest: str) -> dict[str, Any]:
+    names = {"run": run, "experiment": manifest.experiment, "scheme": manifest.scheme, "seed": manifest.seed}
+    return {**names, "protocol": protocol, "length": length, "at_step": at_step, "windows_digest": digest}
+
+
+def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
+    """Return how a run diverged, as text, or None if it did not.
+
+    A run diverged if its numbers are not finite (status `died`), or its final loss is above the initial one. Arguments:
+    loss and initial, its final and initial loss.
+    """
+    if status == "died":
+        return f"died: {manifest.reason}"
+    return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
+
+
+def config_of(path: str) -> dict[str, Any]:
+    """Return the configuration of the run at `path` as nested dicts. Raises: ConfigError if it cannot be read."""
+    try:
+        return _parsed(run_at(path).content("config.yaml"))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}/config.yaml cannot be read ({error}): leave the run out with --schemes") from error
+
+
+@lru_cache(maxsize=1024)  # keyed by the content, so that a changed file is read again
+def _parsed(content: bytes) -> dict[str, Any]:
+    return dict(yaml.safe_load(content))
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

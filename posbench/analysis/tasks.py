@@ -1,0 +1,215 @@
+"""Measure tasks: which schemes learn which, and up to which length they stay accurate.
+
+A seed has either learnt a task or not, and a mean over both kinds describes neither. So figures beyond the trained
+lengths are medians over the seeds that learnt, shown with the number of these seeds. Schemes for which no seed learnt
+the task are not ranked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.agreement import check_agreement
+from posbench.analysis.cells import means
+from posbench.config import ConfigError
+from posbench.config.units import DASH
+from posbench.evaluation.protocols import ACCURACY
+from posbench.evaluation.protocols.section import crossing, curves
+from posbench.runs.results import MARKS
+
+KEPT = 0.9  # a scheme keeps a task at lengths at which accuracy is this share of the way from chance to 1
+PLACE = ["scheme", "seed", "under", "length"]
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """The scores of one task's runs, from which a report derives its tables and pictures of the task.
+
+    A scheme stays accurate at a length (keeps the task) if its accuracy, the median of seeds that learnt, is at least
+    KEPT of the way from chance to 1.
+    """
+
+    name: str
+    chance: float
+    goal: float  # lowest accuracy at the longest trained length that counts as having learnt the task
+    trained: int  # longest trained length, items
+    scores: pd.DataFrame  # a row per scheme, seed, evaluation option and length: accuracy, exact, learnt
+    steps: pd.DataFrame  # seeds that learnt: scheme, seed, steps until they had learnt
+
+    @cached_property
+    def learners(self) -> pd.DataFrame:
+        """Return a row per scheme: the number of seeds that learnt the task (`learnt`), and of all seeds (`seeds`)."""
+        seeds = self.scores.drop_duplicates(["scheme", "seed"]).groupby("scheme")
+        return seeds.agg(learnt=("learnt", "sum"), seeds=("learnt", "size"))
+
+    @cached_property
+    def medians(self) -> pd.DataFrame:
+        """Return the median accuracy of seeds that learnt: a row per scheme with such a seed, a column per length."""
+        scores = self.scores[self.scores["learnt"] & (self.scores["under"] == "")]
+        return scores.pivot_table(index="scheme", columns="length", values="accuracy", aggfunc="median")
+
+    @property
+    def option_scores(self) -> pd.DataFrame:
+        """Return the scores measured with changed options of the scheme, for the seeds that learnt the task.
+
+        It is a table with a row per scheme, seed, evaluation option and length.
+        """
+        return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
+
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """Return {scheme: the length in items at which it stops being accurate}, or infinity if no tested length does.
+
+        Accurate means at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from
+        the trained length on. Schemes of which no seed learnt the task are left out.
+        """
+        limits = {}
+        for scheme, accuracy in self.medians.iterrows():
+            beyond = accuracy[accuracy.index >= self.trained].dropna()
+            goal = self.chance + KEPT * (1 - self.chance)
+            limits[str(scheme)] = crossing(beyond.index, beyond, goal - 1e-9)
+        return limits
+
+    @property
+    def schemes(self) -> list[str]:
+        """Return the schemes, sorted by the length up to which they stay accurate, the greatest first; ties by name.
+
+        Schemes of which no seed learnt the task are last.
+        """
+        learnt = sorted(
+            self.limits, key=lambda s: (-self.kept_to(s), -self.limits[s], -self.medians.loc[s].iloc[-1], s)
+        )
+        return [*learnt, *sorted(set(self.learners.index) - set(learnt))]
+
+    @property
+    def furthest(self) -> list[str]:
+        """Return the schemes that stay accurate up to the greatest length; empty if no seed learnt the task."""
+        lengths = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
+        return [scheme for scheme in lengths if lengths[scheme] == max(lengths.values())]
+
+    @property
+    def furthest_with_seeds(self) -> list[str]:
+        """Return the schemes that stay accurate longest, each with its seeds that learnt: `alibi (2/3 seeds)`."""
+        return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
+
+    @property
+    def not_learnt(self) -> list[str]:
+        return [scheme for scheme in self.schemes if scheme not in self.limits]
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether some scheme stays accurate at every tested length."""
+        return any(limit == math.inf and self.kept_to(s) == self.lengths[-1] for s, limit in self.limits.items())
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted(set(self.scores["length"]))
+
+    def share(self, accuracy: Any) -> Any:
+        """Return the accuracy, a number or array, as a share of the way from chance (0) to perfect (1)."""
+        return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
+
+    def limit_text(self, scheme: str) -> str:
+        """Return the length up to which a scheme stays accurate as text: `23`, or `≥64` if at all tested lengths.
+
+        It is a dash if no seed learnt the task.
+        """
+        if scheme not in self.limits:
+            return DASH
+        limit = self.limits[scheme]
+        return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
+
+    def kept_to(self, scheme: str) -> float:
+        """Return the length in items up to which the scheme stays accurate, at most the longest tested length.
+
+        At least one of its seeds must have learnt the task.
+        """
+        return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
+
+    def learnt_text(self, scheme: str) -> str:
+        """Return how many of a scheme's seeds learnt the task, as text: `3/5`."""
+        counts = self.learners.loc[scheme]
+        return f"{counts['learnt']}/{counts['seeds']}"
+
+
+def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
+    """Return {name of a task: its TaskScores} for the tasks of these runs.
+
+    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt the task.
+    Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; notes, a list that gets a
+    line for everything left out, with the reason; group_by, the setting that the runs are already grouped by.
+    Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
+    """
+    rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
+    trained = runs["data.lengths"].map(_longest)
+    at_trained = rows[(rows["length"] == rows["run"].map(trained)) & (rows["under"] == "")]
+    evaluated = runs[runs.index.isin(at_trained["run"])]
+    if evaluated.empty:
+        raise ConfigError("no run of a task has been evaluated here at its trained length: do it with `posbench eval`")
+    for run in runs.assign(trained=trained).drop(evaluated.index).itertuples():
+        notes.append(f"{run.path}: not evaluated at {run.trained} items, the longest trained length")
+    scored = {}
+    for name, of_task in evaluated.groupby("data.name", sort=False):
+        check_agreement(of_task, group_by)
+        task_rows = rows[rows["run"].isin(of_task.index)]
+        is_shared = task_rows.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
+        if not is_shared.all():
+            lengths = ", ".join(map(str, sorted(set(task_rows[~is_shared]["length"]))))
+            notes.append(f"{name} at {lengths}: left out, runs had different problems")
+        length = trained[of_task.index[0]]
+        if not is_shared[(task_rows["length"] == length) & (task_rows["under"] == "")].all():
+            raise ConfigError(
+                f"the runs of {name} were scored on different problems at {length} items, the longest trained length: "
+                "evaluate them with the same settings, or report them separately"
+            )
+        scored[str(name)] = _scores(str(name), of_task, task_rows[is_shared])
+    return scored
+
+
+def _longest(lengths: str) -> int:
+    """Return the longest trained length from the text of a range: 16 for `[2, 16]`."""
+    return int(json.loads(lengths)[1])
+
+
+def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
+    """Return the scores of the task `name`.
+
+    Arguments: runs, a row per run of the task; rows, these runs' part of the tidy table, a row per scored window and
+    metric.
+    """
+    run = runs.iloc[0]
+    by_metric = means(rows, [*PLACE, "metric"]).unstack("metric")
+    by_metric["problems"] = rows[rows["metric"] == "exact"].groupby(PLACE, observed=True)["count"].sum()
+    scores = by_metric.reset_index().astype({"scheme": str, "under": str})
+    trained, chance, goal = _longest(run["data.lengths"]), float(run["chance"]), float(run["goal"])
+    at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
+    learnt = at_trained["accuracy"] >= goal
+    scores = scores.join(learnt.rename("learnt"), on=["scheme", "seed"]).fillna({"learnt": False})
+    return TaskScores(
+        name=name,
+        chance=chance,
+        goal=goal,
+        trained=trained,
+        scores=scores.astype({"learnt": bool}),
+        steps=_steps_until_learnt(runs, learnt[learnt].index, goal),
+    )
+
+
+def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
+    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation.
+
+    Arguments: runs, a row per run of the task; learners, the schemes and seeds that learnt.
+    """
+    of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
+    steps = []
+    for run in of_learners.to_dict("records"):
+        curve = curves([run["path"]], "validation", ["accuracy"])
+        steps.append((run["scheme"], run["seed"], crossing(curve["step"], 1 - curve["accuracy"], 1 - goal)))
+    return pd.DataFrame(steps, columns=["scheme", "seed", "steps"])

@@ -1,0 +1,449 @@
+"""Judge schemes against a baseline for scripts (`posbench judge`): a verdict each, and whether to train more seeds.
+
+The tests are the report's (`posbench.analysis.statistics`). Without `family`, the verdict is the report's. With
+`family`, a loop tries up to that many candidates against one baseline, and looks at each candidate at planned numbers
+of seeds only (docs/loops.md): at FIRST_SEEDS it can be dropped, at each of LOOKS it is tested. The first test that
+decides counts. Bonferroni's correction for all candidates and looks keeps the chance of any false claim at 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
+from posbench.analysis.cells import means
+from posbench.analysis.comparison import Comparison, baseline_of, build
+from posbench.analysis.families import planned_tests, record_tests
+from posbench.analysis.onset import decayed_points, worth
+from posbench.analysis.options import JudgeOptions
+from posbench.analysis.reading import read_runs
+from posbench.analysis.search import FIRST_SEEDS, choose_rates
+from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
+from posbench.config import ConfigError, nearest
+from posbench.config.fields import PLANNED_SEEDS
+from posbench.config.units import count_of, number
+from posbench.evaluation.protocols import VALIDATION
+from posbench.runs import DIED, run_at
+from posbench.runs.finding import folder_of, search_folder
+from posbench.runs.results import perplexity
+from posbench.system.console import Console, json_text
+from posbench.system.console import console as new_console
+from posbench.system.options import takes
+
+LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
+OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
+EXIT_STATUS = {"better": 0, "worse": 10, "equal": 11, "open": 12, "failed": 13}
+SCHEMA = 2  # version of the JSON; the first had next_command and no number
+Figures = dict[str, float]  # figures by name; NaN if unknown
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The comparison of one scheme with the baseline, and the next step. Losses and gaps are in nats per token."""
+
+    scheme: str
+    baseline: str
+    verdict: str  # better, worse, equal, open or failed
+    reason: str  # why the verdict is what it is
+    scope: str  # learning rates at which the verdict holds: this rate, these rates or best rates
+    gap: float  # the scheme's loss minus the baseline's, mean over the seeds that both have
+    gap_low: float  # lower end of its 95 % interval over seeds, not corrected; NaN for fewer than three seeds
+    gap_high: float
+    p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
+    family: int | None  # number of candidates that the loop may try; None: the verdict is the report's
+    look: dict[str, int] | None  # the last planned look that was reached: number, of, seeds; None without a family
+    seeds: list[int]  # of the scheme
+    baseline_seeds: list[int]
+    go_on: bool  # whether the plan is to train more seeds of this scheme
+    next_commands: list[list[str]]  # train the seeds up to the next look; empty if there is none, or not recorded
+    noise_floor: Figures  # spread of equal runs: sd of the baseline's losses over its seeds, and number of runs
+    beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
+    onset: Figures | None  # median tokens until distant order was used: tokens, baseline_tokens; infinite if never
+    worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
+    flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
+    warnings: list[str]
+    schema: int = SCHEMA
+
+    @property
+    def exit_status(self) -> int:
+        """Return the exit status of `posbench judge`: 0 better, 10 worse, 11 equal, 12 open, 13 failed."""
+        return EXIT_STATUS[self.verdict]
+
+    def as_json(self) -> str:
+        """Return all fields as a JSON object; unknown and infinite numbers are null."""
+        return json_text(asdict(self))
+
+    def __str__(self) -> str:
+        if self.verdict == "failed":
+            return f"{self.scheme}: failed ({self.reason}); stop"
+        outcome = {"equal": "equal to", "open": "open against"}.get(self.verdict, f"{self.verdict} than")
+        details = [f"p {self.p:.2g}"] if math.isfinite(self.p) else []
+        if math.isfinite(self.gap_low):
+            details.insert(0, f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
+        details.append(count_of(len({*self.seeds} & {*self.baseline_seeds}), "seed"))
+        plan = "go on" if self.go_on else "stop"
+        return (
+            f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {number(self.gap, sign=True)} nats per token "
+            f"({'; '.join(details)}); {plan}"
+        )
+
+
+@takes(JudgeOptions)
+def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
+    """Return how one scheme's runs at `place` compare with the baseline's, as `posbench judge` does.
+
+    Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
+    baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
+    the number of candidates that a loop may try against this baseline (None: the report's verdict); margin, nats per
+    token below which losses count as equal.
+    Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
+    runs cannot share a table.
+    """
+    judgements, _ = judge_all(place, options)
+    if len(judgements) > 1:
+        raise ConfigError(f"name one scheme to judge: {', '.join(judgement.scheme for judgement in judgements)}")
+    return judgements[0]
+
+
+def judge_all(
+    place: str | Path, options: JudgeOptions, console: Console | None = None
+) -> tuple[list[Judgement], dict[str, list[str]]]:
+    """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best scheme first.
+
+    Runs that cannot share a table with the baseline's are left out.
+    Arguments: place, the folder or pack of an experiment; console, to print how well this posbench computes what the
+    reference recorded, by default standard error.
+    Returns: the judgements, and for each scheme that cannot be judged the lines that say why; {} if `options` name one.
+    Raises: ConfigError as `judge` does, or if there is no scheme to judge.
+    """
+    select = partial(_mark_strays, options=options)
+    summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
+    c = build(summary, rows, options.baseline, margin=options.margin)
+    if c.wanted_baseline != c.baseline:
+        raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
+    deaths = _deaths(summary, c.baseline)
+    candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *deaths]) if scheme != c.baseline]
+    left_out: dict[str, list[str]] = {}
+    for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline}):
+        left_out[str(scheme)] = [line for line in c.left_out if line.startswith(f"{scheme} ")]
+    if options.scheme and options.scheme not in candidates:
+        hint = f"{nearest(options.scheme, candidates)} ({', '.join(candidates)})"
+        failures = "".join(f"\n  {line}" for line in left_out.get(options.scheme, ()))
+        raise ConfigError(f"{options.scheme!r} has no finished run to compare with {c.baseline}{hint}{failures}")
+    if not candidates:
+        failures = "".join(f"\n  {line}" for line in chain(*left_out.values()))
+        raise ConfigError(f"no scheme has a finished run to compare with {c.baseline}: train one{failures}")
+    if options.family:
+        record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
+    if options.scheme:
+        candidates, left_out = [options.scheme], {}
+    judgements = [_judgement(c, rows, scheme, options, deaths.get(scheme, {})) for scheme in candidates]
+    return judgements, left_out
+
+
+def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
+    """Return {scheme: {seed: why its run died}} for the compared runs of each scheme but the baseline."""
+    compared = choose_rates(summary)[0]
+    died = compared[(compared["status"] == DIED) & (compared["scheme"] != baseline)].sort_values(["scheme", "seed"])
+    deaths: dict[str, dict[int, str]] = {}
+    for scheme, seed, reason in died[["scheme", "seed", "reason"]].to_numpy().tolist():
+        deaths.setdefault(scheme, {})[seed] = reason
+    return deaths
+
+
+def _own(summary: pd.DataFrame, place: Path) -> list[str]:
+    """Return the paths of the runs at this place and in its search, without those of a reference experiment."""
+    folder = folder_of(place)
+    parts = (folder, search_folder(folder))
+    return [path for path in summary["path"] if any(Path(path).is_relative_to(part) for part in parts)]
+
+
+def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
+    """Return the summary with another status for each run that cannot share a table with the baseline's.
+
+    So one run with other settings does not stop the judgement of all candidates. Beside a reference experiment, the
+    runs of that experiment take the place of the baseline's. If two candidates, or two seeds of one, differ only from
+    each other, the first is kept.
+    Arguments: summary, a row per run; rows, the tidy table; options, as of `posbench judge`.
+    Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its runs differ from each other.
+    """
+    if (summary.get("data.source", summary["scheme"]) == "task").any():
+        raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
+    validated = rows[is_final & (rows["protocol"] == VALIDATION.name)]
+    compared = choose_rates(summary)[0]
+    finished, _ = finished_runs(compared)
+    runs = pd.concat([finished, compared[compared["status"] == DIED]]).sort_index()
+    runs = runs.assign(windows=validated.groupby("run")["windows_digest"].first())
+    baseline = options.baseline or baseline_of(finished)
+
+    def differ(runs: pd.DataFrame) -> list[tuple[str, str]]:
+        settings = list((differences if options.beside else disagreements)(runs))
+        windows = [("train.validation_tokens", counts(runs, "windows"))] if runs["windows"].nunique() > 1 else []
+        return settings or windows
+
+    is_first = (runs["scheme"] == baseline) & runs.index.isin(finished.index)
+    if options.beside:
+        is_first = runs["path"].map(lambda path: Path(path).is_relative_to(folder_of(Path(str(options.beside)))))
+    kept, reasons = runs[is_first], dict[Any, str]()
+    if kept.empty:
+        raise ConfigError(f"the baseline {baseline!r} has no finished run here: train it, or name another")
+    if differing := differ(kept):
+        raise ConfigError(
+            f"{disagreement('be one baseline', differing)}\nMove the folders of the runs that you do not mean out of "
+            "the experiment, or name another scheme with --baseline"
+        )
+    for run in runs.index[~is_first] if differ(runs) else ():
+        with_run = pd.concat([kept, runs.loc[[run]]])
+        if differing := differ(with_run):
+            reasons[run] = "it differs in " + "; ".join(f"{name}: {values}" for name, values in differing)
+        else:
+            kept = with_run
+    if options.beside and len(reasons) == (~is_first).sum():
+        return summary  # the reference refuses them all, with the command that trains a comparable run
+    is_stray = summary.index.isin(list(reasons))
+    return summary.assign(
+        status=summary["status"].mask(is_stray, "not comparable"),
+        reason=summary["reason"].astype(object).mask(is_stray, summary.index.to_series().map(reasons)),
+    )
+
+
+def _judgement(
+    c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions, deaths: Mapping[int, str]
+) -> Judgement:
+    """Return the judgement of a scheme. Arguments: rows, the tidy table; deaths, {seed: why its run died}."""
+    names = [scheme, c.baseline]
+    table = c.losses.reindex(columns=names)  # without losses of a scheme whose runs all died
+    seeds = {name: table[name].dropna().index.to_list() for name in names}
+    losses, looks = table.dropna(), _looks(c, options)
+    gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
+    mean, low, high = interval(gaps)
+    size = options.family * len(looks) if options.family else int(c.pairs["p_claimed"].notna().sum())
+    outcome, p, tested = _tested(c, losses, looks, size, options)
+    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.margin).all())
+    target = next((look for look in (FIRST_SEEDS, *looks) if len(gaps) < look), 0)
+    go_on = not deaths and outcome == "open" and target > 0 and not is_dropped
+    reason = f"decided by the test of {tested} seeds"
+    if deaths:
+        outcome, p = "failed", math.nan
+        reason = "; ".join(f"seed {seed} diverged: {why}" for seed, why in deaths.items())
+    elif outcome == "open":
+        reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
+    runs = c.runs[c.runs["scheme"].isin(names)]
+    return Judgement(
+        scheme=scheme,
+        baseline=c.baseline,
+        verdict=outcome,
+        reason=reason,
+        scope=c.scope.removeprefix("at "),
+        gap=mean,
+        gap_low=low,
+        gap_high=high,
+        p=p,
+        family=options.family,
+        look=_look(looks, tested, len(gaps)) if options.family else None,
+        seeds=seeds[scheme],
+        baseline_seeds=seeds[c.baseline],
+        go_on=go_on,
+        next_commands=_next_commands(c, names, seeds, target) if go_on else [],
+        noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
+        beyond=_beyond(c, rows, names, looks if options.family else (), size, options.margin),
+        onset=_onset(c, names),
+        worth_in_tokens=_worth(runs, names),
+        flops_per_token=_flops_per_token(runs, names),
+        warnings=list(_warnings(c, names, runs, gaps, options)),
+    )
+
+
+def _tested(
+    c: Comparison, losses: pd.DataFrame, looks: Sequence[int], size: int, options: JudgeOptions
+) -> tuple[str, float, int]:
+    """Return the verdict of the tests, the corrected p (NaN without a test), and the number of seeds tested.
+
+    Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; looks and
+    size, as in `_first_decision`.
+    """
+    tests, names = c.pairs, list(losses.columns)
+    if options.family:
+        second = None
+        if c.search and c.is_at_best_rates and names[0] in c.schemes:
+            second = c.search.second(names).reindex(c.losses.index)
+        tests = _first_decision(losses, second, looks, size, options.margin)
+    of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
+    tested = int(next(iter(of_pair["seeds"]), 0))
+    if not c.can_rank:
+        return "open", math.nan, tested
+    return verdict(tests, *names) or "open", float(next(iter(of_pair["p_claimed"]), math.nan)), tested
+
+
+def _look(looks: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
+    """Return the last planned look that was reached: its number, of how many, and its seeds.
+
+    Arguments: tested, the number of seeds of the test, 0 without one; seeds, the number that both schemes have.
+    """
+    planned, reached = (FIRST_SEEDS, *looks), tested
+    if not tested and seeds >= FIRST_SEEDS:
+        reached = FIRST_SEEDS
+    return {"number": sum(look <= reached for look in planned), "of": len(planned), "seeds": reached}
+
+
+def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
+    """Return the median tokens until distant order was used, or None if no run logged it."""
+    if not c.has_onsets:
+        return None
+    medians = c.onsets.reindex(columns=list(names)).median()
+    return {"tokens": medians[names[0]], "baseline_tokens": medians[names[1]]}
+
+
+def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
+    """Return the share of the baseline's tokens that gives the same loss, or None if it is not known."""
+    shares = worth(decayed_points(runs), *names)
+    return dict(zip(("share", "low", "high"), shares, strict=True)) if shares else None
+
+
+def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
+    costs = (runs["training_flops"] / runs["tokens"]).groupby(runs["scheme"]).mean().reindex(list(names))
+    scheme, baseline = costs.to_list()
+    return {"scheme": scheme, "baseline": baseline, "ratio": scheme / baseline}
+
+
+def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
+    """Return the numbers of seeds at which a candidate is tested."""
+    planned = c.search.planned if c.search else c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)
+    return LOOKS if options.family and not c.search else (int(planned),)
+
+
+def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: int, is_dropped: bool) -> str:
+    """Return why a scheme is neither better nor worse than the baseline, nor equal.
+
+    Arguments: tested, the number of seeds of its test, 0 without a test; target, of the next look, 0 after the last.
+    """
+    if is_dropped:
+        return f"dropped: worse by more than {options.margin:g} nats with each of the first {FIRST_SEEDS} seeds"
+    if c.unfinished:
+        return "not tested: the search for learning rates is unfinished"
+    if target:
+        return f"not decided yet: the next look is at {target} seeds"
+    return f"not decided by the test of {tested} seeds, the last one" if tested else "not tested: see the warnings"
+
+
+def _first_decision(
+    losses: pd.DataFrame, second: pd.DataFrame | None, looks: Sequence[int], size: int, margin: float
+) -> pd.DataFrame:
+    """Return the tests of the first of the looks that decides, or of the last one for which there are enough seeds.
+
+    Arguments: losses, a row per seed that scheme and baseline have, and a column for each of the two; second, the same
+    at the second rate that each search kept; looks, numbers of seeds; size, the number of planned tests; margin, nats
+    per token below which losses count as equal.
+    """
+    tests = compare(losses.head(0))
+    for look in looks:
+        if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
+            tests = compare(losses.head(look), second, margin=margin, size=size)
+    return tests
+
+
+def _beyond(
+    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, margin: float
+) -> dict[str, Any] | None:
+    """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
+
+    They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
+    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks, size
+    and margin, as in `_first_decision`, without looks for all seeds.
+    """
+    cells = c.at(metric="loss", last=0)
+    cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
+    has_both = cells.groupby(["protocol", "length"], observed=True)["scheme"].transform("size") == len(names)
+    cells = cells[has_both]
+    if cells.empty:
+        return None
+    protocol = cells["protocol"].min()
+    length = int(cells[cells["protocol"] == protocol]["length"].max())
+    is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
+    is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
+    losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
+    mean, low, high = interval(losses[names[0]] - losses[names[1]])
+    tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
+    return {
+        "length": length,
+        "perplexity": perplexity(float(losses[names[0]].mean())),
+        "baseline_perplexity": perplexity(float(losses[names[1]].mean())),
+        "gap": mean,
+        "gap_low": low,
+        "gap_high": high,
+        "verdict": verdict(tests, *names) or "open",
+    }
+
+
+def _next_commands(
+    c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], target: int
+) -> list[list[str]]:
+    """Return the commands that train the seeds which scheme and baseline lack to have `target` seeds in common.
+
+    Each is a list of words. There is none if the runs do not record their commands. With a learning-rate search, it is
+    the search's command.
+    Arguments: names, the scheme and the baseline; seeds, of each scheme.
+    """
+    common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
+    wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *range(target)]))[:target]
+    recorded = [run_at(c.runs[c.runs["scheme"] == name]["path"].iloc[0]).manifest.command for name in names]
+    commands, place = list[list[str]](), list[str]()
+    for name, words in zip(names, recorded, strict=True):
+        missing = [seed for seed in wanted if seed not in seeds[name]]
+        if words is None:
+            return []
+        place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
+        others = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
+        if c.search and name in c.unfinished:
+            searched = [word for word in others if _key(word) != "scheme.lr"]
+            commands.append(["posbench", "tune", *searched, f"experiment_name={c.experiment}"])
+        elif missing and not c.search:
+            commands.append(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
+    return commands
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _warnings(
+    c: Comparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
+) -> Iterator[str]:
+    """Yield a sentence for each reason to read the verdict with care.
+
+    Arguments: names, the scheme and the baseline; runs, their rows; gaps [seeds], in nats per token.
+    """
+    if not c.is_at_best_rates:
+        yield f"the verdict holds {c.scope} only: posbench tune finds the best rates of each scheme"
+    if c.unfinished:
+        yield f"the search for learning rates is unfinished, so nothing is ranked: {', '.join(c.unfinished)}"
+    devices = sorted(set(runs["device"]))
+    if len(devices) > 1:
+        yield f"the runs were trained on different processors ({', '.join(devices)}), so rounding differs too"
+    if len(gaps) and not gaps.any():
+        yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
+    elif len(gaps) > 1 and is_constant(gaps):
+        yield f"{names[0]} and {names[1]} differ by the same amount with every seed, which no noise does: not tested"
+    for scheme in c.undecidable:
+        if scheme in names:
+            yield f"{scheme} diverged with a seed at each rate that its search kept, so its pairs are open"
+    planned, tests = planned_tests(runs["path"], c.baseline), (options.family or 0) * len(_looks(c, options))
+    if 0 < tests < planned:
+        yield (
+            f"an earlier --family planned {planned} tests against {c.baseline}, and this one plans {tests}: keep the N "
+            "that you fixed before the loop"
+        )
+    if options.family is None and c.can_rank and not verdict(c.pairs, *names) and len(gaps) >= FEWEST_SEEDS:
+        yield "the experiment fixed its pairs before training, and this is not one of them: --family N tests it"
+    for scheme, seed, reason in runs.dropna(subset="diverged")[["scheme", "seed", "diverged"]].to_numpy().tolist():
+        yield f"{scheme} seed {seed} diverged: {reason}"
+    yield from (f"left out: {line}" for line in c.left_out if line.startswith(tuple(f"{name} " for name in names)))

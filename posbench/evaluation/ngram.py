@@ -1,0 +1,278 @@
+"""Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
+
+No trained model takes part, so this is no protocol, and all schemes of a seed share one result. It is stored in the
+`eval/` folder of one of their runs, with the fingerprint of the batches in its header.
+
+The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
+`train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
+several epochs or overlapping windows contain it. BOS can be in the context and is not a target, as for the run's model.
+
+The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
+
+For a context h of n - 1 tokens, whose last n - 2 are h':
+
+    p_n(w | h) = (c(h w) - D(c(h w))) / c(h .)  +  (sum over v of D(c(h v))) / c(h .)  *  p_(n-1)(w | h')
+
+D is the discount, and c(h .) is the sum of c over all next tokens. In the highest order of a model, c counts how often
+h w was read; in lower orders, how many different tokens were read before h w. p_0 is 1 / V, V being the vocabulary
+size, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens before it in its
+window is predicted by the model of order k + 1, the best prediction from these counts.
+
+N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
+were read), plus its last token. Keys stay below 2^63.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from posbench.config import Config, ConfigError
+from posbench.data import Corpus
+from posbench.data.dataset import chained
+from posbench.evaluation.protocols import NGRAM
+from posbench.evaluation.protocols.validation import Validation
+from posbench.evaluation.windows import tabulate_windows
+from posbench.runs import Run, find_runs
+from posbench.runs.results import ResultKey
+from posbench.system.console import Say
+
+ORDERS = (2, 3, 5)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+_FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimate them, as in KenLM
+_UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
+
+
+def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
+    """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
+
+    A result is stored in the first run with these batches in the experiment. Continued runs, and runs of more than
+    `evaluation.ngram_tokens` tokens, are skipped. Arguments: runs, finished runs; corpus_of, returns a run's text;
+    notice, called with a line per result; again, whether to replace stored results.
+    """
+    done = set()
+
+    @cache
+    def finished_in(folder: Path) -> list[tuple[str | None, Run]]:  # each run.json is read once
+        return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
+
+    for run in runs:
+        folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
+        if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
+            continue  # a continued run has read only a part of its batches itself
+        if (folder, batches) in done:
+            continue
+        done.add((folder, batches))
+        same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches]
+        holder = next((finished for finished in same_batches if _has_ngrams(finished)), run)
+        if _has_ngrams(holder) and not again:
+            continue
+        title = f"{run.manifest.experiment}, seed {run.manifest.seed}"
+        try:
+            rows, header = ngram_scores(run, corpus_of(run))
+        except ConfigError as error:
+            notice(f"{title}: no n-gram models, because {error}")
+            continue
+        holder.store(ResultKey(NGRAM, run.config.train.context_length), rows, header)
+        shown = ", ".join(f"{loss:.4f}" for loss in header["losses"].values())
+        orders, seconds = ", ".join(map(str, ORDERS)), header["seconds"]
+        notice(f"{title}: Kneser-Ney {orders} on the same batches: {shown} nats/token ({seconds:.1f} s)")
+
+
+def _has_ngrams(run: Run) -> bool:
+    return any(key.protocol == NGRAM for key in run.evaluated())
+
+
+def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
+
+    Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.
+    Raises: ConfigError if this version would choose other batches or validation windows than the run's.
+    """
+    config, manifest = run.config, run.manifest
+    began = time.perf_counter()
+    starts, batches = windows_read(config, corpus)
+    if batches != manifest.fingerprints.batches:
+        recorded = manifest.fingerprints.batches
+        raise ConfigError(f"{run.name} was trained on other batches (fingerprint {recorded}, now {batches})")
+    length = config.train.context_length
+    tokens, depths = text_read(corpus.train.tokens, starts, length, max(ORDERS))
+    probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
+    validation = Validation()
+    windows = validation.windows(corpus.validation, length, validation.settings(config), length)
+    read = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
+    losses = {order: -np.log(p) for order, p in probabilities(read).items()}
+    tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
+    scored = ["document", "start", "targets", "bytes"]
+    key = ResultKey(validation.name, length)
+    validated = next((result.windows for result in run.results()[0] if result.key == key), None)
+    if validated is None or not np.array_equal(validated[scored], tables[ORDERS[0]][scored]):
+        raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
+    means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
+    targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
+    longest = means[max(ORDERS)]
+    return pd.concat([table.assign(order=order) for order, table in tables.items()], ignore_index=True), {
+        "split": validation.split,
+        "settings": {},
+        "windows": len(windows),
+        "documents": int(validated["document"].nunique()),
+        "targets_total": targets,
+        "nll_mean": longest,
+        "bits_per_byte": longest * targets / math.log(2) / num_bytes,
+        "losses": {str(order): loss for order, loss in means.items()},
+        "tokens": int((depths > 1).sum()),  # different targets that were read
+        "batches": batches,
+        "weights": manifest.weights,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
+    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches.
+
+    Arguments: config, the run's configuration; corpus, its text.
+    """
+    batches = corpus.batches(config.train, config.seed)
+    starts: set[int] = set()
+    chain = ""
+    for n in range(config.train.num_steps):
+        starts.update(batches.starts(n))
+        chain = chained(chain, batches.batch(n))
+    return np.array(sorted(starts), np.int64), chain[:16]
+
+
+def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
+    """Return the tokens that are in any of the training windows, in the order of the text, each position once.
+
+    Arguments: tokens, of the whole split; starts, the windows' starts, ascending; context_length, a window's tokens
+    less one; longest, the order of the longest n-grams.
+    Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
+    but at most `longest`.
+    """
+    columns = np.arange(context_length + 1)
+    indices = starts[:, None] + columns
+    previous_ends = np.concatenate([[-1], starts[:-1] + context_length])
+    is_new = indices > previous_ends[:, None]  # the first window that has a token reaches furthest back from it
+    depths = np.broadcast_to(np.minimum(columns + 1, longest), indices.shape)
+    return tokens[indices[is_new]].astype(np.int64), depths[is_new]
+
+
+class KneserNey:
+    """The n-grams of a text, and the probabilities that models of order 2 to `longest` give to a target."""
+
+    def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
+        """Count the n-grams of a text.
+
+        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window (an n-gram counts
+        if the depth of its last token is n or more); vocab_size, V; longest, the highest order.
+        """
+        self.vocab_size, self.longest = vocab_size, longest
+        self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
+        self._highest: dict[int, _Level] = {}  # order -> level for a model's highest order, from counts of n-grams
+        self._lower: dict[int, _Level] = {}  # order -> level for lower orders, from numbers of different tokens before
+        shorter, contexts, num_contexts = tokens.astype(np.int64), np.zeros(vocab_size, np.int64), 1
+        num_shorter = vocab_size
+        for order in range(2, longest + 1):
+            ends = np.flatnonzero(depths >= order)
+            keys, numbers, counts = np.unique(
+                shorter[ends - 1] * vocab_size + tokens[ends], return_inverse=True, return_counts=True
+            )
+            suffixes = np.empty(len(keys), np.int64)  # an n-gram without its first token
+            suffixes[numbers] = shorter[ends]
+            continuations = np.bincount(suffixes, minlength=num_shorter)  # numbers of different tokens before
+            self._lower[order - 1] = _Level.build(continuations, contexts, num_contexts)
+            contexts, num_contexts, num_shorter = keys // vocab_size, num_shorter, len(keys)
+            self._keys[order], self._highest[order] = keys, _Level.build(counts, contexts, num_contexts)
+            shorter = np.full(len(tokens), _UNKNOWN, np.int64)
+            shorter[ends] = numbers
+
+    def probabilities(self, windows: Ints) -> dict[int, Floats]:
+        """Return {order n: probabilities [W, T]} of the last T tokens of each window, each given the tokens before it.
+
+        Arguments: windows, token ids [W, T + 1].
+        """
+        targets = windows[:, 1:].astype(np.int64)
+        empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
+        lower = self._lower[1].mixed(empty, targets, uniform)
+        numbers, models = windows.astype(np.int64), {1: lower}  # numbers of the n-gram that ends at each token
+        for order in range(2, self.longest + 1):
+            contexts = numbers[:, :-1]
+            ngrams = self._find(order, contexts, targets)
+            model = self._highest[order].mixed(contexts, ngrams, lower)
+            model[:, : order - 2] = models[order - 1][:, : order - 2]  # the window cuts off the context
+            models[order] = model
+            if order < self.longest:
+                lower = self._lower[order].mixed(contexts, ngrams, lower)
+            numbers = np.concatenate([np.full((len(windows), 1), _UNKNOWN), ngrams], axis=1)
+        return {order: models[order] for order in range(2, self.longest + 1)}
+
+    def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
+        """Return the number of each n-gram, its index among the n-grams of this order; _UNKNOWN if it was never read.
+
+        Arguments: contexts, the numbers of the n-grams' first n - 1 tokens; targets, their last tokens.
+        """
+        keys = self._keys[order]
+        if not len(keys):
+            return np.full_like(targets, _UNKNOWN)
+        sought = np.where(contexts == _UNKNOWN, _UNKNOWN, contexts * self.vocab_size + targets)
+        numbers = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
+        return np.where(keys[numbers] == sought, numbers, _UNKNOWN)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The discounted probabilities of the n-grams of one order, and the weights of the next lower order."""
+
+    discounted: Floats  # [n-grams]: (c - D(c)) / c(h .)
+    backoff: Floats  # [contexts]: the probability that remains for the lower order
+
+    @classmethod
+    def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
+        """Discount the counts of all n-grams of one order and return its probabilities and weights as a `_Level`.
+
+        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context, its first n - 1
+        tokens; num_contexts, how many contexts there are.
+        """
+        subtracted = discounts(counts)[np.minimum(counts, 3)]
+        totals = np.bincount(contexts, counts, num_contexts)
+        freed = np.bincount(contexts, subtracted, num_contexts)
+        backoff: Floats = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
+        return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
+
+    def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
+        """Return the probabilities of targets by the model of this order, of the shape of `lower`.
+
+        Arguments: contexts, the number of each target's context among the contexts of this order; ngrams, the number of
+        context and target together among the n-grams; both are _UNKNOWN if they were never read; lower, the targets'
+        probabilities by the model of the next lower order.
+        """
+        if not len(self.discounted):
+            return lower.copy()
+        discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])
+        return np.where(contexts == _UNKNOWN, lower, discounted + self.backoff[contexts] * lower)
+
+
+def discounts(counts: Ints) -> Floats:
+    """Return the Kneser-Ney discounts of counts 0, 1, 2, and 3 or more, between 0 and the count.
+
+    They are equation 26 of Chen & Goodman 1998 (TR-10-98).
+    Arguments: counts, of all n-grams of one order.
+    Returns: float64 [4]; the last three are 0.5, 1 and 1.5 if any of the counts 1 to 4 does not occur.
+    """
+    n1, n2, n3, n4 = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))
+    if not (n1 and n2 and n3 and n4):
+        return np.array([0.0, *_FALLBACK])
+    y = n1 / (n1 + 2 * n2)
+    estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+    return np.array([0.0, *np.clip(estimates, 0.0, (1.0, 2.0, 3.0))])

@@ -1,0 +1,289 @@
+"""Make the page about groups of runs (`posbench report --by`): one pivot of losses, one of gaps, and pairs by group."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain, combinations
+from typing import Any
+
+import pandas as pd
+
+from posbench.analysis.agreement import finished_runs
+from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.statistics import fixed_pairs, interaction, interval, verdict
+from posbench.analysis.table import config_of, settings_of
+from posbench.config import ConfigError
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, pivot
+from posbench.reporting.page import Page, paragraph, prose
+from posbench.reporting.sections import models, numbers
+from posbench.reporting.text import group_text
+
+MOST_PAIRS = 30  # pairs in the table of pairs by group
+Groups = Mapping[str, Comparison]  # the value that a group of runs shares, as text -> its runs
+
+
+def groups_of(
+    summary: pd.DataFrame, rows: pd.DataFrame, group_by: str, baseline: str | None, margin: float
+) -> dict[str, Comparison]:
+    """Return {value of the column `group_by`, as text: Comparison of the finished runs with it}.
+
+    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; group_by, one column or
+    several with commas; margin, nats per token below which losses count as equal.
+    Raises: ConfigError for an unknown column.
+    """
+    columns = group_by.split(",")
+    if "data.name" in columns and "data.name" not in summary:  # runs do not record it as a setting
+        paths = summary.groupby("fingerprint.data")["path"].first()
+        texts = {fingerprint: config_of(str(path))["data"]["name"] for fingerprint, path in paths.items()}
+        summary = summary.assign(**{"data.name": summary["fingerprint.data"].map(texts)})
+    check_columns(summary, columns)
+    if "train.lr" in columns:  # then each group has one rate, and nothing is chosen by a search
+        summary = summary.assign(searched=False)
+    finished = set(finished_runs(summary)[0].index)
+    groups = {}
+    for value, group in summary.groupby(columns if columns[1:] else group_by, sort=True):
+        if finished & set(group.index):
+            groups[group_text(value)] = build(group, rows, baseline, margin, group_by)
+    return groups
+
+
+def check_columns(summary: pd.DataFrame, columns: list[str]) -> None:
+    """Raise ConfigError if runs cannot be grouped by one of these columns. Arguments: summary, a row per run."""
+    known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
+    for column in columns:
+        if column not in known or summary[column].isna().all():
+            varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
+            differ = ", ".join(varied) or "nothing but the scheme and the seed"
+            raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
+
+
+def groups_page(groups: Groups, group_by: str) -> Page:
+    """Return the page of a grouped report. Arguments: group_by, the column whose values the groups share."""
+    runs = pd.concat([c.runs for c in groups.values()])
+    experiments = list(dict.fromkeys(runs["experiment"]))
+    names = ", ".join(experiments) if len(experiments) < 4 else f"{len(experiments)} experiments"
+    notes = _differences(runs, group_by)
+    for c in groups.values():
+        notes += [*c.left_out, *c.notes, *chain(*c.holes.values())]
+    rows = []
+    for value, c in groups.items():
+        rows += [{"group": value, **row} for row in numbers(c)]
+    return Page(
+        title=f"{names} by {group_by}",
+        lede=f"Runs of {len(groups)} values of {group_by}: {', '.join(groups)}. Losses are in nats per token; lower is "
+        "better.",
+        paragraph=paragraph("groups_paragraph", _facts(groups, group_by == "train.lr")),
+        sections=sections_of_groups(groups, group_by),
+        runs=runs,
+        setup=[(f"{group_by}={value}", models(c)) for value, c in groups.items()],
+        notes=notes,
+        numbers=rows,
+        files={
+            "table.csv": pd.concat([c.cells.assign(group=value) for value, c in groups.items()]),
+            "pairs.csv": pd.concat([c.pairs.assign(group=value) for value, c in groups.items()]),
+        },
+        closing="Files: table.csv (every figure of each group), pairs.csv, runs.csv; columns.csv explains their "
+        "columns.",
+    )
+
+
+def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
+    """Return a line for what differs between the groups besides the column `group_by`."""
+    shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
+    shared = [column for column in shared if column not in group_by.split(",")]
+    differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+    lines = [f"the groups also differ in {', '.join(differing)}"] if differing else []
+    if runs["fingerprint.data"].nunique() > 1:
+        lines.append("the groups were trained on different text")
+    return lines
+
+
+def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
+    """Return what the paragraph says, {name: value}."""
+    means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
+    tried = means[means.notna().sum(axis=1) > 1]
+    best = tried.idxmin(axis=1)
+    at_edge = []
+    for scheme, row in tried.iterrows():
+        values = row.dropna().index
+        if best[str(scheme)] in (values[0], values[-1]):
+            at_edge.append(str(scheme))
+    tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
+    better = Counter(s for c in tested for s in c.schemes if verdict(c.pairs, s, c.baseline) == "better")
+    return {
+        "is_rate": is_rate,
+        "best": best,
+        "at_edge": at_edge,
+        "lowest_at_best": [(s, means.loc[s].idxmin()) for s in means.min(axis=1).nsmallest(3).index],
+        "groups": len(groups),
+        "tested": len(tested),
+        "scopes": sorted({c.scope for c in tested}),
+        "unfinished": [value for value, c in groups.items() if c.unfinished],
+        "baseline": next(iter(groups.values())).wanted_baseline,
+        "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
+        "better": better.most_common(),
+    }
+
+
+def sections_of_groups(groups: Groups, group_by: str) -> list[Section]:
+    """Return the sections of a report about groups of runs. Arguments: group_by, the column that they share."""
+    is_rate = group_by == "train.lr"
+    cells = _sorted(cells_by_group(groups), is_rate)
+    title = f"Loss by scheme and {group_by}"
+    latex = ("loss", f"{title}, nats/token; bold: the best of each row.")
+    loss = Section(title, table=loss_by_group(groups, cells, is_rate), note=prose("losses_by", is_rate), latex=latex)
+    title = f"Gap to the baseline by scheme and {group_by}"
+    latex = ("gap", f"{title}, nats/token.")
+    gap = Section(title, table=gap_by_group(groups, cells), note=prose("gaps_by"), latex=latex)
+    # Losses answer the question about learning rates, gaps the others: the terminal shows the first table.
+    shown, other = (loss, gap) if is_rate else (gap, loss)
+    sections = [Section("", plots=trend(groups, cells, group_by)), shown, other]
+    by_pair = pairs_by_group(groups)
+    if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
+        sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=prose("pairs_by", groups)))
+    differences = interactions(groups)
+    if len(differences):
+        title = f"Difference of gaps between two values of {group_by}"
+        note = prose("interactions", list(groups), _own_matrices(groups))
+        table, files = interaction_table(groups, differences), {"interaction.csv": differences}
+        sections.append(Section(title, table=table, note=note, files=files))
+    sections += chain.from_iterable(protocol.group_sections(groups) for protocol in PROTOCOLS.values())
+    return sections
+
+
+def cells_by_group(groups: Groups) -> pd.DataFrame:
+    """Return the final losses, a row per scheme and group: loss and gap with intervals, and marks for the tables."""
+    parts = []
+    for value, c in groups.items():
+        part = c.ranking.assign(group=value, loss_half=half(c.ranking, "loss"), gap_half=half(c.ranking, "gap"))
+        is_decided = part["verdict"].isin(["better", "worse"])
+        part["mark"] = is_decided.map({True: "\\*", False: ""})
+        is_base = part["scheme"] == c.baseline
+        part["gap_half"] = part["gap_half"].mask(is_base)
+        if c.wanted_baseline not in c.schemes:
+            part[["gap", "gap_half"]] = math.nan
+        parts.append(part)
+    cells = pd.concat(parts, ignore_index=True)
+    is_best = cells["loss"] == cells.groupby("scheme")["loss"].transform("min")
+    return cells.assign(is_best=is_best & (len(groups) > 1))
+
+
+def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
+    """Return the loss, a row per scheme and a column per group; each scheme's lowest is bold.
+
+    If the groups are learning rates, the last column is the gap to the baseline at each scheme's best rate.
+    """
+    titles = {value: value for value in groups}
+    table = pivot(cells, titles, "group", "loss", Format(half="loss_half", bold="is_best"))
+    base = next(iter(groups.values())).wanted_baseline
+    best = cells[cells["is_best"]].set_index("scheme")["group"]
+    if not is_rate or base not in best:
+        return table
+    title, gaps = f"gap to {base} at best rates", []
+    at_best = {scheme: groups[group].losses[scheme] for scheme, group in best.items()}
+    for scheme in table.frame["scheme"]:
+        mean, low, high = interval((at_best[scheme] - at_best[base]).dropna())
+        gaps.append({title: mean, "gap: half": (high - low) / 2 if scheme != base else math.nan})
+    frame = pd.concat([table.frame, pd.DataFrame(gaps)], axis=1)
+    return Table(frame, {**table.formats, title: Format(half="gap: half", sign=True)})
+
+
+def gap_by_group(groups: Groups, cells: pd.DataFrame) -> Table:
+    """Return the gap to the baseline, a row per scheme and a column per group; `*` marks a decided one."""
+    titles = {value: value for value in groups}
+    return pivot(cells, titles, "group", "gap", Format(half="gap_half", sign=True, after="mark"))
+
+
+def _sorted(cells: pd.DataFrame, is_rate: bool) -> pd.DataFrame:
+    """Return the cells sorted by each scheme's lowest loss if groups are learning rates, else by its mean gap."""
+    of_scheme = cells.groupby("scheme")
+    level = of_scheme["loss"].transform("min") if is_rate else of_scheme["gap"].transform("mean")
+    return cells.assign(level=level).sort_values(["level", "scheme"], kind="stable").drop(columns="level")
+
+
+def trend(groups: Groups, cells: pd.DataFrame, group_by: str) -> list[Plot]:
+    """Return a picture of the loss or the gap to the baseline against the groups, if a scheme is in two or more."""
+    value = "loss" if group_by == "train.lr" else "gap"
+    place = {group: n for n, group in enumerate(groups)}
+    points = cells.assign(x=cells["group"].map(place), y=cells[value]).dropna(subset="y")
+    points = points[points.groupby("scheme")["x"].transform("size") > 1].sort_values("x", kind="stable")
+    if value == "gap":
+        points = points[points["scheme"] != next(iter(groups.values())).wanted_baseline]
+    if points.empty:
+        return []
+    label = "Loss" if value == "loss" else "Gap to the baseline"
+    marks = pd.DataFrame({"x": list(place.values()), "text": [group.replace(" ", "\n") for group in place]})
+    caption = f"{label} against {group_by}, mean over seeds."
+    x_label = group_by.replace(",", ", ")
+    return [Plot("trend", "groups", caption, points, x_label, f"{label.lower()}, nats/token", marks)]
+
+
+def pairs_by_group(groups: Groups) -> Table:
+    """Return a row per claimed pair of schemes: its difference in each group of runs, and whether the signs agree.
+
+    Claimed pairs are those that the experiment fixed before training, or all pairs; shown are those that all groups
+    have. Each difference has its verdict: differ, equal, open or, if the group ranks nothing, not tested.
+    """
+    rows: dict[frozenset[str], dict[str, Any]] = {}
+    signs: dict[frozenset[str], list[str]] = {}
+    formats = {}
+    for value, c in groups.items():
+        title = f"{value}, {c.scope}"
+        formats[title] = Format(half=f"{title}: half", sign=True, after=f"{title}: after")
+        claimed = fixed_pairs(c.config.get("experiment", {}).get("primary") or ())
+        for pair in c.pairs.to_dict("records"):
+            name = frozenset((pair["left"], pair["right"]))
+            if claimed and name not in claimed:
+                continue
+            row = rows.setdefault(name, {"lower loss": pair["left"], "higher loss": pair["right"]})
+            signs.setdefault(name, []).append(pair["left"])
+            outcome = verdict(c.pairs, pair["left"], pair["right"]) if c.can_rank else ""
+            outcome = {"better": "differ", "": "not tested"}.get(outcome, outcome)
+            row[title] = pair["difference"] if row["lower loss"] == pair["left"] else -pair["difference"]
+            row[f"{title}: half"] = half(pair, "difference")
+            row[f"{title}: after"] = f" {outcome}"
+    shared = [name for name, of_pair in signs.items() if len(of_pair) == len(groups)]
+    return Table.of([rows[name] | {"same sign": _same(signs[name])} for name in shared], formats)
+
+
+def _same(signs: list[str]) -> str:
+    return "yes" if len(set(signs)) == 1 else "no"
+
+
+def interactions(groups: Groups) -> pd.DataFrame:
+    """Return how the gaps of claimed pairs differ between two groups of runs, a row per pair; no rows otherwise.
+
+    A pair is tested if both groups can rank.
+    """
+    if len(groups) != 2:
+        return pd.DataFrame()
+    first, second = groups.values()
+    fixed = fixed_pairs(first.config.get("experiment", {}).get("primary") or ())
+    shared = [scheme for scheme in first.schemes if scheme in second.schemes]
+    pairs = [pair for pair in combinations(shared, 2) if not fixed or frozenset(pair) in fixed]
+    figures = interaction(first.losses, second.losses, pairs)
+    if not (first.can_rank and second.can_rank):
+        figures["p"] = math.nan
+    return figures
+
+
+def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
+    """Return the table of `interactions`."""
+    titles = dict(zip(("first_gap", "second_gap"), (f"gap, {value}" for value in groups), strict=True))
+    titles |= {"left": "lower loss", "right": "higher loss"}
+    frame = figures.assign(half=half(figures, "difference"), p=figures["p"].astype(object).fillna("not tested"))
+    frame = frame[["left", "right", "seeds", "first_gap", "second_gap", "difference", "half", "p"]]
+    formats = {title: Format(sign=True) for title in titles.values()}
+    formats |= {"difference": Format(half="half", sign=True), "p": Format("p")}
+    return Table(frame.rename(columns=titles), formats)
+
+
+def _own_matrices(groups: Groups) -> list[str]:
+    """Return the schemes with matrices of their own, which AdamW trains beside Muon."""
+    runs = pd.concat([c.runs for c in groups.values()])
+    if "own_matrices" not in runs:
+        return []
+    return sorted(set(runs.loc[runs["own_matrices"].fillna(0) > 0, "scheme"]))

@@ -1,0 +1,100 @@
+"""Show how gaps divide into time and quality, and gaps expressed in tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.onset import Fit, decayed_points, fit, gap_after_onset, worth
+from posbench.analysis.statistics import FEWEST_SEEDS, interval
+from posbench.config.units import DASH, number
+from posbench.evaluation.protocols.order import count_onsets
+from posbench.evaluation.protocols.section import Format, Section, Table
+
+
+def time_table(c: Comparison, reference: str, line: Fit) -> Table:
+    """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
+
+    Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
+    lacks, because it is due to the difference in onset. The second gap and the time need enough seeds, all with an
+    onset. Arguments: line, fitted to the losses of `reference`.
+    """
+    rows, gap, at_onset = [], f"gap to {reference}", "at equal tokens after onset"
+    for scheme in c.schemes:
+        if scheme == reference:
+            continue
+        mean, low, high = interval((c.losses[scheme] - c.losses[reference]).dropna())
+        runs = c.runs[c.runs["scheme"] == scheme]
+        row: dict[str, Any] = {"scheme": scheme, "seeds": len(runs), gap: mean, "gap: half": (high - low) / 2}
+        if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
+            quality, half = gap_after_onset(runs, line)
+            row |= {at_onset: quality, "onset: half": half, "time": 1 - quality / mean}
+        else:
+            row[at_onset] = f"none: {count_onsets(runs['onset_tokens'])} use it"
+        rows.append(row)
+    formats = {gap: Format(half="gap: half", sign=True), at_onset: Format(half="onset: half", sign=True)}
+    table = Table.of(rows, {**formats, "time": Format("percent")})
+    return Table(
+        table.frame.reindex(columns=["scheme", "seeds", gap, "gap: half", at_onset, "onset: half", "time"]),
+        table.formats,
+    )
+
+
+def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
+    """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown.
+
+    The baseline has no row. Arguments: points, losses of runs that end after several lengths, with columns scheme,
+    seed, tokens and loss.
+    """
+    rows = []
+    for scheme in c.schemes:
+        if scheme == c.baseline:
+            continue
+        shares, text = worth(points, scheme, c.baseline), DASH
+        if shares and shares[0] <= 1:
+            text = f"reaches {c.baseline}'s final loss with {_shares(*shares)} of its tokens"
+        elif shares:
+            mean, low, high = shares
+            text = f"{c.baseline} reaches this final loss with {_shares(1 / mean, 1 / high, 1 / low)} of its tokens"
+        rows.append({"scheme": scheme, "worth in tokens": text})
+    return Table.of(rows)
+
+
+def _shares(mean: float, low: float, high: float) -> str:
+    return f"{mean:.2f} (95 %: {low:.2f} to {high:.2f})"
+
+
+def onset_gaps(c: Comparison) -> list[Section]:
+    """Return a report's sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
+
+    The first needs runs that logged when they began to use distant order, the second branches (shorter runs with a
+    decay of their own). Both need two schemes and FEWEST_SEEDS seeds.
+    """
+    if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
+        return []
+    points, sections = decayed_points(c.runs), []
+    reference = c.schemes[0]
+    if c.has_onsets and np.isfinite(c.onsets).any(axis=None):
+        line = fit(points[points["scheme"] == reference]) if np.isfinite(c.onsets[reference].dropna()).all() else None
+        count = count_onsets(c.onsets[reference])
+        note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use distant order."
+        if line:
+            a, b = line.coefficients
+            note = (
+                f"{reference} after onset: {number(a)} {number(b, sign=True)} ln(million tokens since onset), fitted "
+                f"to {line.points} runs and branches (standard deviation {number(line.sd)}). The second gap is the "
+                "scheme's loss minus this line at the scheme's own tokens since onset, seed by seed; its ± has the "
+                "fit's error. Time: the share of the first gap that the second lacks."
+            )
+        table = time_table(c, reference, line) if line else None
+        sections.append(Section("Time and quality", table=table, note=note))
+    if (points.groupby(["scheme", "seed"]).size() > 1).any():
+        note = (
+            "Each seed's loss is taken as linear in ln(tokens) between its branches, which have a decay of their own. "
+            "–: a seed is below the other's final loss in its shortest run already, or has no branches."
+        )
+        sections.append(Section("Worth in tokens", table=worth_table(c, points), note=note))
+    return sections

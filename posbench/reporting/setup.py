@@ -1,0 +1,129 @@
+"""Describe what was trained: the set-up of a report's runs, in lines of text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from posbench.analysis.table import config_of, scheme_settings, settings_of
+from posbench.catalogue.choices import choices, read_row
+from posbench.config import chosen_experiment
+from posbench.config.units import short_count
+
+
+def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield (scheme, text) for each scheme whose runs continued the training of another model.
+
+    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`. Arguments: runs, a row
+    per run.
+    """
+    for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
+        inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
+        names = continued["continues"]
+        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
+        yield str(scheme), f"{short_count(inherited)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+
+
+def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return (name, text) pairs that describe the set-up: experiment, data, model, training, runs and versions.
+
+    Arguments: runs, a row per run.
+    """
+    config = config_of(str(runs["path"].iloc[0]))
+    experiment = ", ".join(dict.fromkeys(runs["experiment"]))
+    seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
+
+    def distinct(column: str) -> str:
+        return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
+
+    if config["data"]["source"] == "task":
+        task_paths = runs.groupby("data.name", sort=False)["path"].first()
+        data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in task_paths.items()]
+    else:
+        data = [("data and tokenizer", _settings(config, "data", "tokenizer") + _context_bytes(runs))]
+    codes = runs["fingerprint.code"].nunique()
+    versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
+    machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
+    code = f"; {codes} versions of the code" if codes > 1 else ""
+    prints = ", ".join(f"{title} {distinct(f'fingerprint.{name}')[:12]}" for title, name in _PRINTS.items())
+    facts = [
+        (
+            "experiment",
+            ": ".join(filter(None, (experiment, chosen_experiment(config, experiment).get("description")))),
+        ),
+        *data,
+        ("model", _settings(config, "model")),
+        ("train", f"{distinct('num_steps')} steps, lr={distinct('train.lr')}, {_settings(config, 'train')}"),
+        (
+            "runs",
+            f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
+        ),
+    ]
+    skipped = runs[runs["skipped_steps"] > 0]
+    if len(skipped):
+        listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
+        facts.append(("skipped steps", listed))
+    return facts
+
+
+def _context_bytes(runs: pd.DataFrame) -> str:
+    """Return a phrase that tells how many bytes of text a token and the training context hold; "" if unknown.
+
+    Arguments: runs, a row per run.
+    """
+    run = runs.dropna(subset="bits_per_byte").head(1)
+    if run.empty:
+        return ""
+    length, loss, bits = (float(run[name].iloc[0]) for name in ("train.context_length", "loss", "bits_per_byte"))
+    size = loss / math.log(2) / bits
+    return f", a token is {size:.2f} bytes of text, the context of {length:.0f} tokens {length * size:.0f} bytes"
+
+
+def _settings(config: Mapping[str, Any], *groups: str) -> str:
+    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones.
+
+    Arguments: config, a run's configuration as nested dicts; groups, its top-level keys, such as model.
+    """
+    fields = [field for name in groups for field in (config.get(name) or {}).items()]
+    shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
+    return ", ".join(shown)
+
+
+_PRINTS = {"text": "data", "tokenizer": "tokenizer"}  # fingerprints that a report shows, by title
+
+# Fields of the configuration that do not matter for the comparison, or that a report shows elsewhere.
+HIDDEN_SETTINGS = {
+    "name", "steps", "tied_embeddings", "accumulation", "lr", "lr_end_ratio", "decay_ratio", "grad_clip", "text_column",
+    "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
+    "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
+    "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
+    "validation_tokens", "order_every", "tokens", "from_run",
+}  # fmt: skip
+
+
+def variants(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is.
+
+    Arguments: runs, a row per run.
+    """
+    files, lines = choices("scheme"), dict[str, None]()
+    columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
+    for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
+        name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
+        recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
+        usual = scheme_settings(read_row(name)) if name in files else {}
+        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
+        changed += [f"without {key}" for key in usual if key not in recorded]
+        if changed:
+            start = f"{name}: as in conf/scheme/{name}.yaml, but " if usual else f"{name}: "
+            lines[start + ", ".join(changed)] = None
+    return list(lines)
+
+
+def _shortened(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"

@@ -1,0 +1,129 @@
+"""Turn the tables of a report into text: all numbers are written here, once, just before they are shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.config.units import DASH, number, perplexity_text, plus_minus, short_count
+from posbench.evaluation.protocols.section import Format, Table
+
+
+def _number(value: float, half: float, format: Format) -> str:
+    if math.isfinite(half):
+        return plus_minus(value, half, format.sign)
+    return number(value, format.digits, format.sign)
+
+
+def count_text(value: float) -> str:
+    """Return a count as text: `399,360`."""
+    return f"{value:,.0f}"
+
+
+def flops_text(flops: float) -> str:
+    """Return a number of FLOPs as text: `6.15e12`."""
+    return f"{flops:.2e}".replace("e+", "e")
+
+
+# How a number becomes text: a function of the number, half of its interval (NaN for none) and the column's format.
+KINDS: Mapping[str, Callable[[Any, float, Format], str]] = {
+    "number": _number,
+    "perplexity": lambda value, half, format: perplexity_text(value, half),
+    "count": lambda value, half, format: count_text(value),
+    "flops": lambda value, half, format: flops_text(value),
+    "p": lambda value, half, format: f"{value:.2g}",
+    "percent": lambda value, half, format: f"{value:.0%}",
+    "plain": lambda value, half, format: f"{value:g}",
+}
+
+
+def as_text(table: Table) -> pd.DataFrame:
+    """Return the table with every cell as text, without the columns that only decide how others are written."""
+    hidden = {column for format in table.formats.values() for column in format.columns.values()}
+    shown = [column for column in map(str, table.frame) if column not in hidden]
+    rows = [
+        [_cell(row, column, table.formats.get(column, Format())) for column in shown]
+        for row in table.frame.to_dict("records")
+    ]
+    return pd.DataFrame(rows, columns=shown)
+
+
+def _cell(row: Mapping[Any, Any], column: str, format: Format) -> str:
+    """Return one cell as text. Arguments: row, {column: value} of the table's row."""
+    value = row[column]
+    if isinstance(value, list):
+        text = ", ".join(_written(part, math.nan, format) for part in value)
+    else:
+        text = _written(value, row.get(format.half, math.nan), format)
+    if text == DASH:
+        return DASH
+    after = row.get(format.after)
+    if isinstance(after, str) and after:
+        text += after
+    is_bold = row.get(format.bold)
+    return f"**{text}**" if pd.notna(is_bold) and is_bold else text
+
+
+def _written(value: Any, half: float, format: Format) -> str:
+    """Return a value as text: text stays as it is, whole numbers too unless the format says otherwise."""
+    if isinstance(value, str):
+        return value
+    if pd.isna(value):
+        return DASH
+    if isinstance(value, int | np.integer) and format.kind == "number":
+        return str(value)
+    return KINDS[format.kind](value, half, format)
+
+
+def markdown(table: Table) -> str:
+    """Return the table in GitHub's Markdown, the first column aligned to the left, the others to the right."""
+    shown = as_text(table)
+    rule = [":--", *["--:"] * (len(shown.columns) - 1)]
+    lines = [list(shown.columns), rule, *shown.to_numpy().tolist()]
+    return "\n".join(" | ".join(line) for line in lines)
+
+
+def latex(table: Table, caption: str, label: str) -> str:
+    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated.
+
+    Arguments: label, for references to the table.
+    """
+    escaped = as_text(table).rename(columns=_latex).map(_latex)
+    layout = "l" + "r" * (len(escaped.columns) - 1)
+    return str(escaped.to_latex(index=False, caption=_latex(caption), label=label, column_format=layout, position="t"))
+
+
+def _latex(text: str) -> str:
+    """Return Markdown text in LaTeX."""
+    text = text.replace("\\*", "*")
+    for special in "&%$#_":
+        text = text.replace(special, f"\\{special}")
+    for sign, shown in {"±": r"$\pm$", DASH: "--", "≥": r"$\geq$"}.items():
+        text = text.replace(sign, shown)
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)  # a minus sign, not a hyphen
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+
+
+def words(names: Sequence[str], most: int = 12) -> str:
+    """Return names as a list in prose: `a`, `a and b`, `a, b and c`; names beyond the first `most` are only counted."""
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append(f"{len(names) - most} more")
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def group_text(value: Any) -> str:
+    """Return the value that a group of runs shares as text: `0.005`, `1.02M`, `demo`.
+
+    The values in a tuple are joined by spaces.
+    """
+    if isinstance(value, tuple):
+        return " ".join(map(group_text, value))
+    if isinstance(value, str | bool) or not isinstance(value, int | float | np.number):
+        return str(value)
+    return short_count(float(value)) if value >= 10_000 else f"{value:g}"

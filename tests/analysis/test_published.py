@@ -1,0 +1,57 @@
+"""Published tables beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.published import agreements, all_published, load_published
+from posbench.config import ConfigError
+from tests.analysis.fabricate import PUBLISHED_ORDER, World, comparison, fabricate
+
+KEXUE = load_published("kexue-10862")
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Return nine published schemes in their order, but with nope and o_rope swapped."""
+    effects = {name: 0.03 * n for n, name in enumerate(PUBLISHED_ORDER[:9])}
+    effects |= {"qkvo_rope": 0.0001, "nope": effects["o_rope"], "o_rope": effects["nope"]}
+    world = World(effects, seeds=(0, 1, 2, 3, 4), lengths=(), probes=False, noise_sd=0.0008)
+    return comparison(fabricate(tmp_path_factory.mktemp("published"), world))
+
+
+def test_every_publication_can_be_read_and_names_its_source() -> None:
+    for published in all_published().values():
+        assert published.source.startswith("https://") and published.measurements and published.title
+        assert all(measurement.losses.keys() == measurement.values.keys() for measurement in published.measurements)
+    with pytest.raises(ConfigError, match="did you mean 'kexue-10862'"):
+        load_published("kexue-1086")
+
+
+def test_gaps_and_kendalls_tau(ours: Comparison) -> None:
+    [agreement] = agreements(KEXUE, ours)
+    theirs = KEXUE.measurements[0].values
+    assert list(agreement.table.index) == sorted(theirs, key=lambda scheme: theirs[scheme])
+    row = agreement.table.loc["k_rope"]
+    assert row["published_gap"] == pytest.approx(2.769 - 2.712)
+    assert row["gap"] == pytest.approx((ours.losses["k_rope"] - ours.losses["qk_rope"]).mean())
+    tau = stats.kendalltau([theirs[s] for s in agreement.table.index], ours.losses.mean()[agreement.table.index])
+    assert (agreement.tau, agreement.p) == pytest.approx((tau.statistic, tau.pvalue)) and 0.5 < agreement.tau < 1
+    assert agreement.ours == "validation at 256 tokens"
+
+
+def test_lengths_are_compared_in_training_lengths(analysis: Comparison) -> None:
+    alibi = load_published("alibi-wikitext103")
+    wheres = {agreement.theirs.length: agreement.ours for agreement in agreements(alibi, analysis)}
+    assert wheres[512] == "validation at 256 tokens", "their training length, windows back to back"
+    assert wheres[1012] == "nonoverlapping at 512 tokens" and wheres[3512] == "nonoverlapping at 2048 tokens"
+
+
+def test_of_a_metric_that_is_no_loss_only_the_order_is_compared(analysis: Comparison, experiment: Path) -> None:
+    [agreement] = agreements(load_published("kazemnejad-2023"), analysis)
+    assert list(agreement.table.index) == ["nope", "alibi", "qk_rope"]
+    assert agreement.table["published_gap"].isna().all() and agreement.tau == pytest.approx(-1)

@@ -1,0 +1,106 @@
+"""The tidy table and its summary against the files that the figures come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import posbench
+from posbench.analysis.table import read
+from posbench.reporting.page import meaning
+from posbench.runs import DIED
+from posbench.runs.results import ResultKey
+from tests.analysis.fabricate import run_of, write_evaluation
+
+
+def windows(folder: Path, scheme: str, seed: int, protocol: str, stem: object) -> pd.DataFrame:
+    return pd.read_parquet(folder / scheme / f"seed={seed}" / "eval" / protocol / f"{stem}.parquet")
+
+
+def test_sums_of_the_tidy_rows_are_those_of_the_stored_windows(experiment: Path) -> None:
+    rows = posbench.results(experiment, tidy=True)
+    assert {"model.d_model", "train.lr", "tokens", "parameters"} <= set(rows.columns) and "run" not in rows
+    rows = rows[(rows["scheme"] == "alibi") & (rows["seed"] == 2)]
+    by_hand = windows(experiment, "alibi", 2, "fixed", 512)
+    selected = rows[(rows["protocol"] == "fixed") & (rows["length"] == 512)].groupby("metric", observed=True)
+    sums = selected[["value", "count"]].sum()
+    assert tuple(sums.loc["loss"]) == pytest.approx((by_hand["nll"].sum(), by_hand["targets"].sum()))
+    bits = (by_hand["nll"].sum() / math.log(2), by_hand["bytes"].sum())
+    assert tuple(sums.loc["bits_per_byte"]) == pytest.approx(bits)
+
+    by_hand = windows(experiment, "alibi", 2, "order", 256)
+    by_hand = by_hand[by_hand["bucket_start"] == 5]
+    selected = rows[(rows["metric"] == "lost_order") & (rows["first"] == 5)]
+    assert set(selected["last"]) == set(by_hand["bucket_end"] - 1)
+    assert selected["value"].sum() == pytest.approx((by_hand["shuffled_nll"] - by_hand["nll"]).sum())
+    assert selected["count"].sum() == by_hand["targets"].sum()
+
+    by_hand = windows(experiment, "alibi", 2, "retrieval", 512)
+    selected = rows[(rows["metric"] == "drop") & (rows["length"] == 512)]
+    assert selected["value"].sum() == pytest.approx((by_hand["control_nll"] - by_hand["second_nll"]).sum())
+    assert set(selected["first"]) == set(by_hand["gap"]) and selected["document"].is_unique
+
+
+def test_other_text_options_at_evaluation_and_older_weights_are_columns(experiment_copy: Path) -> None:
+    run = run_of(experiment_copy, "alibi", 0)
+    rows = windows(experiment_copy, "alibi", 0, "fixed", 512)
+    for word in ("data=wiki", "rescale=yarn", "step=100"):
+        write_evaluation(run, "fixed", 512, "test", rows.assign(nll=rows["nll"] * 1.1), word)
+    tidy = posbench.results(experiment_copy, tidy=True)
+    tidy = tidy[(tidy["scheme"] == "alibi") & (tidy["seed"] == 0) & (tidy["metric"] == "loss")]
+    tidy = tidy[(tidy["length"] == 512) & (tidy["protocol"] == "fixed")]
+    sums = tidy.groupby(["text", "under", "at_step"], observed=True)["value"].sum()
+    assert set(sums.index) == {("", "", 0), ("wiki", "", 0), ("", "rescale=yarn", 0), ("", "", 100)}
+    assert sums[("wiki", "", 0)] == pytest.approx(1.1 * sums[("", "", 0)])
+
+
+def test_the_summary_has_a_row_a_run_also_of_those_that_cannot_be_compared(experiment_copy: Path) -> None:
+    run_of(experiment_copy, "alibi", 0).update_manifest(status=DIED, reason="the loss is nan", loss=None)
+    (experiment_copy / "nope" / "seed=1" / "run.json").write_text("{")
+    (experiment_copy / "qk_rope" / "seed=0" / "eval" / "fixed" / "512.parquet").write_bytes(b"torn")
+    summary = posbench.results(experiment_copy).set_index(["scheme", "seed"])
+    assert len(summary) == 16 and set(summary["status"]) == {"finished", "died", "unreadable"}
+    assert summary.loc[("alibi", 0), "diverged"] == "died: the loss is nan"
+    assert "run.json" in summary.loc[("nope", 1), "reason"]
+    assert "posbench eval" in summary.loc[("qk_rope", 0), "damaged"]
+    by_hand = windows(experiment_copy, "nope", 3, "validation", 256)
+    assert summary.loc[("nope", 3), "loss"] == pytest.approx(by_hand["nll"].sum() / by_hand["targets"].sum())
+    assert (
+        summary.loc[("nope", 3), "train.lr"]
+        == json.loads((experiment_copy / "nope/seed=3/run.json").read_text())["identity"]["train.lr"]
+    )
+
+
+def test_the_learning_rate_is_the_schemes_own(experiment_copy: Path) -> None:
+    run = run_of(experiment_copy, "alibi", 0)
+    run.update_manifest(identity=run.manifest.identity | {"scheme.lr": 0.04})
+    summary = posbench.results(experiment_copy).set_index(["scheme", "seed"])
+    assert summary.loc[("alibi", 0), "train.lr"] == 0.04 and "scheme.lr" not in summary
+
+
+@pytest.mark.slow
+def test_a_folder_without_runs_has_no_rows(tmp_path: Path) -> None:
+    assert posbench.results(tmp_path).empty and posbench.results(tmp_path, tidy=True).empty
+
+
+def test_every_column_is_documented(experiment: Path) -> None:
+    for frame in (posbench.results(experiment), posbench.results(experiment, tidy=True)):
+        assert all(meaning(str(column))[0] for column in frame.columns)
+
+
+def test_ngram_models_are_rows_of_a_protocol_of_their_own(experiment_copy: Path) -> None:
+    run = run_of(experiment_copy, "nope", 1)
+    counts = {"document": 0, "start": 0, "targets": 500, "bytes": 900}
+    windows = pd.DataFrame([{**counts, "order": order, "nll": 500 * loss} for order, loss in ((2, 3.5), (3, 2.75))])
+    header = {"batches": run.manifest.fingerprints.batches, "settings": {}, "weights": run.manifest.weights}
+    run.store(ResultKey("ngram", 128), windows, header)
+    _, rows = read([experiment_copy])
+    rows = rows[rows["protocol"] == "ngram"]
+    assert [*zip(rows["scheme"], rows["seed"], rows["value"] / rows["count"], strict=True)] == [
+        ("Kneser-Ney 2", 1, 3.5),
+        ("Kneser-Ney 3", 1, 2.75),
+    ], "once for all schemes of the seed"

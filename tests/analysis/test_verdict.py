@@ -1,0 +1,375 @@
+"""`posbench judge`: the report's verdict for scripts, and the planned looks of a loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import posbench
+from posbench.analysis.comparison import build
+from posbench.analysis.options import JudgeOptions
+from posbench.analysis.reading import read_runs
+from posbench.analysis.verdict import LOOKS, Judgement, judge_all
+from posbench.config import ConfigError
+from posbench.reporting.sections import loss_table, name_with_remarks
+from posbench.reporting.text import as_text
+from posbench.runs import Run, find_runs
+from posbench.runs.finding import REFERENCE
+from posbench.system.console import console
+from tests.analysis.fabricate import (
+    World,
+    change_fingerprints,
+    comparison,
+    fabricate,
+    fabricate_search,
+    rescore,
+    run_of,
+)
+from tests.json_schema import DEFINITIONS, faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["headline", "demo_cpu", "ladder_s", "ladder_m", "all_schemes"])
+def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
+    place = REFERENCE / name
+    comparison = build(*read_runs([place], None, console(quiet=True)))
+    table = as_text(loss_table(comparison)).set_index("scheme")
+    judgements, left_out = judge_all(place, JudgeOptions())
+    assert not left_out and {j.scheme for j in judgements} == {*comparison.schemes} - {comparison.baseline}
+    for judgement in judgements:
+        data = json.loads(judgement.as_json())
+        assert not faults(data, "judge")
+        if not comparison.can_rank:
+            assert data["verdict"] == "open" and data["p"] is None
+            continue
+        row = table.loc[name_with_remarks(comparison, judgement.scheme)]
+        assert data["verdict"] == row[f"verdict at {judgement.scope}"]
+        assert float(row[f"gap to {comparison.baseline}"].split()[0]) == pytest.approx(judgement.gap, abs=6e-3)
+        assert (data["p"] <= 0.05) == (data["verdict"] in ("better", "worse"))
+
+
+def test_the_schema_has_every_field() -> None:
+    schema = DEFINITIONS["judge"]
+    assert [field.name for field in fields(Judgement)] == list(schema["properties"]) == schema["required"]
+    data = json.loads(posbench.judge(REFERENCE / "headline", scheme="alibi").as_json())
+    broken = [data | {"verdict": "good"}, data | {"p": "small"}, data | {"beyond": {}}, data | {"go_on": 0}]
+    assert all(faults(wrong, "judge") for wrong in (*broken, {**data, "more": 1}, {"verdict": "open"}))
+
+
+def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand() -> None:
+    """Interpolate each seed's loss in ln(tokens) between 3.07M, 6.14M and 12.3M tokens, at qk_rope's final loss."""
+    runs = [posbench.results(REFERENCE / name) for name in ("headline-3.07M", "headline-6.14M", "headline")]
+    losses = pd.concat(runs).pivot(index="tokens", columns=["scheme", "seed"], values="loss").sort_index()
+    logs = []
+    for seed in range(5):
+        curve, goal = losses["alibi", seed], losses["qk_rope", seed].iloc[-1]
+        tokens = np.interp(goal, curve.to_numpy()[::-1], np.log(curve.index.to_numpy(float))[::-1])
+        logs.append(tokens - np.log(curve.index[-1]))
+    half = 2.776445 * np.std(logs, ddof=1) / np.sqrt(5)  # Student's t with 4 degrees of freedom
+    expected = np.exp([np.mean(logs), np.mean(logs) - half, np.mean(logs) + half])
+    worth = posbench.judge(REFERENCE / "headline", scheme="alibi").worth_in_tokens
+    assert worth is not None and [worth[key] for key in ("share", "low", "high")] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_beyond_the_training_length_there_is_a_verdict_of_its_own(experiment: Path) -> None:
+    """Alibi is worse by 0.05 at the training length, and its loss grows by 0.02 per doubling instead of 0.25."""
+    alibi = posbench.judge(experiment, scheme="alibi", baseline="qk_rope")
+    beyond = comparison(experiment).at("fixed", 2048, metric="loss").set_index("scheme")
+    assert alibi.verdict == "worse" and alibi.beyond is not None and alibi.beyond["verdict"] == "better"
+    assert alibi.beyond["perplexity"] == pytest.approx(np.exp(beyond["value"]["alibi"]))
+    gap = beyond.loc["alibi", ["gap", "gap_low", "gap_high"]].to_list()
+    assert [alibi.beyond[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(gap)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a baseline of eight seeds, candidates of eight, and one that has the baseline's losses."""
+    effects = {"qk_rope": 0.0, "vo_rope": -0.1, "alibi": -0.005, "nope": 0.1}
+    world = World(effects, tuple(range(8)), noise_sd=0.004, lengths=(), probes=False, experiment="loop")
+    folder = fabricate(tmp_path_factory.mktemp("loop"), world)
+    for run in find_runs(folder):
+        run.update_manifest(
+            command=[f"scheme={run.manifest.scheme}", f"seed={run.manifest.seed}", "experiment_name=loop"]
+        )
+    return folder
+
+
+def after(loop: Path, seeds: int, scheme: str, **options: Any) -> Judgement:
+    """Return the judgement of a scheme after this many seeds of it, as one of 20 candidates."""
+    summary, rows = read_runs([loop], None, console(quiet=True))
+    summary = summary[(summary["scheme"] != scheme) | (summary["seed"] < seeds)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posbench.analysis.verdict.read_runs", lambda *_: (summary, rows))
+        return posbench.judge(loop, scheme=scheme, baseline="qk_rope", **{"family": 20, **options})
+
+
+def test_a_loop_looks_at_two_five_and_eight_seeds_only(loop: Path) -> None:
+    better = {seeds: after(loop, seeds, "vo_rope") for seeds in range(1, 9)}
+    assert [j.verdict for j in better.values()] == ["open"] * 4 + ["better"] * 4
+    assert [j.go_on for j in better.values()] == [True] * 4 + [False] * 4
+    assert {j.p for j in list(better.values())[4:]} == {better[5].p}  # the first look that decides counts
+    small = {seeds: after(loop, seeds, "alibi") for seeds in (5, 6, 7, 8)}
+    assert [j.verdict for j in small.values()] == ["open"] * 4 and [j.go_on for j in small.values()] == [True] * 3 + [
+        False
+    ]
+    assert small[6].p == small[5].p != small[8].p
+
+
+def test_p_is_corrected_for_all_candidates_and_both_looks(loop: Path) -> None:
+    one, twenty = after(loop, 5, "vo_rope", family=1), after(loop, 5, "vo_rope")
+    losses = comparison(loop).losses.loc[:4]
+    differences = losses["qk_rope"] - losses["vo_rope"]
+    t = differences.mean() / (differences.std() / np.sqrt(5))
+    from scipy.stats import t as student
+
+    assert one.p == pytest.approx(2 * student.sf(t, 4) * len(LOOKS)) and twenty.p == pytest.approx(20 * one.p)
+
+
+def test_a_candidate_that_both_first_seeds_find_worse_is_dropped_without_a_verdict(loop: Path) -> None:
+    worse = after(loop, 2, "nope")
+    assert (worse.verdict, worse.go_on, worse.next_commands, worse.exit_status) == ("open", False, [], 12)
+    assert worse.reason == "dropped: worse by more than 0.01 nats with each of the first 2 seeds"
+    assert after(loop, 1, "nope").go_on and after(loop, 5, "nope").verdict == "worse"
+
+
+def test_it_says_which_look_was_reached_and_why_the_verdict_is_what_it_is(loop: Path) -> None:
+    """Two, five and eight seeds are three looks; vo_rope is decided at the second, alibi at none."""
+    vo_rope = {seeds: after(loop, seeds, "vo_rope") for seeds in (1, 2, 4, 5, 8)}
+    looks = {1: (0, 0), 2: (1, 2), 4: (1, 2), 5: (2, 5), 8: (2, 5)}
+    assert {seeds: j.look for seeds, j in vo_rope.items()} == {
+        seeds: {"number": number, "of": 3, "seeds": of_look} for seeds, (number, of_look) in looks.items()
+    }
+    assert vo_rope[4].reason == "not decided yet: the next look is at 5 seeds"
+    assert vo_rope[5].reason == vo_rope[8].reason == "decided by the test of 5 seeds"
+    alibi = after(loop, 8, "alibi")
+    assert alibi.look == {"number": 3, "of": 3, "seeds": 8}
+    assert alibi.reason == "not decided by the test of 8 seeds, the last one"
+    assert after(loop, 5, "vo_rope", family=None).look is None
+
+
+def test_the_next_commands_train_the_seeds_that_are_missing(loop: Path) -> None:
+    def command(scheme: str, seeds: str) -> list[str]:
+        return ["posbench", "train", "-m", f"scheme={scheme}", "experiment_name=loop", f"seed={seeds}"]
+
+    assert [after(loop, seeds, "vo_rope").next_commands for seeds in (1, 2, 4)] == [
+        [command("vo_rope", "1")],
+        [command("vo_rope", "2,3,4")],
+        [command("vo_rope", "4")],
+    ]
+    assert after(loop, 5, "alibi").next_commands == [command("alibi", "5,6,7")]
+    summary, rows = read_runs([loop], None, console(quiet=True))
+    few = summary[summary["seed"] < 2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posbench.analysis.verdict.read_runs", lambda *_: (few, rows))
+        commands = posbench.judge(loop, scheme="vo_rope", baseline="qk_rope", family=20).next_commands
+    assert commands == [command("vo_rope", "2,3,4"), command("qk_rope", "2,3,4")]
+
+
+def test_a_candidate_that_diverged_has_failed(tmp_path: Path) -> None:
+    """Both runs of nope died, and one of three of alibi; k_rope was only stopped, which is not its fault."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.1}
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    shutil.rmtree(folder / "nope/seed=2")
+    dead = [run_of(folder, "alibi", 1), *find_runs(folder / "nope")]
+    for run in dead:
+        run.update_manifest(status="died", reason=f"NaN in {run.manifest.run_name}", loss=None, bits_per_byte=None)
+    for run in find_runs(folder / "k_rope"):
+        run.update_manifest(status="stopped", reason="no space", loss=None, bits_per_byte=None)
+    nope = posbench.judge(folder, scheme="nope", family=20)
+    assert (nope.verdict, nope.exit_status, nope.go_on, nope.next_commands) == ("failed", 13, False, [])
+    assert nope.reason == "seed 0 diverged: NaN in demo/nope/seed=0; seed 1 diverged: NaN in demo/nope/seed=1"
+    data = json.loads(nope.as_json())
+    assert not faults(data, "judge") and nope.seeds == [] and nope.baseline_seeds == [0, 1, 2]
+    assert [data[name] for name in ("gap", "gap_low", "p", "beyond", "onset")] == [None] * 5
+    assert str(nope) == f"nope: failed ({nope.reason}); stop"
+    alibi = posbench.judge(folder, scheme="alibi")  # the runs that survived would make it look good
+    gaps = [
+        stored_loss(run_of(folder, "alibi", seed)) - stored_loss(run_of(folder, "qk_rope", seed)) for seed in (0, 2)
+    ]
+    assert (alibi.verdict, alibi.seeds, alibi.go_on) == ("failed", [0, 2], False)
+    assert alibi.gap == pytest.approx(np.mean(gaps)) and np.isnan(alibi.p)
+    judgements, left_out = judge_all(folder, JudgeOptions())
+    assert [(j.scheme, j.verdict) for j in judgements] == [("alibi", "failed"), ("nope", "failed")]
+    assert left_out == {"k_rope": [f"k_rope seed {seed}: stopped: no space" for seed in (0, 1, 2)]}
+    with pytest.raises(ConfigError, match=r"(?s)'k_rope' has no finished run.*stopped: no space"):
+        posbench.judge(folder, scheme="k_rope")
+
+
+@pytest.mark.slow
+def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path: Path) -> None:
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate} for rate in rates}
+    seeds = {rate: range(5 if rate < 3e-3 else 2) for rate in rates}
+    place = fabricate_search(tmp_path, effects, seeds, {})
+    finished = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=20)
+    assert (finished.verdict, finished.scope) == ("better", "best rates")
+    table = as_text(loss_table(build(*read_runs([place], None, console(quiet=True))))).set_index("scheme")
+    by_report = posbench.judge(place, scheme="alibi", baseline="qk_rope")
+    assert by_report.verdict == table.loc["alibi", "verdict at best rates"] == "better"
+    stopped, *_ = [run for run in find_runs(place.with_name("demo-tune")) if run.manifest.seed == 4]
+    stopped.update_manifest(status="stopped")
+    for run in find_runs(place.with_name("demo-tune")):
+        run.update_manifest(command=[f"scheme={run.manifest.scheme}", "scheme.lr=0.001", "seed=4", "data=files"])
+    for family in (None, 20):
+        waiting = posbench.judge(place, scheme="alibi", baseline="qk_rope", family=family)
+        assert (waiting.verdict, waiting.scope) == ("open", "this rate")
+        assert any("unfinished" in warning for warning in waiting.warnings)
+        assert waiting.reason == "not tested: the search for learning rates is unfinished"
+        assert waiting.next_commands == [["posbench", "tune", "scheme=alibi", "data=files", "experiment_name=demo"]]
+
+
+@pytest.mark.slow
+def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(tmp_path: Path) -> None:
+    """Alibi is far ahead, but one of its runs died at each of its two rates."""
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
+    place = fabricate_search(tmp_path, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
+    before = build(*read_runs([place], None, console(quiet=True)))
+    assert before.undecidable == [] and (before.pairs["p_claimed"] < 0.05).all()
+    for rate, seed in ((0.001, 3), (0.002, 4)):
+        run = Run(place.with_name("demo-tune") / f"lr={rate}/alibi/seed={seed}")
+        run.update_manifest(status="died", reason="NaN", loss=None, bits_per_byte=None)
+    after_deaths = build(*read_runs([place], None, console(quiet=True)))
+    p = after_deaths.pairs.set_index(["left", "right"])["p_claimed"]
+    assert after_deaths.undecidable == ["alibi"] and after_deaths.is_at_best_rates
+    assert p[("alibi", "qk_rope")] == p[("alibi", "nope")] == 1.0 and p[("qk_rope", "nope")] < 0.05
+    posbench.report(place, output=tmp_path / "report", console=console(quiet=True))
+    page = (tmp_path / "report/report.md").read_text()
+    assert (
+        "Open: alibi and qk_rope; alibi and nope. alibi diverged with a seed at each rate that its search kept" in page
+    )
+    assert posbench.judge(place, scheme="nope").verdict == "worse"
+
+
+def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
+    world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)), lengths=(), probes=False)
+    folder = fabricate(tmp_path, world)
+    for run in find_runs(folder / "stranger"):
+        same = run_of(folder, "qk_rope", run.manifest.seed)
+        for result in same.results()[0]:
+            run.store(result.key, result.windows, result.header | {"weights": run.manifest.weights})
+    judgement = posbench.judge(folder, scheme="stranger", baseline="qk_rope", family=20)
+    assert (judgement.verdict, judgement.gap, judgement.go_on) == ("equal", 0, False)
+    assert any("exactly the losses" in warning for warning in judgement.warnings)
+
+
+def test_warnings_name_one_rate_another_processor_and_what_is_left_out(loop: Path, tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1}, (0, 1, 2), lengths=(), probes=False))
+    run = run_of(folder, "nope", 2)
+    run.update_manifest(device=run.manifest.device | {"name": "another CPU"})
+    run_of(folder, "nope", 1).update_manifest(status="died", reason="the loss is NaN")
+    warnings = " ".join(posbench.judge(folder, scheme="nope", baseline="qk_rope").warnings)
+    assert all(
+        text in warnings for text in ("at this rate only", "a CPU, another CPU", "nope seed 1: died: the loss is NaN")
+    )
+
+
+def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1), lengths=(), probes=False))
+    with pytest.raises(ConfigError, match=r"'nop' has no finished run to compare with qk_rope.*nope"):
+        posbench.judge(folder, scheme="nop", baseline="qk_rope")
+    with pytest.raises(ConfigError, match="name one scheme to judge"):
+        posbench.judge(folder, baseline="qk_rope")
+    with pytest.raises(ConfigError, match="family 0 must be 1 or more"):
+        posbench.judge(folder, family=0)
+    for seed in (0, 1):
+        change_fingerprints(run_of(folder, "nope", seed), data="other text")
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare.*nope seed 1.*the text or its"):
+        posbench.judge(folder, scheme="nope")
+    shutil.rmtree(folder / "alibi")
+    with pytest.raises(ConfigError, match=r"(?s)no scheme has a finished run to compare with qk_rope.*the text or its"):
+        posbench.judge(folder)
+
+
+def with_settings(run: Run, **settings: Any) -> None:
+    """Change settings of a run as if it had been trained with them, such as `train_lr=1e-3`."""
+    changes = {name.replace("_", ".", 1): value for name, value in settings.items()}
+    run.update_manifest(identity=run.manifest.identity | changes)
+
+
+def stored_loss(run: Run) -> float:
+    windows = pd.read_parquet(run.path / "eval/validation/256.parquet")
+    return float(windows["nll"].sum() / windows["targets"].sum())
+
+
+def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path: Path) -> None:
+    """All of nope's runs have another length of training, and alibi's last seed another learning rate."""
+    effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.05}
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    for seed in (0, 1, 2):
+        with_settings(run_of(folder, "nope", seed), train_tokens=123)
+    with_settings(run_of(folder, "alibi", 2), train_lr=0.25)
+    gaps = [
+        stored_loss(run_of(folder, "alibi", seed)) - stored_loss(run_of(folder, "qk_rope", seed)) for seed in (0, 1)
+    ]
+    alibi = posbench.judge(folder, scheme="alibi", family=20)
+    assert alibi.seeds == [0, 1] and alibi.gap == pytest.approx(np.mean(gaps)) and alibi.go_on
+    [line] = [warning for warning in alibi.warnings if "left out" in warning]
+    assert re.search(r"alibi seed 2: not comparable: it differs in train\.lr: .*0\.25 \(alibi seed 2\)", line)
+    assert not [
+        warning
+        for judged in (alibi, posbench.judge(folder, scheme="k_rope"))
+        for warning in judged.warnings
+        if "nope" in warning
+    ]
+    judgements, left_out = judge_all(folder, JudgeOptions())
+    assert [judgement.scheme for judgement in judgements] == ["alibi", "k_rope"]
+    assert list(left_out) == ["nope"] and len(left_out["nope"]) == 3
+    assert all(f"nope seed {seed}: not comparable" in line for seed, line in enumerate(left_out["nope"]))
+    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare with qk_rope.*train\.tokens"):
+        posbench.judge(folder, scheme="nope")
+    rescore(run_of(folder, "alibi", 1), "validation", None, lambda rows: rows.iloc[1:])
+    alibi = posbench.judge(folder, scheme="alibi")
+    assert alibi.seeds == [0] and "it differs in train.validation_tokens" in str(alibi.warnings)
+    # The baseline itself has to be one: it is refused with advice that judge takes.
+    with_settings(run_of(folder, "qk_rope", 1), train_lr=0.25)
+    with pytest.raises(
+        ConfigError, match=r"(?s)cannot be one baseline.*train\.lr.*Move the folders .* --baseline"
+    ) as refusal:
+        posbench.judge(folder, scheme="alibi")
+    assert "--schemes" not in str(refusal.value)
+    assert posbench.judge(folder, scheme="alibi", baseline="k_rope").baseline == "k_rope"
+
+
+def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_path: Path) -> None:
+    """20 candidates have two tests each. The uncorrected p is between 0.05 / 40 and 0.05."""
+    random = np.random.default_rng(3)
+    world = World({"qk_rope": 0.0, "alibi": -0.006}, lengths=(), probes=False, noise_sd=0.002, random=random)
+    folder = fabricate(tmp_path, world)
+    losses = {name: [stored_loss(run_of(folder, name, seed)) for seed in range(5)] for name in ("alibi", "qk_rope")}
+    p = stats.ttest_rel(losses["alibi"], losses["qk_rope"]).pvalue
+    assert 0.05 / 40 < p < 0.05
+    before = comparison(folder)
+    assert before.pairs["p_claimed"].tolist() == pytest.approx([p]) and before.planned_tests == 0
+    assert posbench.judge(folder, scheme="alibi").verdict == "better"
+    looped = posbench.judge(folder, scheme="alibi", family=20)
+    assert looped.verdict == "open" and looped.p == pytest.approx(40 * p)
+    assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
+    after_loop = comparison(folder)
+    assert after_loop.pairs["p_claimed"].tolist() == pytest.approx([40 * p])
+    assert after_loop.pairs["detectable"].iloc[0] > before.pairs["detectable"].iloc[0]
+    posbench.report(folder, output=tmp_path / "report", console=console(quiet=True))
+    page = (tmp_path / "report/report.md").read_text()
+    assert "corrects for the 40 tests that a loop planned here" in page and "alibi beats" not in page
+    # Another family in the middle of a loop is warned of, and the largest counts.
+    fewer = posbench.judge(folder, scheme="alibi", family=1)
+    assert any("an earlier --family planned 40 tests against qk_rope" in warning for warning in fewer.warnings)
+    assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
+    (folder / "judge.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"judge\.json is damaged .*--family of the loop again"):
+        comparison(folder)
+
+
+def test_nothing_is_recorded_in_a_reference_experiment() -> None:
+    posbench.judge(REFERENCE / "headline", scheme="alibi", family=20)
+    assert not list(REFERENCE.rglob("judge.json"))
