@@ -11,6 +11,7 @@ import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
 from posbench.analysis.cells import interval_of, means, measure
+from posbench.analysis.distant_order import DistantOrder, distant_order
 from posbench.analysis.families import planned_tests
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import RateSearch, choose_rates
@@ -35,6 +36,7 @@ class Comparison(ComparedRuns):
     experiment: str
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
+    distant_order: DistantOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     left_out: list[str]  # runs that are not compared, and why
@@ -174,15 +176,16 @@ def build(
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
-    tests = planned_tests(runs["path"])
+    tests, primary = planned_tests(runs["path"]), experiment.get("primary") or ()
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, margin, experiment.get("primary") or (), fewest, tests),
+        pairs=compare(losses, second, margin, primary, fewest, tests),
         ngrams=_ngrams(rows, losses, base),
+        distant_order=distant_order(rows, runs, cells, primary, fewest),
         search=search,
         planned_tests=tests,
         left_out=left_out,

@@ -261,7 +261,9 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         scored = targets > 0
         place, columns = ({name: x[scored] for name, x in arrays.items()} for arrays in (place, columns))
         for metric, value, count in protocol.metrics(columns):
-            rows.add(key | {"metric": metric}, **place, value=value, count=count)
+            counted = count > 0  # a row may have none of the targets of a metric, such as copyable ones
+            figures = {**place, "value": value, "count": count}
+            rows.add(key | {"metric": metric}, **{name: x[counted] for name, x in figures.items()})
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:

@@ -28,8 +28,9 @@ from posbench.analysis.statistics import (
 )
 from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import count_onsets
+from posbench.evaluation.protocols.order import ONSET, count_onsets
 from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order, joined, pivot
+from posbench.reporting.distant_order import distant_order_section, order_users
 from posbench.reporting.onset import onset_gaps
 from posbench.reporting.page import Page, paragraph, prose, unshown
 from posbench.reporting.setup import continued, setup
@@ -76,6 +77,8 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
         "continued": dict(continued(c.runs)),
         "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
+        "onset": ONSET,
+        "order_users": order_users(c),
     }
 
 
@@ -118,6 +121,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
     if c.can_rank:
         sections += all_pairs(c, margin)
     sections += joined(sorted(of_protocols, key=lambda section: section.is_last), c.schemes)
+    sections += distant_order_section(c)
     sections += onset_gaps(c)
     if len(c.ngrams):
         sections.append(Section("", files={"ngrams.csv": c.ngrams}))

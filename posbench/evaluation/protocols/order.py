@@ -13,7 +13,9 @@ by d, in nats per token:
 
 Copyable targets are those that a copier predicts correctly: it copies what followed the longest match of at least 4
 tokens, more than 32 tokens back in the window (`posbench.data.text.copying`). Their losses are stored apart, because
-order far back is worth most there, and averages over all targets hide it.
+order far back is worth most there, and averages over all targets hide it: `copyable_order` is lost_order over them.
+
+"Order beyond 32" has one definition: the mean of lost_order over the targets with d = 33 to 64.
 
 During training (`train.order_every`), the order of tokens more than 32 back is scored too. A run's onset is the number
 of tokens trained on until that order is worth ONSET.
@@ -31,7 +33,7 @@ import pandas as pd
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.config.units import DASH, short_count
 from posbench.data.text.copying import copied
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Metric, Score
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
     Format,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from posbench.model.decoder import Decoder
 
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
+FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training
 ONSET = 0.05  # nats/token; a model has begun to use distant order when FAR is worth this
 ONSETS = "When schemes begin to use distant order"  # title of a section
 NEAR = (8, 16, 32, 64)  # tokens; during training, the order of everything further back is scored for each of these
@@ -57,6 +60,7 @@ REACH = 0.01  # nats/token that order must be worth, at the lower end of its int
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences, in their order
 COPY_DISTANCE, COPY_MATCH = 32, 4  # of a copyable target: it is further back, after at least so many matching tokens
 COPYABLE = "copyable_"  # beginning of the columns of targets and losses over copyable targets only
+COPYABLE_ORDER = "copyable_order"  # metric: lost_order over copyable targets only
 
 
 class Order(EvalProtocol):
@@ -107,6 +111,13 @@ class Order(EvalProtocol):
             "nll_mean": float(sums["nll"] / sums["targets"]),
             **{score.name: float(score.of(sums)) for score in self.scores},
         }
+
+    def metrics(self, columns: Any) -> Sequence[Metric]:
+        metrics = list(super().metrics(columns))
+        if f"{COPYABLE}targets" in columns:  # old results lack them
+            lost = columns[f"{COPYABLE}shuffled_nll"] - columns[f"{COPYABLE}nll"]
+            metrics.append((COPYABLE_ORDER, lost, columns[f"{COPYABLE}targets"].astype(float)))
+        return metrics
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
         return 3 * settings.order_windows * length

@@ -1,0 +1,106 @@
+"""Compare schemes by order beyond 32: what the order of tokens more than 32 back is worth to them.
+
+It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. It needs no
+threshold, unlike the onset. Its tests are paired by seed like the loss's, but are a family of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.cells import means
+from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm
+from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST
+
+_PAIRS = {  # columns of `statistics.compare` and their names here
+    "left": "more",
+    "right": "less",
+    "seeds": "seeds",
+    "difference": "order_difference",
+    "difference_low": "order_difference_low",
+    "difference_high": "order_difference_high",
+    "p_at_rates": "order_p",
+    "p_at_rates_claimed": "order_p_claimed",
+}
+
+
+@dataclass(frozen=True)
+class DistantOrder:
+    """What order beyond 32 tokens is worth to each scheme, at one length, and what the tests decide."""
+
+    length: int  # of the windows, in tokens
+    by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
+    figures: pd.DataFrame  # a row per scheme: mean and intervals (as of table.csv), p of the test against 0, is_used
+    copyable: pd.DataFrame  # the same figures over copyable targets, without tests; empty if no result has them
+    pairs: pd.DataFrame  # a row per pair of schemes
+
+    @property
+    def users(self) -> list[str]:
+        """Return the schemes that use order beyond 32 tokens, by the tests."""
+        return self.figures.loc[self.figures["is_used"], "scheme"].to_list()
+
+    @property
+    def is_tested(self) -> bool:
+        return bool(self.figures["p"].notna().any())
+
+    def decided(self, scheme: str) -> tuple[int, int]:
+        """Return to how many schemes this order is worth less than to `scheme`, of how many tested pairs with it."""
+        tested = self.pairs.dropna(subset="order_p_claimed")
+        is_more = tested["more"] == scheme
+        is_decided = tested["order_p_claimed"] <= LEVEL
+        return int((is_more & is_decided).sum()), int((is_more | (tested["less"] == scheme)).sum())
+
+
+def distant_order(
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    cells: pd.DataFrame,
+    primary: Iterable[str] = (),
+    fewest: int = FEWEST_SEEDS,
+) -> DistantOrder | None:
+    """Return what order beyond 32 tokens is worth to each scheme, or None if no result of these runs says it.
+
+    A scheme uses it if a t-test over seeds, with Holm's correction over the schemes, finds the mean above 0, and the
+    interval over documents is above 0 too: seeds share their windows, so one test alone could show a chance of them.
+    Arguments: rows, the tidy table; runs, the compared runs; cells, the report's figures; primary, groups of schemes
+    whose pairs were fixed before training; fewest, number of seeds that a test needs.
+    """
+    far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
+    far &= (cells["under"] == "") & (cells["text"] == "")
+    figures = cells[far & (cells["metric"] == "lost_order")]
+    if figures.empty:
+        return None
+    training_length = int(runs["train.context_length"].iloc[0])
+    length = min(figures["length"].unique(), key=lambda n: abs(n - training_length))
+    at_length = cells[far & (cells["length"] == length)]
+    is_here = rows["run"].isin(runs.index) & (rows["protocol"] == "order") & (rows["length"] == length)
+    is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == "lost_order")
+    is_here &= (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0)
+    by_seed = means(rows[is_here], ["seed", "scheme"]).unstack()
+    by_seed.columns = list(map(str, by_seed.columns))
+    tests = compare(-by_seed, primary=primary, fewest=fewest)  # "left" has the lower mean, so the larger worth
+    return DistantOrder(
+        length=int(length),
+        by_seed=by_seed,
+        figures=_used(at_length[at_length["metric"] == "lost_order"], by_seed, fewest),
+        copyable=at_length[at_length["metric"] == COPYABLE_ORDER],
+        pairs=tests[list(_PAIRS)].rename(columns=_PAIRS),
+    )
+
+
+def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataFrame:
+    """Return the figures with p, of the test that a scheme's mean is above 0, and is_used."""
+    p = []
+    for scheme in figures["scheme"]:
+        worth = by_seed[scheme].dropna().to_numpy(float)
+        p.append(float(beats(0 * worth, [worth])) if len(worth) >= fewest else math.nan)
+    tested = np.isfinite(p)
+    corrected = np.array(p)
+    corrected[tested] = holm(corrected[tested])
+    is_above = figures["value"] - figures["value_documents"] > 0
+    return figures.assign(p=corrected, is_used=(corrected <= LEVEL) & is_above.to_numpy())

@@ -1,0 +1,62 @@
+"""Show what the order of tokens more than 32 back is worth to each scheme, without a threshold."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.distant_order import DistantOrder
+from posbench.config.units import DASH, plus_minus
+from posbench.evaluation.protocols.section import Format, Section, Table, half, in_order
+from posbench.reporting.page import prose
+
+DIGITS = 4  # decimals of a figure without an interval: on prose, order is worth thousandths of a nat
+WORTH = "order beyond 32"  # title of a column
+COPYABLE_WORTH = "on copyable targets"
+
+
+def order_users(c: Comparison) -> list[str]:
+    """Return the schemes that use order beyond 32 tokens by the tests, each with what it is worth, as text."""
+    if c.distant_order is None:
+        return []
+    figures = c.distant_order.figures.set_index("scheme")
+    texts = []
+    for scheme in c.distant_order.users:
+        row = figures.loc[scheme]
+        texts.append(f"{scheme} ({plus_minus(row['value'], half(row, 'value'))} nats)")
+    return texts
+
+
+def distant_order_section(c: Comparison) -> list[Section]:
+    """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back."""
+    order = c.distant_order
+    if order is None:
+        return []
+    files = {"order_pairs.csv": order.pairs}
+    scope = "at these rates" if c.is_at_best_rates else c.scope  # one test, at the rates of the compared runs
+    note = prose("distant_order", order, order.is_tested and not c.unfinished, scope)
+    latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
+    table = distant_order_table(c, order)
+    return [Section("Order more than 32 tokens back", table=table, note=note, latex=latex, files=files)]
+
+
+def distant_order_table(c: Comparison, order: DistantOrder) -> Table:
+    """Return a row per scheme: what order beyond 32 tokens is worth, whether it is used, and what the tests decide.
+
+    Pairs are left out while a search for learning rates is unfinished.
+    """
+    figures = in_order(order.figures, c.schemes)
+    frame = pd.DataFrame({"scheme": figures["scheme"], "seeds": figures["seeds"], WORTH: figures["value"]})
+    frame[f"{WORTH}: half"] = half(figures, "value")
+    formats = {WORTH: Format(digits=DIGITS, half=f"{WORTH}: half")}
+    if order.is_tested:
+        shown = figures["is_used"].map({True: "yes", False: "not shown"})
+        frame["used"] = shown.where(figures["p"].notna(), DASH)
+    if order.is_tested and not c.unfinished:
+        frame["worth more than"] = ["{}/{}".format(*order.decided(scheme)) for scheme in figures["scheme"]]
+    if len(order.copyable):
+        copyable = order.copyable.set_index("scheme").reindex(figures["scheme"])
+        frame[COPYABLE_WORTH] = copyable["value"].to_numpy()
+        frame[f"{COPYABLE_WORTH}: half"] = half(copyable, "value").to_numpy()
+        formats[COPYABLE_WORTH] = Format(digits=DIGITS, half=f"{COPYABLE_WORTH}: half")
+    return Table(frame, formats)
