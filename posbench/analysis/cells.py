@@ -45,7 +45,8 @@ def measure(
     `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
     Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
     change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
-    (`_low`, `_high`) and half its interval over documents (`_documents`).
+    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are the values of the
+    lowest and the highest seed.
 
     Arguments: rows, the tidy table, a row per scored window and metric; runs, a row per run; notes and holes get a line
     for everything left out, such as a place at which the runs scored different windows; holes are keyed by protocol and
@@ -83,7 +84,7 @@ def measure(
     figures: list[dict[str, Any]] = []
     for place, of_schemes in places.items():
         figures += _figures(place, of_schemes, places, baseline, training_length)
-    frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, "targets", "documents"])
+    frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"])
     perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
     frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
     return frame
@@ -180,6 +181,8 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
 
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]
 
+_SEED_RANGE = ("lowest", "highest")
+
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     """Yield (scheme, cell) for each scheme: its metric summed over targets, per seed and document.
@@ -217,7 +220,9 @@ def _figures(
     for scheme, cell in cells.items():
         rows[scheme] = {"scheme": scheme, **fields, "seeds": len(cell.seeds), "documents": len(cell.documents)}
         rows[scheme] |= {"targets": int(cell.counts.sum())}
-        rows[scheme] |= interval_of("value", cell.values.sum(1) / cell.counts.sum())
+        of_seeds = cell.values.sum(1) / cell.counts.sum()
+        rows[scheme] |= interval_of("value", of_seeds)
+        rows[scheme] |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
     if fields["metric"] == "bits_per_byte":
         return rows.values()
     counts = next(iter(cells.values())).counts

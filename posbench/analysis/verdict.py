@@ -29,8 +29,9 @@ from posbench.analysis.search import FIRST_SEEDS, choose_rates
 from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
-from posbench.config.units import count_of, number
+from posbench.config.units import count_of, number, short_length
 from posbench.evaluation.protocols import VALIDATION
+from posbench.evaluation.protocols.by_length import WIDE
 from posbench.runs import DIED, run_at
 from posbench.runs.finding import folder_of, search_folder
 from posbench.runs.results import perplexity
@@ -92,8 +93,19 @@ class Judgement:
         plan = "go on" if self.go_on else "stop"
         return (
             f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {number(self.gap, sign=True)} nats per token "
-            f"({'; '.join(details)}); {plan}"
+            f"({'; '.join(details)}); {self._beyond_text()}{plan}"
         )
+
+    def _beyond_text(self) -> str:
+        """Return the gap beyond the training length with its interval, or the range of its seeds, as text, or ""."""
+        if self.beyond is None:
+            return ""
+        low, high = self.beyond["gap_low"], self.beyond["gap_high"]
+        least, most = self.beyond["gap_least"], self.beyond["gap_most"]
+        text = f"{number(self.beyond['gap'], sign=True)} (95 %: {number(low, sign=True)} to {number(high, sign=True)})"
+        if most - least > WIDE or not math.isfinite(low):
+            text = f"{number(least, sign=True)} to {number(most, sign=True)} (range of seeds)"
+        return f"at {short_length(self.beyond['length'])} tokens {self.beyond['verdict']}, {text}; "
 
 
 @takes(JudgeOptions)
@@ -371,7 +383,8 @@ def _beyond(
     is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
     losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
-    mean, low, high = interval(losses[names[0]] - losses[names[1]])
+    gaps = losses[names[0]] - losses[names[1]]
+    mean, low, high = interval(gaps)
     tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
     return {
         "length": length,
@@ -380,6 +393,8 @@ def _beyond(
         "gap": mean,
         "gap_low": low,
         "gap_high": high,
+        "gap_least": float(gaps.min()),
+        "gap_most": float(gaps.max()),
         "verdict": verdict(tests, *names) or "open",
     }
 

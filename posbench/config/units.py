@@ -81,6 +81,15 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+def perplexity_half(value: Any, half_width: float) -> str:
+    """Return half an interval of a perplexity as text, with the decimals of `perplexity_text`.
+
+    Arguments: value, the perplexity; half_width, half its interval in nats.
+    """
+    half = value * half_width
+    return f"{half:.1e}" if value >= 1e6 else f"{half:,.{decimals(half, most=2)}f}"
+
+
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
     """Return a number as text: `1.234`, or `+0.012` with `sign`; a dash for NaN.
 

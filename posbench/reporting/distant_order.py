@@ -28,10 +28,16 @@ def order_users(c: Comparison) -> list[str]:
 
 
 def distant_order_section(c: Comparison) -> list[Section]:
-    """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back."""
+    """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back.
+
+    It has no table if it would only repeat the column d=33 of the table of distances: with too few seeds for tests, and
+    without copyable targets.
+    """
     order = c.distant_order
     if order is None:
         return []
+    if not order.is_tested and order.copyable.empty:
+        return [Section("", files={"order_pairs.csv": order.pairs})]
     files = {"order_pairs.csv": order.pairs}
     scope = "at these rates" if c.is_at_best_rates else c.scope  # one test, at the rates of the compared runs
     note = prose("distant_order", order, order.is_tested and not c.unfinished, scope)

@@ -81,16 +81,13 @@ def test_what_the_documents_decide_is_not_called_used(analysis: Comparison, expe
 def test_order_on_copyable_targets_is_a_metric_of_results_that_have_them(experiment_copy: Path) -> None:
     windows = pd.DataFrame({"document": [0, 1, 2], "bucket_start": 33, "bucket_end": 65, "targets": [32, 32, 64]})
     windows = windows.assign(nll=[60.0, 70.0, 130.0], shuffled_nll=[61.0, 72.0, 131.0], other_nll=[90.0, 90.0, 180.0])
-    copyable = {
-        "copyable_targets": [3, 0, 5],
-        "copyable_nll": [1.0, 0.0, 2.0],
-        "copyable_shuffled_nll": [2.5, 0.0, 4.0],
-    }
+    copied = windows.assign(copyable_targets=[3, 0, 5], copyable_nll=[1.0, 0.0, 2.0])
+    copied = copied.assign(copyable_shuffled_nll=[2.5, 0.0, 4.0])
     old = {name for name, _, _ in PROTOCOLS["order"].metrics({name: windows[name].to_numpy() for name in windows})}
     assert old == {"lost_order", "lost_identity"}
     for seed in range(4):
         run = run_of(experiment_copy, "alibi", seed)
-        write_evaluation(run, "order", 256, "test", windows.assign(**copyable))
+        write_evaluation(run, "order", 256, "test", copied)
         rescore(run, "order", 256, lambda table, seed=seed: table.assign(shuffled_nll=table["shuffled_nll"] + seed))  # type: ignore[misc]
     order = comparison(experiment_copy).distant_order
     assert order is not None and order.copyable["value"].to_list() == pytest.approx([(1.5 + 2.0) / 8])

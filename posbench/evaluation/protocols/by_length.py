@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import short_length
+from posbench.config.units import perplexity_half, perplexity_text, short_length
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
     Format,
@@ -20,6 +20,8 @@ from posbench.evaluation.protocols.section import (
 )
 from posbench.evaluation.protocols.windowed import Windowed
 from posbench.runs.results import MARKS
+
+WIDE = 1.0  # nats per token: a mean over seeds that differ by more says little, so the range is shown
 
 
 class ByLength(Windowed):
@@ -47,7 +49,8 @@ class ByLength(Windowed):
             longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
             note = ""
             if len(table):
-                note = f"{self.caption} Change and gap: differences in loss at {longest}, in nats"
+                noise = seeds_note(cells, compared.training_length)
+                note = f"{self.caption} {noise}Change and gap: differences in loss at {longest}, in nats"
                 note += ", ± half a 95 % interval over documents." if compared.doubt == "documents" else "."
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
@@ -93,22 +96,22 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
     cells = in_order(cells, compared.schemes, "length").assign(half=shown_half(cells, T))
+    cells = with_seeds(cells, T)
     titles = {n: length_title(n, T) for n in shown}
-    table = pivot(cells, titles, "length", "perplexity", Format("perplexity", half="half"))
+    table = pivot(cells, titles, "length", "shown", Format("perplexity", half="half", after="noise"))
     if table.frame.empty:
         return table
-    frame, signed = table.frame, Format(sign=True)
-    formats = dict(table.formats)
+    frame, formats = table.frame, dict(table.formats)
     at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(frame["scheme"])
     change, gap = f"change from {short_length(T)}", f"gap at {short_length(lengths[-1])}"
     columns = {gap: "gap"}
     if T in lengths and lengths[-1] > T:
         columns = {change: "change", gap: "gap"}
     for title, name in columns.items():
-        frame[title], formats[title] = at_longest[name].to_numpy(), signed
-        if compared.doubt == "documents":
-            frame[f"{title}: half"] = at_longest[f"{name}_documents"].to_numpy()
-            formats[title] = Format(half=f"{title}: half", sign=True)
+        of_documents = compared.doubt == "documents"
+        doubt = at_longest[f"{name}_documents"] if of_documents else half(at_longest, name)
+        frame[title], frame[f"{title}: half"] = at_longest[name].to_numpy(), doubt.to_numpy()
+        formats[title] = Format(half=f"{title}: half", sign=True)
     frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
     return Table(frame, formats)
 
@@ -121,6 +124,36 @@ def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
     of_change = pd.concat([half(cells, "change"), cells["change_documents"]], axis=1).max(axis=1)
     smallest = of_change.groupby(cells["scheme"]).transform("min")
     return of_change.where(cells["length"] != training_length, smallest)
+
+
+def with_seeds(cells: pd.DataFrame, training_length: int) -> pd.DataFrame:
+    """Return the cells with `shown`, the perplexity or the range of its seeds as text, and `noise`, its ± as text.
+
+    Beyond the training length each has ± half the interval over seeds, or with two seeds their range. At any length,
+    seeds that differ by more than WIDE are shown as a range. `half`, which decides the decimals, is then of the ±.
+    """
+    is_beyond = cells["length"] > training_length
+    of_seeds = half(cells, "value")
+    is_wide = cells["highest"] - cells["lowest"] > WIDE
+    is_range = (cells["seeds"] > 1) & (is_wide | (is_beyond & of_seeds.isna()))
+    has_noise = is_beyond & ~is_range & of_seeds.notna()
+    cells = cells.assign(half=cells["half"].where(~has_noise, of_seeds), noise="")
+    cells["shown"] = cells["perplexity"].astype(object)
+    for row in cells[is_range].index:
+        ends = np.exp(np.minimum(cells.loc[row, ["lowest", "highest"]].astype(float), 700.0))
+        cells.loc[row, "shown"] = "–".join(perplexity_text(end) for end in ends)
+    for row in cells[has_noise].index:
+        cells.loc[row, "noise"] = f" ±{perplexity_half(cells.loc[row, 'perplexity'], cells.loc[row, 'half'])}"
+    return cells
+
+
+def seeds_note(cells: pd.DataFrame, training_length: int) -> str:
+    """Return a sentence that explains ± and ranges, or "" if there is one seed."""
+    if cells["seeds"].max() < 2:
+        return ""
+    if cells["seeds"].max() == 2:
+        return "Beyond the training length: the range of the seeds. "
+    return f"±: half the 95 % interval over seeds; a range if seeds differ by more than {WIDE:g} nat. "
 
 
 def length_title(length: int, training_length: int) -> str:
