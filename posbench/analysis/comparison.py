@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,6 +82,11 @@ class Comparison(ComparedRuns):
             return []
         kept = {scheme: self.search.losses[scheme][self.search.kept(scheme)] for scheme in self.schemes}
         return [scheme for scheme, losses in kept.items() if np.isinf(losses).any().all()]
+
+    @property
+    def late_at_best(self) -> list[str]:
+        """Return the schemes with late seeds at the best of their kept rates only: their pairs are open."""
+        return late_at_best(self.search, self.schemes)
 
     @property
     def constant_pairs(self) -> list[tuple[str, str]]:
@@ -183,7 +189,7 @@ def build(
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, margin, primary, fewest, tests),
+        pairs=compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(losses))),
         ngrams=_ngrams(rows, losses, base),
         distant_order=distant_order(rows, runs, cells, primary, fewest),
         search=search,
@@ -207,6 +213,16 @@ def split_in_two(runs: pd.DataFrame) -> list[str]:
     """
     scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
+
+
+def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]:
+    """Return the schemes with seeds that use no distant order at the best of the rates that their search kept only.
+
+    The list is empty without a finished search. Arguments: search, of these schemes' learning rates.
+    """
+    if search is None or not search.is_complete(schemes):
+        return []
+    return [scheme for scheme in schemes if search.is_late_at_best(scheme)]
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:

@@ -80,6 +80,18 @@ class RateSearch:
         means = (shared if len(shared) else losses).mean()
         return float(means.index.to_numpy()[means.argmin()])
 
+    def using_order(self, scheme: str, rate: float) -> tuple[int, int]:
+        """Return how many seeds at this rate use the order of distant tokens by the end, and how many say so."""
+        is_here = (self.runs["scheme"] == scheme) & (self.runs["train.lr"] == rate)
+        is_here &= self.runs["seed"] < self.planned
+        onsets = self.runs.loc[is_here, "onset_tokens"].dropna().astype(float)
+        return int(np.isfinite(onsets).sum()), len(onsets)
+
+    def is_late_at_best(self, scheme: str) -> bool:
+        """Return whether seeds are late (use no distant order) at the scheme's best rate, and none at its other one."""
+        (using, seeds), (using_at_other, seeds_at_other) = (self.using_order(scheme, r) for r in self.kept(scheme))
+        return using < seeds and 0 < using_at_other == seeds_at_other
+
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
         """Return (rate, seed) of each run of the scheme that can be trained next, in order.
 

@@ -118,6 +118,7 @@ def compare(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
     size: int = 0,
+    undecided: Collection[str] = (),
 ) -> pd.DataFrame:
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
@@ -126,7 +127,8 @@ def compare(
     then the tests hold at these rates only; margin, nats per token below which losses count as equal; primary, groups
     of schemes whose pairs were fixed before training, each a string of names separated by spaces; fewest, number of
     seeds that a pair needs to be tested; size, the number of planned tests, if more are planned than the pairs of
-    `losses`; it does not count with `primary`.
+    `losses`; it does not count with `primary`; undecided, schemes whose pairs are open at best rates, with a p of 1,
+    because some seeds use no distant order at their best rate only.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -144,6 +146,8 @@ def compare(
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
+        is_open = (pairs["left"].isin(undecided) | pairs["right"].isin(undecided)) & pairs["p"].notna()
+        pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
     is_fixed = np.array(
         [frozenset(pair) in fixed for pair in zip(pairs["left"], pairs["right"], strict=True)], dtype=bool

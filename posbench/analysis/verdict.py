@@ -288,7 +288,7 @@ def _tested(
         second = None
         if c.search and c.is_at_best_rates and names[0] in c.schemes:
             second = c.search.second(names).reindex(c.losses.index)
-        tests = _first_decision(losses, second, looks, size, options.margin)
+        tests = _first_decision(losses, second, looks, size, options.margin, c.late_at_best)
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
     if not c.can_rank:
@@ -348,18 +348,23 @@ def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: 
 
 
 def _first_decision(
-    losses: pd.DataFrame, second: pd.DataFrame | None, looks: Sequence[int], size: int, margin: float
+    losses: pd.DataFrame,
+    second: pd.DataFrame | None,
+    looks: Sequence[int],
+    size: int,
+    margin: float,
+    undecided: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the tests of the first of the looks that decides, or of the last one for which there are enough seeds.
 
     Arguments: losses, a row per seed that scheme and baseline have, and a column for each of the two; second, the same
     at the second rate that each search kept; looks, numbers of seeds; size, the number of planned tests; margin, nats
-    per token below which losses count as equal.
+    per token below which losses count as equal; undecided, schemes whose pairs are open at best rates.
     """
     tests = compare(losses.head(0))
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
-            tests = compare(losses.head(look), second, margin=margin, size=size)
+            tests = compare(losses.head(look), second, margin=margin, size=size, undecided=undecided)
     return tests
 
 
@@ -451,6 +456,13 @@ def _warnings(
     for scheme in c.undecidable:
         if scheme in names:
             yield f"{scheme} diverged with a seed at each rate that its search kept, so its pairs are open"
+    for scheme in c.late_at_best:
+        if scheme in names and c.search:
+            best, other = (
+                f"{'{} of {}'.format(*c.search.using_order(scheme, rate))} seeds at {rate:g}"
+                for rate in c.search.kept(scheme)
+            )
+            yield f"{scheme} uses distant order with {best}, its best rate, and {other}, so its pairs are open"
     planned, tests = planned_tests(runs["path"], c.baseline), (options.family or 0) * len(_looks(c, options))
     if 0 < tests < planned:
         yield (

@@ -22,7 +22,7 @@ from posbench.analysis.verdict import LOOKS, Judgement, judge_all
 from posbench.config import ConfigError
 from posbench.reporting.sections import loss_table, name_with_remarks
 from posbench.reporting.text import as_text
-from posbench.runs import Run, find_runs
+from posbench.runs import Run, append_metrics, find_runs
 from posbench.runs.finding import REFERENCE
 from posbench.system.console import console
 from tests.analysis.fabricate import (
@@ -373,3 +373,26 @@ def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_pat
 def test_nothing_is_recorded_in_a_reference_experiment() -> None:
     posbench.judge(REFERENCE / "headline", scheme="alibi", family=20)
     assert not list(REFERENCE.rglob("judge.json"))
+
+
+def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tmp_path: Path) -> None:
+    """Alibi is far ahead at both rates, but two of its five seeds at the best one never use distant order."""
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
+    place = fabricate_search(tmp_path, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
+    for run in find_runs(place.with_name("demo-tune")):
+        is_late = run.manifest.scheme == "alibi" and "lr=0.001" in str(run.path) and run.manifest.seed > 2
+        worth = {"kind": "order", "step": 9, "tokens": 9000, "order_beyond_32": 0.01 if is_late else 0.2}
+        append_metrics(run.path / "metrics.jsonl", worth)
+    c = build(*read_runs([place], None, console(quiet=True)))
+    assert c.is_at_best_rates and c.late_at_best == c.split_in_two == ["alibi"] and c.search is not None
+    assert [c.search.using_order("alibi", rate) for rate in c.search.kept("alibi")] == [(3, 5), (5, 5)]
+    tests = c.pairs.set_index(["left", "right"])[["p_at_rates_claimed", "p_claimed"]]
+    assert tests.loc[("alibi", "qk_rope")].to_list() == [pytest.approx(0, abs=0.01), 1.0]
+    assert float(tests["p_claimed"][("qk_rope", "nope")]) < 0.05
+    for family in (None, 1):
+        alibi = posbench.judge(place, scheme="alibi", family=family)
+        assert (alibi.verdict, alibi.exit_status) == ("open", 12)
+        split = "alibi uses distant order with 3 of 5 seeds at 0.001, its best rate, and 5 of 5 seeds at 0.002"
+        assert f"{split}, so its pairs are open" in alibi.warnings
+    assert posbench.judge(place, scheme="nope").verdict == "worse"

@@ -33,7 +33,8 @@ def lengths(c: Comparison) -> dict[str, dict[str, str]]:
     """Return the table by length as text, {scheme: {column: cell}}."""
     section = next(s for s in PROTOCOLS["fixed"].sections(c, False) if s.title == "Perplexity by length: fixed")
     assert section.table is not None
-    return as_text(section.table).set_index("scheme").to_dict("index")
+    shown = as_text(section.table).set_index("scheme")
+    return {str(scheme): {str(column): str(cell) for column, cell in row.items()} for scheme, row in shown.iterrows()}
 
 
 def test_perplexities_beyond_the_training_length_have_the_interval_of_their_seeds() -> None:
