@@ -32,6 +32,9 @@ A loop (`posbench judge --family`) that tries CANDIDATES schemes against one bas
 - found: the share of candidates called better, if they are better by 1, 2 or 4 standard deviations of the paired
   differences.
 
+A loop that breeds: each new candidate is a variant of the best so far, and its noise on the same seeds correlates with
+its parent's. All are as good as the baseline. Then its best winner, if it has one, is tested on eight fresh seeds.
+
 And the rules that drop a candidate at two seeds, counted in the packs: every pair of schemes, every two seeds. Better
 and worse are by the mean over all seeds.
 """
@@ -320,6 +323,29 @@ def loops(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
         ]
 
 
+def bred(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
+    """Yield the rows of a table of loops that breed: % with a false "better", and % whose winner is confirmed too."""
+    _, spread, pool = packs()
+    shape, scale = (trials, max(LOOKS)), float(np.median(spread))
+    yield ["bred candidates, --family", "correlation with the parent", "% called better", "% confirmed"]
+    for candidates in (CANDIDATES, 10 * CANDIDATES):
+        for correlation in (0.5, 0.8, 0.95):
+            baseline, parent = scale * random.choice(pool, shape), scale * random.choice(pool, shape)
+            gaps = np.empty((trials, candidates, max(LOOKS)))
+            for n in range(candidates):
+                fresh = scale * random.choice(pool, shape)
+                child = correlation * parent + math.sqrt(1 - correlation**2) * fresh
+                gaps[:, n] = child - baseline
+                is_better = child.mean(1) < parent.mean(1)
+                parent = np.where(is_better[:, None], child, parent)
+            rule = Rule("bred", LOOKS, len(LOOKS) * candidates, True)
+            has_winner = looked_at(gaps, rule)[0].any(1)
+            unseen = scale * (random.choice(pool, shape) - random.choice(pool, shape))
+            is_confirmed = has_winner & (beats(unseen, [np.zeros(max(LOOKS))]) <= LEVEL)
+            shares = [f"{100 * share:.1f}" for share in (has_winner.mean(), is_confirmed.mean())]
+            yield [str(candidates), f"{correlation:g}", *shares]
+
+
 def drops() -> Iterator[list[str]]:
     """Yield the rows of a table of rules that drop at two seeds: % of pairs dropped, by how they end with all seeds."""
     gaps = []  # at a quarter of the tokens and at the end, of two seeds; with all seeds
@@ -374,7 +400,12 @@ def main() -> None:
         for quantity, noise, number, rate in counted:
             print(f"{quantity} | {noise} | {number} | {100 * rate:.1f}")
     print()
-    for table in (procedure(n, random), loops(10 * n, np.random.default_rng(options.seed)), drops()):
+    for table in (
+        procedure(n, random),
+        loops(10 * n, np.random.default_rng(options.seed)),
+        bred(2 * n, random),
+        drops(),
+    ):
         for row in table:
             print(" | ".join(row), flush=True)
         print()

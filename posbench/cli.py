@@ -380,6 +380,8 @@ def judge(
 
     `posbench judge loop --scheme faded --baseline qk_rope --family 20 --json`
 
+    `--confirm 1` tests a loop's winner on seeds that no candidate has seen.
+
     Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
     schemes 0.
     """

@@ -189,7 +189,7 @@ def build(
         wanted_baseline=wanted_baseline,
         losses=losses,
         cells=cells,
-        pairs=compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(losses))),
+        pairs=compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(map(str, losses)))),
         ngrams=_ngrams(rows, losses, base),
         distant_order=distant_order(rows, runs, cells, primary, fewest),
         search=search,

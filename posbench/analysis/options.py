@@ -18,7 +18,8 @@ MARGIN = 0.01  # nats per token: losses closer than this (1 % in perplexity) cou
 class JudgeOptions:
     """Options that select the pairs of schemes to judge, and how many of them are planned.
 
-    Raises: ConfigError for a margin that is not above 0, or a family below 1.
+    Raises: ConfigError for a margin that is not above 0, a family or a number of confirmations below 1, or
+    a confirmation without a scheme or with a family.
     """
 
     scheme: Annotated[
@@ -49,12 +50,26 @@ class JudgeOptions:
             show_default=False,
         ),
     ] = None
+    confirm: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Confirm the winner of a loop, as one of N confirmations: test it on seeds 100 to 107, which no "
+            "candidate has seen. Needs --scheme, not --family.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
         if self.family is not None and self.family < 1:
             raise ConfigError(f"--family {self.family} must be 1 or more: the number of candidates that you may try")
+        if self.confirm is not None and self.confirm < 1:
+            raise ConfigError(f"--confirm {self.confirm} must be 1 or more: the number of winners that you may confirm")
+        if self.confirm and (self.family or not self.scheme):
+            raise ConfigError("--confirm tests one winner on fresh seeds: give --scheme, and leave out --family")
 
 
 def check_margin(margin: float) -> None:

@@ -4,6 +4,9 @@ The tests are the report's (`posbench.analysis.statistics`). Without `family`, t
 `family`, a loop tries up to that many candidates against one baseline, and looks at each candidate at planned numbers
 of seeds only (docs/loops.md): at FIRST_SEEDS it can be dropped, at each of LOOKS it is tested. The first test that
 decides counts. Bonferroni's correction for all candidates and looks keeps the chance of any false claim at 5 %.
+
+With `confirm`, a winner of a loop is tested once, on the seeds CONFIRMING, which no candidate has seen. Candidates that
+are variants of the best so far inherit its luck on the seeds of the loop.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from posbench.system.console import console as new_console
 from posbench.system.options import takes
 
 LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
+CONFIRMING = range(100, 108)  # seeds that confirm a winner; a loop's tests leave them out
 OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
 EXIT_STATUS = {"better": 0, "worse": 10, "equal": 11, "open": 12, "failed": 13}
 SCHEMA = 2  # version of the JSON; the first had next_command and no number
@@ -60,6 +64,7 @@ class Judgement:
     gap_high: float
     p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
     family: int | None  # number of candidates that the loop may try; None: the verdict is the report's
+    confirm: int | None  # number of winners that may be confirmed; None: this is no confirmation
     look: dict[str, int] | None  # the last planned look that was reached: number, of, seeds; None without a family
     seeds: list[int]  # of the scheme
     baseline_seeds: list[int]
@@ -114,8 +119,9 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
 
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
     baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
-    the number of candidates that a loop may try against this baseline (None: the report's verdict); margin, nats per
-    token below which losses count as equal.
+    the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
+    of winners that may be confirmed on fresh seeds (None: this is no confirmation); margin, nats per token below which
+    losses count as equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """
@@ -139,6 +145,8 @@ def judge_all(
     select = partial(_mark_strays, options=options)
     summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
     c = build(summary, rows, options.baseline, margin=options.margin)
+    if options.confirm and c.search:
+        raise ConfigError("--confirm is for loops at one learning rate: a search has one test, at its planned seeds")
     if c.wanted_baseline != c.baseline:
         raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
     deaths = _deaths(summary, c.baseline)
@@ -233,15 +241,21 @@ def _judgement(
 ) -> Judgement:
     """Return the judgement of a scheme. Arguments: rows, the tidy table; deaths, {seed: why its run died}."""
     names = [scheme, c.baseline]
-    table = c.losses.reindex(columns=names)  # without losses of a scheme whose runs all died
+    table = _judged(c.losses, options).reindex(columns=names)  # without losses of a scheme whose runs all died
+    deaths = {seed: why for seed, why in deaths.items() if not options.confirm or seed in CONFIRMING}
     seeds = {name: table[name].dropna().index.to_list() for name in names}
     losses, looks = table.dropna(), _looks(c, options)
     gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
     mean, low, high = interval(gaps)
-    size = options.family * len(looks) if options.family else int(c.pairs["p_claimed"].notna().sum())
+    is_loop, planned = bool(options.family or options.confirm), CONFIRMING if options.confirm else range(max(looks))
+    size = (options.family or options.confirm or 0) * len(looks)
+    if not is_loop:
+        size = int(c.pairs["p_claimed"].notna().sum())
     outcome, p, tested = _tested(c, losses, looks, size, options)
     is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.margin).all())
-    target = next((look for look in (FIRST_SEEDS, *looks) if len(gaps) < look), 0)
+    is_dropped = is_dropped and not options.confirm
+    drops = () if options.confirm else (FIRST_SEEDS,)
+    target = next((look for look in (*drops, *looks) if len(gaps) < look), 0)
     go_on = not deaths and outcome == "open" and target > 0 and not is_dropped
     reason = f"decided by the test of {tested} seeds"
     if deaths:
@@ -261,18 +275,30 @@ def _judgement(
         gap_high=high,
         p=p,
         family=options.family,
-        look=_look(looks, tested, len(gaps)) if options.family else None,
+        confirm=options.confirm,
+        look=_look((*drops, *looks), tested, len(gaps)) if is_loop else None,
         seeds=seeds[scheme],
         baseline_seeds=seeds[c.baseline],
         go_on=go_on,
-        next_commands=_next_commands(c, names, seeds, target) if go_on else [],
+        next_commands=_next_commands(c, names, seeds, planned[:target]) if go_on else [],
         noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
-        beyond=_beyond(c, rows, names, looks if options.family else (), size, options.margin),
+        beyond=_beyond(c, rows, names, looks if is_loop else (), size, options),
         onset=_onset(c, names),
         worth_in_tokens=_worth(runs, names),
         flops_per_token=_flops_per_token(runs, names),
         warnings=list(_warnings(c, names, runs, gaps, options)),
     )
+
+
+def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
+    """Return the rows of a table of losses, one per seed, that a judgement reads.
+
+    A confirmation reads the seeds CONFIRMING only, and the looks of a loop leave them out.
+    """
+    is_confirming = table.index.isin(CONFIRMING)
+    if options.confirm:
+        return table[is_confirming]
+    return table[~is_confirming] if options.family else table
 
 
 def _tested(
@@ -284,7 +310,7 @@ def _tested(
     size, as in `_first_decision`.
     """
     tests, names = c.pairs, list(losses.columns)
-    if options.family:
+    if options.family or options.confirm:
         second = None
         if c.search and c.is_at_best_rates and names[0] in c.schemes:
             second = c.search.second(names).reindex(c.losses.index)
@@ -296,14 +322,15 @@ def _tested(
     return verdict(tests, *names) or "open", float(next(iter(of_pair["p_claimed"]), math.nan)), tested
 
 
-def _look(looks: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
+def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
     """Return the last planned look that was reached: its number, of how many, and its seeds.
 
-    Arguments: tested, the number of seeds of the test, 0 without one; seeds, the number that both schemes have.
+    Arguments: planned, the numbers of seeds of all looks; tested, the number of seeds of the test, 0 without one;
+    seeds, the number that both schemes have.
     """
-    planned, reached = (FIRST_SEEDS, *looks), tested
-    if not tested and seeds >= FIRST_SEEDS:
-        reached = FIRST_SEEDS
+    reached = tested
+    if not tested and seeds >= planned[0]:
+        reached = planned[0]
     return {"number": sum(look <= reached for look in planned), "of": len(planned), "seeds": reached}
 
 
@@ -329,6 +356,8 @@ def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
 
 def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
     """Return the numbers of seeds at which a candidate is tested."""
+    if options.confirm:
+        return (len(CONFIRMING),)
     planned = c.search.planned if c.search else c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)
     return LOOKS if options.family and not c.search else (int(planned),)
 
@@ -342,6 +371,8 @@ def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: 
         return f"dropped: worse by more than {options.margin:g} nats with each of the first {FIRST_SEEDS} seeds"
     if c.unfinished:
         return "not tested: the search for learning rates is unfinished"
+    if target and options.confirm:
+        return f"not confirmed yet: the test is at {target} seeds, {CONFIRMING.start} to {CONFIRMING[-1]}"
     if target:
         return f"not decided yet: the next look is at {target} seeds"
     return f"not decided by the test of {tested} seeds, the last one" if tested else "not tested: see the warnings"
@@ -369,13 +400,13 @@ def _first_decision(
 
 
 def _beyond(
-    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, margin: float
+    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, options: JudgeOptions
 ) -> dict[str, Any] | None:
     """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
 
     They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
-    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks, size
-    and margin, as in `_first_decision`, without looks for all seeds.
+    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks and
+    size, as in `_first_decision`, without looks for all seeds.
     """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
@@ -388,9 +419,12 @@ def _beyond(
     is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
     losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
+    losses = _judged(losses, options)
+    if losses.empty:
+        return None
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
-    tests = _first_decision(losses, None, looks or (len(losses),), size, margin)
+    tests = _first_decision(losses, None, looks or (len(losses),), size, options.margin)
     return {
         "length": length,
         "perplexity": perplexity(float(losses[names[0]].mean())),
@@ -405,16 +439,17 @@ def _beyond(
 
 
 def _next_commands(
-    c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], target: int
+    c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
-    """Return the commands that train the seeds which scheme and baseline lack to have `target` seeds in common.
+    """Return the commands that train the seeds which scheme and baseline lack to have as many in common as planned.
 
     Each is a list of words. There is none if the runs do not record their commands. With a learning-rate search, it is
     the search's command.
-    Arguments: names, the scheme and the baseline; seeds, of each scheme.
+    Arguments: names, the scheme and the baseline; seeds, of each scheme; planned, the seeds to train, except if other
+    seeds take their places.
     """
     common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
-    wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *range(target)]))[:target]
+    wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]
     recorded = [run_at(c.runs[c.runs["scheme"] == name]["path"].iloc[0]).manifest.command for name in names]
     commands, place = list[list[str]](), list[str]()
     for name, words in zip(names, recorded, strict=True):

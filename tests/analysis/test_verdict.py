@@ -396,3 +396,33 @@ def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tm
         split = "alibi uses distant order with 3 of 5 seeds at 0.001, its best rate, and 5 of 5 seeds at 0.002"
         assert f"{split}, so its pairs are open" in alibi.warnings
     assert posbench.judge(place, scheme="nope").verdict == "worse"
+
+
+def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop: Path, tmp_path: Path) -> None:
+    """Vo_rope won on seeds 0 to 7 and is equal on seeds 100 to 107; alibi leads there by 0.05."""
+    folder = Path(shutil.copytree(loop, tmp_path / "loop"))
+    unseen = ",".join(map(str, range(100, 108)))
+    waiting = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", confirm=2)
+    assert (waiting.verdict, waiting.exit_status, waiting.go_on, waiting.seeds) == ("open", 12, True, [])
+    assert waiting.reason == "not confirmed yet: the test is at 8 seeds, 100 to 107"
+    assert waiting.next_commands == [
+        ["posbench", "train", "-m", f"scheme={scheme}", "experiment_name=loop", f"seed={unseen}"]
+        for scheme in ("vo_rope", "qk_rope")
+    ]
+    assert waiting.look == {"number": 0, "of": 1, "seeds": 0} and not faults(json.loads(waiting.as_json()), "judge")
+    in_loop = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", family=20)
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
+    fresh.probes, fresh.experiment = False, "loop"
+    fabricate(tmp_path, fresh)
+    lost, won = (posbench.judge(folder, scheme=name, baseline="qk_rope", confirm=2) for name in ("vo_rope", "alibi"))
+    assert (lost.verdict, lost.go_on, lost.next_commands, lost.exit_status) == ("equal", False, [], 11)
+    assert (won.verdict, won.exit_status, won.seeds) == ("better", 0, list(range(100, 108)))
+    assert won.look == {"number": 1, "of": 1, "seeds": 8} and won.confirm == 2 and won.family is None
+    losses = pd.DataFrame(
+        {name: [stored_loss(run_of(folder, name, seed)) for seed in range(100, 108)] for name in ("alibi", "qk_rope")}
+    )
+    assert won.p == pytest.approx(2 * stats.ttest_rel(losses["alibi"], losses["qk_rope"]).pvalue)
+    again = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", family=20)
+    assert (again.p, again.seeds, again.gap) == (in_loop.p, list(range(8)), in_loop.gap)  # the looks leave them out
+    with pytest.raises(ConfigError, match="give --scheme, and leave out --family"):
+        posbench.judge(folder, scheme="alibi", confirm=1, family=20)
