@@ -403,7 +403,7 @@ def main() -> None:
     for table in (
         procedure(n, random),
         loops(10 * n, np.random.default_rng(options.seed)),
-        bred(2 * n, random),
+        bred(2 * n, np.random.default_rng(options.seed)),
         drops(),
     ):
         for row in table:
