@@ -122,6 +122,29 @@ def test_a_layer_is_qwen3_nexts_with_its_weights(length, monkeypatch):
 
 
 @torch.no_grad()
+def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(monkeypatch):
+    """Rotate before the division by lengths, as HypeNet's code does (thunlp/hybrid-linear-attention, gdn.py)."""
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    monkeypatch.setattr(qwen, "torch", Float64())
+    words = ["+scheme.attention.convolution=0", "+scheme.attention.output_gate=false"]
+    model = built("gdn", "scheme.kind=rotary", "+scheme.sites=[q,k]", "model.num_kv_heads=6", *words)
+    ours, width = model.blocks[0].attention, model.config.head_width
+    x = torch.randn(B, T, model.config.d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    q, k, v = F.silu(ours.qkv(x)).view(B, T, 3, H, width).transpose(1, 3).unbind(2)  # [B, H, T, D]
+    angles = torch.arange(5, T + 5)[:, None] * 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    cos, sin = (torch.cat((part, part), -1)[None] for part in (angles.cos(), angles.sin()))
+    q, k = qwen.apply_rotary_pos_emb(q, k, cos, sin)
+    kind = ours.kind
+    g, beta = -kind.A_log.exp() * F.softplus(x @ kind.W_a.T + kind.dt_bias), (x @ kind.W_b.T).sigmoid()
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    o, _ = qwen.torch_recurrent_gated_delta_rule(q, k, v, g, beta, None, False, use_qk_l2norm_in_kernel=True)
+    expected = ours.out(F.rms_norm(o, (width,), kind.norm_weight, 1e-6).flatten(2))
+    at = model._embed(random_tokens(T), 5, 0, T, None)[1][0]
+    assert expected.abs().max() > 1
+    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-11
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("words", [[], ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"]], ids=["nope", "qkvo_rope"])
 def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
     model, tokens = built("gdn", *words), random_tokens(T)
