@@ -83,8 +83,9 @@ def _attention(entry: SchemeConfig) -> _Attention:
     name = options.pop("kind", "softmax")
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    for option in ("sink", "output_gate"):  # their tensors are among the weights
-        options.pop(option, None)
+    if name == "softmax":
+        for option in ("sink", "output_gate"):  # tensors of these names are among the weights
+            options.pop(option, None)
     shared_kv, norms_value = options.pop("shared_kv", False), options.pop("value_norm", False)
     window = {"window": entry.options["window"]} if "window" in entry.options else {}
     return _Attention(name, shared_kv, norms_value, options | window)
