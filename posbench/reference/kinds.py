@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, inf, log1p, sqrt
+from math import exp, inf, sqrt
 from typing import Any
 
 import numpy as np
