@@ -153,13 +153,13 @@ class GatedDeltaRule(Kind):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        assert q is not None and k is not None
+        assert q is not None and k is not None and v is not None
         _, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         past = at.past(None if cache is None else cache.rows)
         q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))

@@ -160,6 +160,49 @@ def gdn(
     return outputs
 
 
+def mla(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    **learned: Any,
+) -> list[Array]:
+    """Return the outputs [H][T, D] of latent attention (arXiv 2405.04434, section 2.1): softmax attention of `q`.
+
+    The keys of a head are `[W_r x ; W_k c]` before the scheme changes them, and its values `W_v c`, with `c = norm(W_c
+    x)`. Arguments: as for `softmax`; k and v, empty; learned, the tensors of the kind by name, and its options.
+    """
+    heads = len(q)
+    c = x @ learned["W_c"].T
+    c = c / np.sqrt((c**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
+    keys = [np.hstack([x @ learned["W_r"].T, c @ W.T]) for W in np.split(learned["W_k"], heads)]
+    values = [c @ W.T for W in np.split(learned["W_v"], heads)]
+    return softmax(scheme, q, keys, values, x, positions, window=learned.get("window"))
+
+
+def gqa(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    kv_heads: int = 1,
+    window: int | None = None,
+    **learned: Array,
+) -> list[Array]:
+    """Return the outputs [H][T, D] of softmax attention of `q` with `kv_heads` keys `W_k x` and values `W_v x`.
+
+    Arguments: as for `softmax`; k and v, empty; learned, W_k and W_v.
+    """
+    group = len(q) // kv_heads
+    keys, values = ([x @ W.T for W in np.split(learned[name], kv_heads)] for name in ("W_k", "W_v"))
+    repeated = [h // group for h in range(len(q))]
+    return softmax(scheme, q, [keys[n] for n in repeated], [values[n] for n in repeated], x, positions, window=window)
+
+
 def sigmoid(x: Any) -> Any:
     """Return 1 / (1 + e^-x) of a number or an array."""
     return 1 / (1 + np.exp(-x))
@@ -211,4 +254,4 @@ def _rows(
     return Rows(positions, q, k, gates), hook_positions
 
 
-KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay, "gdn": gdn}
+KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay, "gdn": gdn, "mla": mla, "gqa": gqa}
