@@ -47,15 +47,20 @@ class _OwnKeys(Softmax):
                 "does not change keys and values"
             )
 
+    def flops_per_token(self, length: int, scheme: Scheme) -> float:
+        """Return the FLOPs per token of attention in one layer, with the products by the kind's own matrices."""
+        own = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
+        return super().flops_per_token(length, scheme) + 2.0 * own
+
 
 class Latent(_OwnKeys):
     """Multi-head latent attention (MLA): keys and values are computed from one cached latent per token.
 
     A query and a key have D channels. The first r are multiplied with a key that all heads share, which a scheme may
     rotate; the others with keys from the latent. Values have D channels. In DeepSeek's models D counts only the others.
-    Options: `latent_heads`, G: the latent has `2 G D - r` channels, so that the cache is as large as that of G key heads
-    and their values; `shared`, r / D, 0.25. The latent of queries of the largest models is left out: it saves no cache.
-    Raises: ConfigError unless G is at least 1 and r is an even number.
+    Options: `latent_heads`, G: the latent has `2 G D - r` channels, so that the cache is as large as that of G heads of
+    keys and values; `shared`, r / D. The largest models have a latent of queries too, which is left out: it saves no
+    cache. Raises: ConfigError unless G is at least 1 and r is an even number between 0 and D.
     """
 
     def __init__(self, shape: Shape, shared_kv: bool = False, latent_heads: int = 1, shared: float = 0.25) -> None:
@@ -63,10 +68,10 @@ class Latent(_OwnKeys):
         H, D, C = shape.num_heads, shape.head_dim, shape.d_model
         require_integer("attention.latent_heads", latent_heads, 1, "the key heads that the cache could hold")
         r = require_number("attention.shared", shared, 0, 1, "0.25 is usual") * D
-        if r % 2:
+        if r % 2 or not 0 < r < D:
             raise ConfigError(
                 f"scheme.attention.shared={shared} of model.head_dim={D} is {r:g} channels, which must be an even "
-                "number: change it"
+                f"number, above 0 and below {D}: change it"
             )
         self._rotated = int(r)
         latent = 2 * latent_heads * D - self._rotated
@@ -86,9 +91,6 @@ class Latent(_OwnKeys):
         c, shared = self._cached(scheme, cache, c[:, None], shared)
         k, v = (linear(c[:, 0], W.to(c.dtype)).unflatten(-1, (H, -1)).transpose(1, 2) for W in (self.W_k, self.W_v))
         return torch.cat((shared.expand(-1, H, -1, -1), k), dim=-1), v
-
-    def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        return super().flops_per_token(length, scheme) + _products(self)
 
 
 class Grouped(_OwnKeys):
@@ -116,11 +118,3 @@ class Grouped(_OwnKeys):
         k, v = (linear(x, W.to(x.dtype)).unflatten(-1, (-1, D)).transpose(1, 2) for W in (self.W_k, self.W_v))
         k, v = self._cached(scheme, cache, apply_hook(scheme, "k", k, pos, past), v)
         return k, v
-
-    def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        return super().flops_per_token(length, scheme) + _products(self)
-
-
-def _products(kind: Softmax) -> float:
-    """Return the FLOPs per token of the products with the kind's own matrices."""
-    return 2.0 * sum(parameter.numel() for parameter in kind.parameters() if parameter.ndim > 1)
