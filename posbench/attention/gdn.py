@@ -17,6 +17,8 @@ Kimi Delta Attention (Kimi Linear, arXiv 2510.26692) has a decay for each channe
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ from posbench.schemes.earlier import EarlierRows
 from posbench.system.matmul import linear
 
 EPS = 1e-6  # added to squared lengths of q and k, and to the mean square of outputs, as in Qwen3-Next
-_DIRECT = 4  # tokens: up to here decays by channel are computed for each pair of tokens
+_BLOCK = 8  # tokens, l: within a block, decays by channel are computed for each pair of tokens
 
 
 def delta_rule(
@@ -73,21 +75,22 @@ def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     Arguments: q and k, [..., L, D]; total, the sums of log-decays up to each token, [..., L, 1] or [..., L, D].
     """
     L = q.shape[-2]
-    if total.shape[-1] > 1 and L > _DIRECT and L % 2 == 0:
-        # Decays from the first half to the second pass the middle: both factors are at most 1, where exp(-total) would
-        # overflow. The two halves are smaller matrices of the same form.
-        halves = [x.unflatten(-2, (2, L // 2)) for x in (q, k, total)]
-        first, second = decayed_products(*halves).unbind(-3)
-        (_, q_2), (k_1, _), (total_1, total_2) = (half.unbind(-3) for half in halves)
-        middle = total_1[..., -1:, :]
-        across = (q_2 * (total_2 - middle).exp()) @ (k_1 * (middle - total_1).exp()).mT
-        return torch.cat((F.pad(first, (0, L // 2)), torch.cat((across, second), dim=-1)), dim=-2)
-    later = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)
+    row = torch.arange(L, device=q.device)
     if total.shape[-1] == 1:
-        return (q @ k.mT) * (total - total.mT).masked_fill(later, -torch.inf).exp()
-    decay = total[..., :, None, :] - total[..., None, :, :]  # from token j to token i, [..., L, L, D]
-    decay = decay.masked_fill(later[..., None], -torch.inf).exp()
-    return (q[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
+        return (q @ k.mT) * (total - total.mT).masked_fill(row > row[:, None], -torch.inf).exp()
+    # Blocks of l tokens. Decays from earlier blocks pass the block's first token, so both factors are at most 1, where
+    # exp(-total) would overflow. Within a block the decay of each pair of tokens is computed.
+    block = math.gcd(L, _BLOCK)
+    q, own_k, own_total = (x.unflatten(-2, (-1, block)) for x in (q, k, total))  # [..., L / l, l, D]
+    first = own_total[..., :1, :]
+    not_before = row >= row[::block, None]  # [L / l, L]
+    to_first = (first - total[..., None, :, :]).masked_fill(not_before[..., None], -torch.inf).exp()
+    across = (q * (own_total - first).exp()) @ (k[..., None, :, :] * to_first).mT  # [..., L / l, l, L]
+    decay = own_total[..., :, None, :] - own_total[..., None, :, :]  # from token j to token i, [..., L / l, l, l, D]
+    decay = decay.masked_fill((row[:block] > row[:block, None])[..., None], -torch.inf).exp()
+    within = (q[..., :, None, :] * own_k[..., None, :, :] * decay).sum(-1)
+    places = torch.eye(L // block, dtype=q.dtype, device=q.device)[:, None, :, None]
+    return (across + (within[..., None, :] * places).flatten(-2)).flatten(-3, -2)
 
 
 class GatedDeltaRule(Kind):
