@@ -11,6 +11,7 @@ from typing import Any
 
 from posbench.attention.gdn import GatedDeltaRule
 from posbench.attention.kind import Kind, KVCache
+from posbench.attention.latent import Grouped, Latent
 from posbench.attention.linear import DecayAttention, LinearAttention
 from posbench.attention.softmax import Softmax
 from posbench.catalogue.classes import Classes, check_options, class_named, with_packages
@@ -19,7 +20,14 @@ from posbench.schemes import Shape
 __all__ = ["KINDS", "DecayAttention", "KVCache", "Kind", "LinearAttention", "Softmax", "build_kind"]
 
 KINDS: Classes[Kind] = with_packages(
-    {"softmax": Softmax, "linear": LinearAttention, "decay": DecayAttention, "gdn": GatedDeltaRule},
+    {
+        "softmax": Softmax,
+        "linear": LinearAttention,
+        "decay": DecayAttention,
+        "gdn": GatedDeltaRule,
+        "mla": Latent,
+        "gqa": Grouped,
+    },
     "posbench.attention",
 )
 

@@ -11,9 +11,13 @@ and the state passes from chunk to chunk. `delta_rule` keeps the transpose M = S
 and v_t
 
     M_t = a_t M_(t-1) + k_t^T u_t,    u_t = b_t (v_t - a_t k_t M_(t-1)),    o_t = q_t M_t
+
+Kimi Delta Attention (Kimi Linear, arXiv 2510.26692) has a decay for each channel of the keys: a_t is a diagonal matrix.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +32,7 @@ from posbench.schemes.earlier import EarlierRows
 from posbench.system.matmul import linear
 
 EPS = 1e-6  # added to squared lengths of q and k, and to the mean square of outputs, as in Qwen3-Next
+_BLOCK = 8  # tokens, l: within a block, decays by channel are computed for each pair of tokens
 
 
 def delta_rule(
@@ -36,22 +41,21 @@ def delta_rule(
     """Return the outputs of the gated delta rule, [B, H, T, E], and the state after the last token, [B, Hkv, D, E].
 
     Arguments: q [B, H, T, D], H being a multiple of Hkv; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at
-    most 0, and strength, b_t, both [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None. All have
-    one dtype, at least float32.
+    most 0, [B, Hkv, T, 1] or [B, Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for
+    earlier tokens returned, or None. All have one dtype, at least float32.
     """
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v, log_decay, strength = parts  # [B, H or Hkv, N, L, .]: N chunks of L tokens
         total = log_decay.cumsum(3)  # since the chunk began
         from_start, last = total.exp(), total[..., -1:, :]
-        later = torch.ones(q.shape[3], q.shape[3], dtype=torch.bool, device=q.device).triu(1)
-        decay = (total - total.mT).masked_fill(later, -torch.inf).exp()  # from token j (column) to token i (row)
         # The diagonal and what is above it are not read. u is a function of the state M before the chunk: u_v - u_k M.
-        system, right = strength * (k @ k.mT) * decay, strength * torch.cat((v, from_start * k), dim=-1)
+        system = strength * decayed_products(k, k, total)
+        right = strength * torch.cat((v, from_start * k), dim=-1)
         solution = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
         u_v, u_k = solution.split((v.shape[-1], k.shape[-1]), dim=-1)
         to_end = ((last - total).exp() * k).mT
-        kept, removed, added = last.exp(), to_end @ u_k, to_end @ u_v
+        kept, removed, added = last.exp().mT, to_end @ u_k, to_end @ u_v
         state = torch.zeros_like(added[:, :, 0]) if state is None else state
         entering = []  # M before each chunk
         for n in range(q.shape[2]):
@@ -59,10 +63,34 @@ def delta_rule(
             state = kept[:, :, n] * state - removed[:, :, n] @ state + added[:, :, n]
         before = torch.stack(entering, dim=2)
         q = q.unflatten(1, (k.shape[1], -1))  # [B, Hkv, heads that share a key head, N, L, D]
-        u, before, k, decay, from_start = (x[:, :, None] for x in (u_v - u_k @ before, before, k, decay, from_start))
-        return (((q @ k.mT) * decay) @ u + (q * from_start) @ before).flatten(1, 2), state
+        u, before, k, total = (x[:, :, None] for x in (u_v - u_k @ before, before, k, total))
+        return (decayed_products(q, k, total) @ u + (q * total.exp()) @ before).flatten(1, 2), state
 
     return in_chunks(sum_chunks, [q, k, v, log_decay, strength], state)
+
+
+def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """Return `sum_c q_ic k_jc exp(total_ic - total_jc)` of tokens j <= i, and 0 of later ones: [..., L, L].
+
+    Arguments: q and k, [..., L, D]; total, the sums of log-decays up to each token, [..., L, 1] or [..., L, D].
+    """
+    L = q.shape[-2]
+    row = torch.arange(L, device=q.device)
+    if total.shape[-1] == 1:
+        return (q @ k.mT) * (total - total.mT).masked_fill(row > row[:, None], -torch.inf).exp()
+    # Blocks of l tokens. Decays from earlier blocks pass the block's first token, so both factors are at most 1, where
+    # exp(-total) would overflow. Within a block the decay of each pair of tokens is computed.
+    block = math.gcd(L, _BLOCK)
+    q, own_k, own_total = (x.unflatten(-2, (-1, block)) for x in (q, k, total))  # [..., L / l, l, D]
+    first = own_total[..., :1, :]
+    not_before = row >= row[::block, None]  # [L / l, L]
+    to_first = (first - total[..., None, :, :]).masked_fill(not_before[..., None], -torch.inf).exp()
+    across = (q * (own_total - first).exp()) @ (k[..., None, :, :] * to_first).mT  # [..., L / l, l, L]
+    decay = own_total[..., :, None, :] - own_total[..., None, :, :]  # from token j to token i, [..., L / l, l, l, D]
+    decay = decay.masked_fill((row[:block] > row[:block, None])[..., None], -torch.inf).exp()
+    within = (q[..., :, None, :] * own_k[..., None, :, :] * decay).sum(-1)
+    places = torch.eye(L // block, dtype=q.dtype, device=q.device)[:, None, :, None]
+    return (across + (within[..., None, :] * places).flatten(-2)).flatten(-3, -2)
 
 
 class GatedDeltaRule(Kind):
@@ -75,11 +103,17 @@ class GatedDeltaRule(Kind):
     head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength.
     A bias is refused, because the decay is learned from content.
 
-    W_a, W_b and W_z are drawn like the model's matrices, convolutions with the standard deviation of PyTorch's. e^A_log
-    and softplus(dt_bias) begin in the middle of equal parts, one for each key head, of the ranges from which the
-    authors draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
-    Options: `convolution`, its width in tokens, 4 in the paper; 0 means none. `output_gate`, whether there is W_z.
-    Raises: ConfigError for a convolution below 0, or an output_gate that is not true or false.
+    Matrices are drawn like the model's, convolutions with the standard deviation of PyTorch's. e^A_log and
+    softplus(dt_bias) begin in the middle of equal parts, one for each key head, of the ranges from which the authors
+    draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
+
+    With `decay: channel` it is Kimi Delta Attention: each channel of a key has its own `a_t`, from `W_a W_f x_t`, with
+    W_f [D, C] and W_a [Hkv D, D], and its own dt_bias, the parts of whose range are the channels of a head. Rotated q
+    and k then depend on absolute positions, because a rotation mixes channels that decay differently.
+
+    Options: `convolution`, its width in tokens, 4 in the paper; 0 means none. `output_gate`, whether there is W_z, or
+    `sigmoid`, which replaces silu (Kimi Linear). `decay`, `head` or `channel`.
+    Raises: ConfigError for a convolution below 0, or an output_gate or a decay that is none of these.
     """
 
     takes_bias = False
@@ -88,10 +122,19 @@ class GatedDeltaRule(Kind):
     # gradients reach 1.7 and 5 times the limits. With one layer no allowance is needed.
     sensitivity = 4.0
 
-    def __init__(self, shape: Shape, shared_kv: bool = False, convolution: int = 4, output_gate: bool = True) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        shared_kv: bool = False,
+        convolution: int = 4,
+        output_gate: bool | str = True,
+        decay: str = "head",
+    ) -> None:
         super().__init__(shape, shared_kv)
-        if not isinstance(output_gate, bool):
-            raise ConfigError(f"scheme.attention.output_gate={output_gate!r} must be true or false for gdn")
+        if not isinstance(output_gate, bool) and output_gate != "sigmoid":
+            raise ConfigError(f"scheme.attention.output_gate={output_gate!r} must be true, false or sigmoid for gdn")
+        if decay not in ("head", "channel"):
+            raise ConfigError(f"scheme.attention.decay={decay!r} must be head or channel")
         self.convolution = require_integer("attention.convolution", convolution, 0, "4 is the paper's, 0 means none")
         H, Hkv, D, C = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.d_model
         for part, heads in {"q": H, "k": Hkv, "v": Hkv}.items():
@@ -99,11 +142,13 @@ class GatedDeltaRule(Kind):
             self.register_parameter(f"{part}_taps", taps)
             if taps is not None:
                 taps.init_std = (3 * convolution) ** -0.5  # type: ignore[attr-defined]  # read by `initialise`
-        self.W_a, self.W_b = (nn.Parameter(torch.empty(Hkv, C)) for _ in range(2))
+        self.W_f = nn.Parameter(torch.empty(D, C)) if decay == "channel" else None
+        self.W_a = nn.Parameter(torch.empty(Hkv, C) if self.W_f is None else torch.empty(Hkv * D, D))
+        self.W_b = nn.Parameter(torch.empty(Hkv, C))
         self.W_z = nn.Parameter(torch.empty(H * D, C)) if output_gate else None
-        middle = (torch.arange(Hkv, dtype=torch.float64) + 0.5) / Hkv
-        dt = 0.001 * 100**middle
-        self.A_log = nn.Parameter((16 * middle).log().float())
+        self.gate = torch.sigmoid if output_gate == "sigmoid" else F.silu
+        dt = 0.001 * 100 ** (_middles(Hkv) if self.W_f is None else _middles(D).repeat(Hkv))
+        self.A_log = nn.Parameter((16 * _middles(Hkv)).log().float())
         self.dt_bias = nn.Parameter(dt.expm1().log().float())  # the inverse of softplus
         self.norm_weight = nn.Parameter(torch.ones(D))
 
@@ -111,13 +156,13 @@ class GatedDeltaRule(Kind):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        assert q is not None and k is not None
+        assert q is not None and k is not None and v is not None
         _, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         past = at.past(None if cache is None else cache.rows)
         q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))
@@ -125,19 +170,24 @@ class GatedDeltaRule(Kind):
         q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
         v = apply_hook(scheme, "v", v, pos_of_keys, past)
         wide = x.to(self.A_log.dtype)
-        log_decay = -self.A_log.exp() * F.softplus(F.linear(wide, self.W_a, self.dt_bias))
-        strength = F.linear(wide, self.W_b).sigmoid()  # both [B, T, Hkv]
+        strength = F.linear(wide, self.W_b).sigmoid().mT[..., None]  # [B, Hkv, T, 1]
         state = cache.state[0] if cache is not None and cache.state else None
-        o, state = delta_rule(q * self.scale, k, v, log_decay.mT[..., None], strength.mT[..., None], state)
+        o, state = delta_rule(q * self.scale, k, v, self._log_decay(wide), strength, state)
         if cache is not None:
             cache.advance(x.shape[1])
             cache.state = (state,)
         o = apply_hook(scheme, "o", o, pos, past)
         o = F.rms_norm(o, o.shape[-1:], self.norm_weight.to(o.dtype), EPS)
         if self.W_z is not None:
-            z = F.silu(linear(x, self.W_z.to(x.dtype)).to(o.dtype))
+            z = self.gate(linear(x, self.W_z.to(x.dtype)).to(o.dtype))
             o = o * z.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
         return o.to(x.dtype)
+
+    def _log_decay(self, x: Tensor) -> Tensor:
+        """Return log a_t, at most 0, [B, Hkv, T, 1], or [B, Hkv, T, D] by channel, of the hidden states x [B, T, C]."""
+        x = x if self.W_f is None else F.linear(x, self.W_f)
+        rates = F.softplus(F.linear(x, self.W_a, self.dt_bias)).unflatten(-1, (len(self.A_log), -1)).transpose(1, 2)
+        return -self.A_log.exp()[:, None, None] * rates
 
     def _convolved(self, part: str, x: Tensor, past: EarlierRows) -> Tensor:
         """Return SiLU of the convolution of `x` over the last tokens, [B, heads, T, D] in at least float32.
@@ -163,3 +213,8 @@ class GatedDeltaRule(Kind):
         D, H, Hkv = self.shape.head_dim, self.shape.num_heads, self.shape.num_kv_heads
         weights = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
         return 2.0 * weights + 2.0 * D * D * (2 * Hkv + H)
+
+
+def _middles(parts: int) -> Tensor:
+    """Return the middles of equal parts of the range from 0 to 1, [parts] float64."""
+    return (torch.arange(parts, dtype=torch.float64) + 0.5) / parts

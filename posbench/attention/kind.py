@@ -165,6 +165,9 @@ class Kind(nn.Module, ABC):
                 f"or values, which have {Hkv} heads: return G of 1 or {Hkv}"
             )
 
+    def check_scheme(self, scheme: Scheme) -> None:
+        """Raise ConfigError if this kind cannot compute what the scheme's methods do; by default it can."""
+
     @property
     def heads_by_part(self) -> dict[str, int]:
         """Return {part: its number of heads} for the projected parts: num_heads for q, num_kv_heads for k and v."""
@@ -196,7 +199,7 @@ class Kind(nn.Module, ABC):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,

@@ -79,13 +79,13 @@ class LinearAttention(NonSoftmax):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        assert q is not None and k is not None
+        assert q is not None and k is not None and v is not None
         q, k = features(q), features(k)
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
@@ -182,12 +182,13 @@ class DecayAttention(NonSoftmax):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
+        assert v is not None
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
         o = kernel(apply_hook(scheme, "v", v, pos_of_keys, past), gates, scheme, at, cache)

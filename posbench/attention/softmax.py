@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
 from posbench.schemes.base import apply_hook, evaluate_bias
+from posbench.schemes.earlier import EarlierRows
 from posbench.system.matmul import linear
 
 
@@ -88,23 +89,18 @@ class Softmax(Kind):
         self,
         q: Tensor | None,
         k: Tensor | None,
-        v: Tensor,
+        v: Tensor | None,
         x: Tensor,
         scheme: Scheme,
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        assert q is not None and k is not None
+        assert q is not None
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
-        is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
         past = at.past(None if cache is None else cache.rows)
-        q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
-        values = None if is_one_tensor else apply_hook(scheme, "v", v, pos_of_keys, past)
-        dropped = 0  # keys that no query sees any more
-        if cache is not None:
-            window = None if scheme.reads_keys else scheme.reach
-            k, values = cast(tuple[Tensor, Tensor | None], cache.append(k, values, window=window))
-            dropped = cache.filled - k.shape[2]
+        q = apply_hook(scheme, "q", q, pos, past)
+        k, values = self._keys_and_values(k, v, x, scheme, pos_of_keys, past, cache)
+        dropped = 0 if cache is None else cache.filled - k.shape[2]  # keys that no query sees any more
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(
@@ -117,14 +113,44 @@ class Softmax(Kind):
             bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.first_query - at.first_key), True
         if bias is not None and dropped:
             bias = partial(_bias_of_cached_keys, bias, dropped)
-        o = self.attend(
-            q, k, k if values is None else values, bias, self.scale, scheme.window, reads_rows, at.documents
-        )
+        o = self.attend(q, k, values, bias, self.scale, scheme.window, reads_rows, at.documents)
         o = apply_hook(scheme, "o", o, pos, past)
         if self.output_gate is None:
             return o
         gates = linear(x, self.output_gate.to(x.dtype)).sigmoid()  # [B, T, H] or [B, T, H D]
         return o * gates.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+
+    def _keys_and_values(
+        self,
+        k: Tensor | None,
+        v: Tensor | None,
+        x: Tensor,
+        scheme: Scheme,
+        pos: Any,
+        past: EarlierRows,
+        cache: KVCache | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all visible tokens, after the scheme's methods, and append the new ones to `cache`.
+
+        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C]; pos, the positions
+        that the methods k and v receive; past, the tokens before the new ones.
+        Returns: [B, heads, keys, .] each; they are one tensor if both are equal.
+        """
+        assert k is not None and v is not None
+        is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
+        k = apply_hook(scheme, "k", k, pos, past)
+        if is_one_tensor:
+            (k,) = self._cached(scheme, cache, k)
+            return k, k
+        k, v = self._cached(scheme, cache, k, apply_hook(scheme, "v", v, pos, past))
+        return k, v
+
+    def _cached(self, scheme: Scheme, cache: KVCache | None, *new: Tensor) -> tuple[Tensor, ...]:
+        """Append `new`, [B, heads, T, .] each, to the cache and return the rows that are visible; `new` without one."""
+        if cache is None:
+            return new
+        window = None if scheme.reads_keys else scheme.reach
+        return cast(tuple[Tensor, ...], cache.append(*new, window=window))
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         chunk = min(length, scheme.chunk or length)

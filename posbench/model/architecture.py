@@ -7,7 +7,7 @@ FLOPs and bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Architecture:
                     f"{type(scheme).__name__} reads keys, which attention of the kind {name} does not cache: choose "
                     "scheme.attention={kind: softmax}, or another scheme"
                 )
+            kind.check_scheme(scheme)
         if self.model.qk_norm and not any(kind.takes_qk_norm for kind in self.kinds):
             raise ConfigError(
                 "model.qk_norm normalises queries and keys of softmax attention, and no layer has it "
@@ -153,7 +154,7 @@ def call_hooks(
     x = apply_hook(scheme, "hidden", x.to(dtype or weights), prepared, at.past(rows))
     parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
     k = parts.get("k")
-    kind.mix(parts.get("q"), k, cast(Tensor, k if kind.shared_kv else parts["v"]), x, scheme, at, cache)
+    kind.mix(parts.get("q"), k, k if kind.shared_kv else parts.get("v"), x, scheme, at, cache)
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:

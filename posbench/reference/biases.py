@@ -134,6 +134,17 @@ class LogGrowth(Definition):
         return x * (1 + self.slope * log(1 + (p + 1) // self.tokens))
 
 
+class LogLength(Definition):
+    """q_i times the logarithm of i + a to the base a (HyPE's softmax layers)."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], a: int = 362) -> None:
+        super().__init__(config, weights)
+        self.a = a
+
+    def q(self, x: Array, p: Any, h: int) -> Array:
+        return x * log(p + self.a, self.a)
+
+
 @cache
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slopes of H heads: for H a power of two, the geometric series with start and ratio 2 ** (-8 / H).

@@ -47,7 +47,9 @@ def logits(
         w = _with_prefix(W, f"blocks.{n}.")
         normed = scheme.after_hook("hidden", norm(x, w["attention_norm.weight"]), positions)
         attention = attentions[n]
-        q, k, v = _parts(normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config)
+        q, k, v = _parts(
+            normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config, attention.name
+        )
         raw_k = k
         if model.qk_norm and attention.name == "softmax":
             q = [norm(head, w["attention.q_norm.weight"]) for head in q]
@@ -83,8 +85,9 @@ def _attention(entry: SchemeConfig) -> _Attention:
     name = options.pop("kind", "softmax")
     if name not in KINDS:
         raise NoDefinitionError(f"posbench/reference/kinds.py does not define the kind of attention {name!r}")
-    for option in ("sink", "output_gate"):  # their tensors are among the weights
-        options.pop(option, None)
+    if name == "softmax":
+        for option in ("sink", "output_gate"):  # tensors of these names are among the weights
+            options.pop(option, None)
     shared_kv, norms_value = options.pop("shared_kv", False), options.pop("value_norm", False)
     window = {"window": entry.options["window"]} if "window" in entry.options else {}
     return _Attention(name, shared_kv, norms_value, options | window)
@@ -94,10 +97,11 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 
 
-def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], list[Array]]:
+def _parts(packed: Array, config: Config, attention: str) -> tuple[list[Array], list[Array], list[Array]]:
     """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .].
 
-    With a shared K = V, there are no values; for attention without q and k, both are empty. Shared key heads repeat.
+    With a shared K = V, there are no values; kinds of attention that lack a part have an empty list. Shared key heads
+    repeat. Arguments: attention, the name of the kind.
     """
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
@@ -106,6 +110,6 @@ def _parts(packed: Array, config: Config) -> tuple[list[Array], list[Array], lis
     def repeated(heads: list[Array]) -> list[Array]:
         return [head for head in heads for _ in range(H // Hkv)]
 
-    if len(heads) == Hkv:
+    if attention == "decay":
         return [], [], repeated(heads)
     return heads[:H], repeated(heads[H : H + Hkv]), repeated(heads[H + Hkv :])

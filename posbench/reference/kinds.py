@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, inf, log1p, sqrt
+from math import exp, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,8 @@ def gdn(
 ) -> list[Array]:
     """Return the outputs [H][T, D] of the gated delta rule, token by token (arXiv 2412.06464, equation 10).
 
-    `S_t = a_t S_(t-1) (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated.
+    `S_t = S_(t-1) a_t (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated. a_t is
+    a number, or with the option decay=channel the diagonal of a matrix (arXiv 2510.26692, equation 1).
     Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
     positions, of the T tokens; learned, the tensors of the kind by name, and its options, which they imply.
     """
@@ -134,6 +135,9 @@ def gdn(
                 y[t] = sum(taps[:, n] * rows[t - n] for n in range(min(t + 1, taps.shape[1])))
         return y * sigmoid(y)
 
+    gate_input = x @ learned["W_f"].T if "W_f" in learned else x
+    decay_gates = gate_input @ learned["W_a"].T + learned["dt_bias"]
+    decay_gates = decay_gates.reshape(len(x), len(learned["A_log"]), -1)  # [T, Hkv, 1 or D]
     heads = range(len(q))
     q = [unit(convolved("q", q[h], h)) for h in heads]
     k = [unit(convolved("k", k[h], h // group)) for h in heads]
@@ -143,17 +147,60 @@ def gdn(
         values = scheme.after_hook("v", convolved("v", v[h], h // group), hook_positions[h], h)
         state, D, m, o = np.zeros((values.shape[1], rows.keys[h].shape[1])), values.shape[1], h // group, []
         for t, key in enumerate(rows.keys[h]):
-            a = exp(-exp(learned["A_log"][m]) * log1p(exp(learned["W_a"][m] @ x[t] + learned["dt_bias"][m])))
+            a = np.exp(-exp(learned["A_log"][m]) * np.log1p(np.exp(decay_gates[t, m])))
             b = sigmoid(learned["W_b"][m] @ x[t])
-            state = a * state @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
+            state = state * a @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
             o.append(state @ rows.queries[h][t] / sqrt(D))
         output = scheme.after_hook("o", np.stack(o), hook_positions[h], h)
         output = output / np.sqrt((output**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
         if "W_z" in learned:
             z = x @ learned["W_z"][h * D : (h + 1) * D].T
-            output = output * z * sigmoid(z)
+            output = output * sigmoid(z) * (1 if learned.get("output_gate") == "sigmoid" else z)
         outputs.append(output)
     return outputs
+
+
+def mla(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    **learned: Any,
+) -> list[Array]:
+    """Return the outputs [H][T, D] of latent attention (arXiv 2405.04434, section 2.1): softmax attention of `q`.
+
+    The keys of a head are `[W_r x ; W_k c]` before the scheme changes them, and its values `W_v c`, with `c = norm(W_c
+    x)`. Arguments: as for `softmax`; k and v, empty; learned, the tensors of the kind by name, and its options.
+    """
+    heads = len(q)
+    c = x @ learned["W_c"].T
+    c = c / np.sqrt((c**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
+    keys = [np.hstack([x @ learned["W_r"].T, c @ W.T]) for W in np.split(learned["W_k"], heads)]
+    values = [c @ W.T for W in np.split(learned["W_v"], heads)]
+    return softmax(scheme, q, keys, values, x, positions, window=learned.get("window"))
+
+
+def gqa(
+    scheme: Definition,
+    q: list[Array],
+    k: list[Array],
+    v: list[Array],
+    x: Array,
+    positions: Sequence[int],
+    kv_heads: int = 1,
+    window: int | None = None,
+    **learned: Array,
+) -> list[Array]:
+    """Return the outputs [H][T, D] of softmax attention of `q` with `kv_heads` keys `W_k x` and values `W_v x`.
+
+    Arguments: as for `softmax`; k and v, empty; learned, W_k and W_v.
+    """
+    group = len(q) // kv_heads
+    keys, values = ([x @ W.T for W in np.split(learned[name], kv_heads)] for name in ("W_k", "W_v"))
+    repeated = [h // group for h in range(len(q))]
+    return softmax(scheme, q, [keys[n] for n in repeated], [values[n] for n in repeated], x, positions, window=window)
 
 
 def sigmoid(x: Any) -> Any:
@@ -207,4 +254,4 @@ def _rows(
     return Rows(positions, q, k, gates), hook_positions
 
 
-KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay, "gdn": gdn}
+KINDS: dict[str, Kind] = {"softmax": softmax, "linear": linear, "decay": decay, "gdn": gdn, "mla": mla, "gqa": gqa}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil, cos, exp, floor, log, log1p, pi, sin
+from math import ceil, cos, exp, floor, log, log1p, pi, sin, sqrt
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,15 @@ class Rotary(Definition):
         """Return the r/2 frequencies, in radians per token, of the pairs (t, t + r/2) in the first r of D channels."""
         return [self.base ** (-2 * t / D) for t in range(D // 2)]
 
-    def matrix(self, p: int, D: int) -> Array:
+    def rescaled_frequencies(self, D: int) -> list[float]:
         w = self.frequencies(D)
         if isinstance(self.rescale, Mapping):
-            w = rescaled_by_parameters(w, self.rescale, self.schedule_base, self.length)
-        elif self.rescale is not None:
-            w = rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
-        return rotation(p, D, tuple(w))
+            return rescaled_by_parameters(w, self.rescale, self.schedule_base, self.length)
+        return w if self.rescale is None else rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
+
+    def matrix(self, p: int, D: int, h: int) -> Array:
+        """Return the matrix [D, D] that multiplies vectors of head h at position p."""
+        return rotation(p, D, tuple(self.rescaled_frequencies(D)))
 
     @property
     def schedule_base(self) -> float:
@@ -64,16 +66,16 @@ class Rotary(Definition):
             scale = temperature(self.rescale, self.s)
         if "q" not in self.sites:
             return x
-        return (scale if both and softmax else 1.0) * (self.matrix(p, len(x)) @ x)
+        return (scale if both and softmax else 1.0) * (self.matrix(p, len(x), h) @ x)
 
     def k(self, x: Array, p: Any, h: int) -> Array:
-        return self.matrix(p, len(x)) @ x if "k" in self.sites else x
+        return self.matrix(p, len(x), h) @ x if "k" in self.sites else x
 
     def v(self, x: Array, p: Any, h: int) -> Array:
-        return self.matrix(p, len(x)) @ x if "v" in self.sites else x
+        return self.matrix(p, len(x), h) @ x if "v" in self.sites else x
 
     def o(self, x: Array, p: Any, h: int) -> Array:
-        return self.matrix(p, len(x)).T @ x if "o" in self.sites else x
+        return self.matrix(p, len(x), h).T @ x if "o" in self.sites else x
 
 
 @cache
@@ -152,6 +154,31 @@ class Hope(Rotary):
 
     def frequencies(self, D: int) -> list[float]:
         return [0.0 if 2 * pi / w > self.L else w for w in super().frequencies(D)]
+
+
+class Fope(Hope):
+    """FoPE: rotate pair t by sums over the frequencies of HoPE, weighted by column t of a matrix for cos and for sin.
+
+    The matrices of a key head are the identity plus `gain sqrt(2 / (n (n + Hkv)))` times normal numbers of NumPy's
+    `RandomState(0)`, first for cosines, then for sines, rounded to float32; n is the number of frequencies.
+    """
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], gain: float = 0.3, **options: object) -> None:
+        super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
+        self.gain = gain
+
+    def matrix(self, p: int, D: int, h: int) -> Array:
+        H, Hkv, n = self.config.model.num_heads, self.config.model.kv_heads, int(np.count_nonzero(self.frequencies(D)))
+        normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
+        A, B = np.identity(n) + normal[:, h * Hkv // H]
+        angles = p * np.array(self.rescaled_frequencies(D)[:n])
+        cosines, sines = np.cos(angles) @ np.float32(A), np.sin(angles) @ np.float32(B)
+        R = np.eye(D)
+        for t in range(n):
+            u = t + D // 2
+            R[t, t], R[t, u] = cosines[t], -sines[t]
+            R[u, t], R[u, u] = sines[t], cosines[t]
+        return R
 
 
 class Clipped(Rotary):

@@ -1,4 +1,4 @@
-"""Scores that grow with the logarithm of how many tokens compete: learned (scalable softmax), or fixed (Llama 4)."""
+"""Scores that grow with the logarithm of how many tokens compete: learned (SSMax), or fixed (Llama 4, HyPE)."""
 
 from __future__ import annotations
 
@@ -65,3 +65,23 @@ class LogGrowth(Scheme):
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
         return (x.to(torch.promote_types(x.dtype, torch.float32)) * pos).to(x.dtype)
+
+
+class LogLength(LogGrowth):
+    """HyPE's scale in softmax layers: replace q_i by `log_a(i + a) q_i`, in which nothing is learned.
+
+    i is the position, so the first query is not scaled. From Chen et al. 2026 (arXiv 2601.22156) and their code:
+    thunlp/hybrid-linear-attention, modeling_qwen3.py, `attn_logits_scaling`.
+    Options: `a`, tokens. Raises: ConfigError for an `a` below 2.
+    """
+
+    def __init__(self, shape: Shape, a: int = 362) -> None:
+        tokens = require_integer("a", a, 2, "362 tokens in the authors' code")
+        super().__init__(shape, tokens, slope=1 / math.log(tokens))
+
+    def prepare(self, pos: Tensor, length: int) -> Tensor:
+        """Return the factor by which the query at each position in `pos` is multiplied, [T, 1] float64.
+
+        Arguments: length is not used.
+        """
+        return (pos[..., None] + self.tokens).double().log() / math.log(self.tokens)

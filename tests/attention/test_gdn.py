@@ -1,4 +1,4 @@
-"""The gated delta rule: its recurrence, Qwen3-Next's code, pieces, what it caches, and what it refuses."""
+"""The gated delta rule: its recurrence, Qwen3-Next's and Kimi Linear's code, pieces, its cache, and what it refuses."""
 
 import math
 
@@ -22,12 +22,12 @@ def built(name, *words):
     return model.double()
 
 
-def inputs(*, heads=HKV, decay=1.0):
-    """Return random q, k, v, log-decays and strengths in float64, with unit keys, each with a gradient."""
+def inputs(*, heads=HKV, decay=1.0, decays=1):
+    """Return random q, k, v, `decays` log-decays and strengths in float64, with unit keys, each with a gradient."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, a, b = (
         torch.randn(B, *sizes, generator=generator, dtype=torch.float64)
-        for sizes in ((H, T, D), (heads, T, D), (heads, T, E), (heads, T, 1), (heads, T, 1))
+        for sizes in ((H, T, D), (heads, T, D), (heads, T, E), (heads, T, decays), (heads, T, 1))
     )
     tensors = q, F.normalize(k, dim=-1), v, -decay * F.softplus(a), b.sigmoid()
     return [x.requires_grad_() for x in tensors]
@@ -39,15 +39,16 @@ def recurrence(q, k, v, log_decay, strength):
     state, rows = torch.zeros(B, H, E, D, dtype=torch.float64), []
     for t in range(T):
         key, value = k[:, :, t, :, None], v[:, :, t, :, None]
-        a, b = log_decay[:, :, t, :, None].exp(), strength[:, :, t, :, None]
+        a, b = log_decay[:, :, t, None, :].exp(), strength[:, :, t, :, None]
         state = a * state @ (torch.eye(D, dtype=torch.float64) - b * key @ key.mT) + b * value @ key.mT
         rows.append((state @ q[:, :, t, :, None])[..., 0])
     return torch.stack(rows, 2), state
 
 
+@pytest.mark.parametrize("decays", [1, D], ids=["head", "channel"])
 @pytest.mark.parametrize("decay", [0.01, 1.0, 1000.0])
-def test_chunks_are_the_recurrence_with_its_gradients(decay):
-    tensors = inputs(decay=decay)
+def test_chunks_are_the_recurrence_with_its_gradients(decay, decays):
+    tensors = inputs(decay=decay, decays=decays)
     (ours, state), (theirs, last) = delta_rule(*tensors), recurrence(*tensors)
     assert theirs.abs().max() > 0.5 and (ours - theirs).abs().max() < 1e-12
     assert (state - last[:, :: H // HKV].mT).abs().max() < 1e-12
@@ -57,8 +58,9 @@ def test_chunks_are_the_recurrence_with_its_gradients(decay):
 
 
 @torch.no_grad()
-def test_a_state_goes_on_from_piece_to_piece():
-    tensors = inputs()
+@pytest.mark.parametrize("decays", [1, D], ids=["head", "channel"])
+def test_a_state_goes_on_from_piece_to_piece(decays):
+    tensors = inputs(decays=decays)
     whole, last = delta_rule(*tensors)
     state, pieces = None, []
     for sizes in zip(*(x.split([1, 64, 2, 83], 2) for x in tensors), strict=True):
@@ -122,7 +124,69 @@ def test_a_layer_is_qwen3_nexts_with_its_weights(length, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("words", [[], ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"]], ids=["nope", "qkvo_rope"])
+@pytest.mark.parametrize("length", [1, 64, 150])
+def test_a_layer_is_kimi_linears_with_its_weights(length, monkeypatch):
+    kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    monkeypatch.setattr(kimi, "torch", Float64())
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model = built("kda", "model.num_kv_heads=6", "model.head_dim=8")  # H D is C, the rank of their two matrices
+    ours, C, D = model.blocks[0].attention, model.config.d_model, model.config.head_width
+    config = kimi.KimiLinearConfig(
+        hidden_size=C, num_hidden_layers=1, num_attention_heads=H, num_key_value_heads=H, linear_num_heads=H,
+        linear_head_dim=D, linear_conv_kernel_dim=4, layer_types=["linear_attention"], rms_norm_eps=1e-6,
+    )  # fmt: skip
+    layer = kimi.KimiLinearDeltaAttention(config, 0).double()
+    layer.g_a_proj, layer.g_b_proj = torch.nn.Linear(C, H * D, bias=False).double(), torch.nn.Identity()
+    kind, q_k_v = ours.kind, ours.qkv.weight.view(3, H * D, C)
+    theirs = {
+        **{f"{part}_proj.weight": weight for part, weight in zip("qkv", q_k_v, strict=True)},
+        "conv1d.weight": torch.cat([getattr(kind, f"{part}_taps").flatten(0, 2) for part in "qkv"]).flip(-1)[:, None],
+        "forget_gate.f_a_proj.weight": kind.W_f,
+        "forget_gate.f_b_proj.weight": kind.W_a,
+        "forget_gate.dt_bias": kind.dt_bias,
+        "forget_gate.A_log": kind.A_log.view(1, 1, H, 1),
+        "b_proj.weight": kind.W_b,
+        "g_a_proj.weight": kind.W_z,
+        "o_norm.weight": kind.norm_weight,
+        "o_proj.weight": ours.out.weight,
+    }
+    layer.load_state_dict(theirs, strict=True)
+    x = torch.randn(B, length, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
+    expected = layer(x)
+    assert expected.dtype == torch.float64 and expected.abs().max() > 1
+    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(monkeypatch):
+    """Rotate before the division by lengths, as HypeNet's code does (thunlp/hybrid-linear-attention, gdn.py)."""
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    monkeypatch.setattr(qwen, "torch", Float64())
+    words = ["+scheme.attention.convolution=0", "+scheme.attention.output_gate=false"]
+    model = built("gdn", "scheme.kind=rotary", "+scheme.sites=[q,k]", "model.num_kv_heads=6", *words)
+    ours, width = model.blocks[0].attention, model.config.head_width
+    x = torch.randn(B, T, model.config.d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    q, k, v = F.silu(ours.qkv(x)).view(B, T, 3, H, width).transpose(1, 3).unbind(2)  # [B, H, T, D]
+    angles = torch.arange(5, T + 5)[:, None] * 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    cos, sin = (torch.cat((part, part), -1)[None] for part in (angles.cos(), angles.sin()))
+    q, k = qwen.apply_rotary_pos_emb(q, k, cos, sin)
+    kind = ours.kind
+    g, beta = -kind.A_log.exp() * F.softplus(x @ kind.W_a.T + kind.dt_bias), (x @ kind.W_b.T).sigmoid()
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    o, _ = qwen.torch_recurrent_gated_delta_rule(q, k, v, g, beta, None, False, use_qk_l2norm_in_kernel=True)
+    expected = ours.out(F.rms_norm(o, (width,), kind.norm_weight, 1e-6).flatten(2))
+    at = model._embed(random_tokens(T), 5, 0, T, None)[1][0]
+    assert expected.abs().max() > 1
+    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-11
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "words",
+    [[], ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"], ["+scheme.attention.decay=channel"]],
+    ids=["nope", "qkvo_rope", "channel"],
+)
 def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
     model, tokens = built("gdn", *words), random_tokens(T)
     caches = model.caches(T)
@@ -136,6 +200,7 @@ def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
     [
         ["scheme.attention.convolution=0"],
         ["scheme.attention.convolution=2", "scheme.attention.output_gate=false"],
+        ["scheme.attention.decay=channel", "scheme.attention.output_gate=false"],
         ["scheme.attention.shared_kv=true"],
         ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"],
         ["scheme.kind=canon"],
@@ -173,7 +238,8 @@ def test_shared_weights_are_those_of_other_schemes_and_its_own_depend_on_the_see
         (["scheme.window=64"], "scheme.window needs scheme.attention={kind: softmax}, and this is gdn"),
         (["data.document_mask=true"], "data.document_mask=true needs scheme.attention={kind: softmax}"),
         (["scheme.attention.convolution=-1"], "scheme.attention.convolution=-1 must be a whole number, 0 or more"),
-        (["scheme.attention.output_gate=head"], "scheme.attention.output_gate='head' must be true or false"),
+        (["scheme.attention.output_gate=head"], "scheme.attention.output_gate='head' must be true, false or sigmoid"),
+        (["scheme.attention.decay=token"], "scheme.attention.decay='token' must be head or channel"),
     ],
     ids=lambda case: case[0] if isinstance(case, list) else None,
 )

@@ -60,7 +60,7 @@ def test_a_search_that_is_cut_off_says_what_is_left(
 ) -> None:
     sweeps: list[list[str]] = []
 
-    def train(program: str, words: list[str], job: object, say: object) -> None:
+    def train(program: str, words: list[str], **options: object) -> None:
         if len(sweeps) == 2:
             raise KeyboardInterrupt
         sweeps.append(words[-3:])

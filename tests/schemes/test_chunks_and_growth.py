@@ -58,10 +58,23 @@ def test_queries_grow_as_in_llama_4():
     assert (seen[0] - plain).abs().max() > 0.1
 
 
+def test_queries_grow_as_in_hypenets_code():
+    """Follow the branch `attn_logits_scaling` of Qwen3Attention.forward in thunlp/hybrid-linear-attention."""
+    a, position_ids = 21.0, torch.arange(5, 45)[None].double()
+    query_states = torch.randn(1, 40, 6, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scale = torch.log(position_ids + a) / torch.full_like(position_ids, fill_value=a).log()  # (B, T)
+    theirs = torch.einsum("b t h d, b t -> b t h d", query_states, scale)
+    scheme = build_scheme(SchemeConfig("g", "log_length", {"a": 21}), SHAPE)[0]
+    ours = scheme.q(query_states.transpose(1, 2), scheme.prepare(torch.arange(5, 45), 40))
+    assert (ours - theirs.transpose(1, 2)).abs().max() < 1e-14
+    assert (theirs - query_states).abs().max() > 0.5
+
+
 @pytest.mark.parametrize(
     "kind, options, says",
     [
         ("chunked", {"chunk": 0}, "scheme.chunk=0"),
+        ("log_length", {"a": 1}, "scheme.a=1 must be a whole number, 2 or more"),
         ("log_growth", {"tokens": 0}, "scheme.tokens=0"),
         ("log_growth", {"tokens": 8, "slope": -1}, "scheme.slope=-1"),
     ],

@@ -19,8 +19,10 @@ SCHEMES = (
     "cope",
     "dape",
     "fire",
+    "fope",
     "fox",
     "grape_ap",
+    "mla",
     "path",
     "pope",
     "qkvo_rope",
@@ -33,7 +35,7 @@ SCHEMES = (
 )
 CASES = [
     *((name, "documents", torch.float32) for name in SCHEMES),
-    *((name, "positions", torch.float32) for name in ("decay_vo_rope", "gdn", "grape_ap", "linear_qk_rope")),
+    *((name, "positions", torch.float32) for name in ("decay_vo_rope", "gdn", "grape_ap", "kda", "linear_qk_rope")),
     ("fox", "text", torch.float32),
     ("grape_ap", "documents", torch.bfloat16),
 ]

@@ -81,12 +81,13 @@ def test_whole_windows_pieces_and_single_tokens_are_one_result(name):
     )
     wide = wide.double()
     exact = wide(tokens, offset=5)
-    assert (exact - model(tokens, offset=5)).norm() / exact.norm() < 24 * 2.0**-24
+    limit = 24 * 2.0**-24 * max(kind.sensitivity for kind in model.architecture.kinds)
+    assert (exact - model(tokens, offset=5)).norm() / exact.norm() < limit
     for piece in (32, 9, 1):  # 70 is a multiple of 1 only
         wide.piece = piece
         assert (wide(tokens, offset=5) - exact).abs().max() < 1e-12
     model.piece = 32
-    assert (model(tokens, offset=5) - exact).norm() / exact.norm() < 24 * 2.0**-24
+    assert (model(tokens, offset=5) - exact).norm() / exact.norm() < limit
 
 
 @torch.no_grad()

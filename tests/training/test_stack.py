@@ -27,7 +27,7 @@ from posbench.training.step import Died, TrainingStep
 Make = Callable[..., Config]
 V = 64
 # Rows with layers of several kinds need as many layers as their pattern has.
-PATTERNS = {"window_rope_nope": 3, "deepseek_v4": 4}
+PATTERNS = {"window_rope_nope": 3, "deepseek_v4": 4, "hype": 4, "hybrid_kda_nope": 4}
 
 
 def configs_of(scheme: str, *words: str) -> list[Config]:

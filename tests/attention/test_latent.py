@@ -1,0 +1,157 @@
+"""Latent attention: transformers' DeepSeek-V3 and Kimi Linear, its cache, grouped queries of equal cache, refusals."""
+
+import pytest
+import torch
+
+from posbench.composition.compose import compose
+from posbench.config import ConfigError
+from posbench.model.architecture import build_architecture, checked_architecture
+from posbench.model.decoder import build_model
+from posbench.model.size import cache_size, forward_flops_per_token, num_parameters
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+
+B, H, D, C, R = 2, 6, 16, 48, 4
+LATENT = 2 * D - R
+
+
+def built(name, *words):
+    model = build_model(certificate_config(name, words), VOCAB)
+    randomise(model)
+    return model.double()
+
+
+class Float64:
+    """torch, with float64 under the name of float32: transformers casts to float32 by name."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def their_weights(attention):
+    """Return our weights by the names of transformers' classes, whose queries end with the shared channels."""
+    kind = attention.kind
+    q = attention.qkv.weight.view(H, D, C)
+    k, v = kind.W_k.view(H, D - R, LATENT), kind.W_v.view(H, D, LATENT)
+    return {
+        "q_proj.weight": torch.cat((q[:, R:], q[:, :R]), 1).flatten(0, 1),
+        "kv_a_proj_with_mqa.weight": torch.cat((kind.W_c, kind.W_r)),
+        "kv_a_layernorm.weight": kind.norm_weight,
+        "kv_b_proj.weight": torch.cat((k, v), 1).flatten(0, 1),
+        "o_proj.weight": attention.out.weight,
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, offset", [("mla", 0), ("mla", 37), ("mla_nope", 0)])
+def test_a_layer_is_deepseeks_or_kimi_linears_with_its_weights(name, offset, monkeypatch):
+    deepseek = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    for module in (deepseek, kimi):
+        monkeypatch.setattr(module, "torch", Float64())
+    sizes = {
+        "hidden_size": C, "num_hidden_layers": 1, "num_attention_heads": H, "num_key_value_heads": H,
+        "q_lora_rank": None, "kv_lora_rank": LATENT, "qk_rope_head_dim": R, "qk_nope_head_dim": D - R, "v_head_dim": D,
+    }  # fmt: skip
+    if name == "mla":
+        layer = deepseek.DeepseekV3Attention(deepseek.DeepseekV3Config(**sizes, rope_interleave=False), 0)
+    else:
+        layer = kimi.KimiLinearAttention(kimi.KimiLinearConfig(**sizes), 0)
+    layer = layer.double()
+    layer.config._attn_implementation = "eager"
+    model, T = built(name), 75
+    ours = model.blocks[0].attention
+    layer.load_state_dict(their_weights(ours), strict=True)
+    x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    angles = torch.arange(offset, offset + T)[:, None] * 10000.0 ** (-torch.arange(0, R, 2).double() / R)
+    rotation = tuple(torch.cat((part, part), -1)[None] for part in (angles.cos(), angles.sin()))
+    options = {"position_embeddings": rotation} if name == "mla" else {}
+    expected, _ = layer(x, attention_mask=mask, **options)
+    at = model._embed(random_tokens(T), offset, 0, T, None)[1][0]
+    assert expected.dtype == torch.float64 and expected.abs().max() > 0.5
+    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-13
+
+
+@torch.no_grad()
+def test_grouped_queries_are_those_of_a_model_with_as_many_key_heads():
+    ours, usual = built("gqa_qk_rope"), built("qk_rope", "model.num_kv_heads=1")
+    for block, theirs in zip(ours.blocks, usual.blocks, strict=True):
+        kind = block.attention.kind
+        weight = torch.cat((block.attention.qkv.weight, kind.W_k, kind.W_v))
+        theirs.attention.qkv.weight.data.copy_(weight)
+    tokens = random_tokens()
+    assert (ours(tokens, offset=5) - usual(tokens, offset=5)).abs().max() < 1e-13
+    sizes = [num_parameters(model.architecture, VOCAB) for model in (ours, usual)]
+    flops = [forward_flops_per_token(model.architecture, VOCAB, 64) for model in (ours, usual)]
+    assert sizes[0] == sizes[1] and flops[0] == flops[1]
+
+
+def test_latents_and_grouped_keys_have_the_cache_of_as_many_key_heads():
+    def bytes_per_token(name, *words):
+        return cache_size(build_architecture(certificate_config(name, words))).bytes_per_token
+
+    for heads in (1, 3):
+        usual = bytes_per_token("qk_rope", f"model.num_kv_heads={heads}")
+        assert usual == 2 * 2 * (2 * heads * D)  # bfloat16, two layers
+        assert bytes_per_token("mla", f"scheme.attention.latent_heads={heads}") == usual
+        assert bytes_per_token("mla_nope", f"scheme.attention.latent_heads={heads}") == usual
+        assert bytes_per_token("gqa_qk_rope", f"scheme.attention.kv_heads={heads}") == usual
+
+
+@torch.no_grad()
+def test_only_the_latent_and_the_rotated_shared_key_are_cached():
+    model, tokens = built("mla"), random_tokens(20)
+    [cache, _] = caches = model.caches(20)
+    model.hidden(tokens, 5, caches)
+    c, shared = cache.tensors
+    kind, normed = model.blocks[0].attention.kind, model.blocks[0].attention_norm(model.embedding(tokens))
+    assert c.shape == (1, 1, 20, LATENT) and shared.shape == (1, 1, 20, R)
+    raw = (normed @ kind.W_r.T)[0]
+    angles = torch.arange(5, 25)[:, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    rotated = torch.view_as_complex(raw.view(20, 2, 2).mT.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    assert (torch.view_as_real(rotated).mT.reshape(20, R) - shared[0, 0]).abs().max() < 1e-13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("mla", ["scheme.attention.latent_heads=3", "scheme.attention.shared=0.5"]),
+        ("mla", ["scheme.rescale=yarn", "scheme.factor=3"]),
+        ("mla_nope", ["scheme.kind=fox"]),
+        ("mla_nope", ["scheme.kind=ssmax", "scheme.window=20"]),
+        ("gqa_qk_rope", ["scheme.attention.kv_heads=3", "model.num_kv_heads=6"]),
+        ("gqa_qk_rope", ["scheme.window=20"]),
+    ],
+    ids=str,
+)
+def test_options_and_other_schemes_are_certified(name, words):
+    new = ("scheme.rescale", "scheme.factor", "scheme.window")
+    words = [f"+{word}" if word.startswith(new) else word for word in words]
+    certificate = certify(certificate_config(name, ["model.num_layers=1", *words]))
+    failed = {check.name: f"{check} {check.worst_path}" for check in certificate.checks if not check.holds}
+    assert failed == {} and certificate.defined
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["scheme.fraction=0.5"], "PartialRotary changes k, and attention of the kind mla allows only a rotation of q"),
+        (["scheme.sites=[q,k,v,o]"], "PartialRotary changes k and v, and attention of the kind mla"),
+        (["scheme.kind=key_offset"], "KeyOffset changes k, and attention of the kind mla"),
+        (["scheme.attention.shared=0.1"], "scheme.attention.shared=0.1 of model.head_dim=16 is 1.6 channels"),
+        (["scheme.attention.shared=1"], "is 16 channels, which must be an even number, above 0 and below 16"),
+        (["scheme.attention.latent_heads=0"], "scheme.attention.latent_heads=0 must be a whole number, 1 or more"),
+        (["+scheme.attention.shared_kv=true"], "scheme.attention.shared_kv=true needs a kind of attention that has"),
+        (["scheme=gqa_qk_rope", "scheme.attention.kv_heads=5"], "is not a multiple of scheme.attention.kv_heads=5"),
+        (["scheme=gqa_qk_rope", "scheme.sites=[q,k,v,o]"], "Rotary changes k and v, and attention of the kind gqa"),
+    ],
+    ids=lambda case: case[-1] if isinstance(case, list) else None,
+)
+def test_what_it_does_not_support_is_refused_before_training(words, message):
+    first = [] if words[0].startswith("scheme=") else ["scheme=mla"]
+    with pytest.raises(ConfigError) as refused:
+        checked_architecture(compose([*first, *words, "model.head_dim=16"]))
+    assert message in str(refused.value)
