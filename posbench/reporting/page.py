@@ -181,10 +181,17 @@ def show(console: Console, page: Page) -> None:
     """Print a page in the terminal: its title, the first MOST_ROWS rows of its first table, and its paragraph."""
     table = as_text(page.table)
     shown = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for n, title in enumerate(map(str, table.columns)):
+    rows = [[cell.replace("**", "").replace("\\*", "*") for cell in row] for row in table.head(MOST_ROWS).to_numpy()]
+    titles = list(map(str, table.columns))
+    columns = list(zip(titles, *rows, strict=True))
+    folded = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]  # the width with a folded title
+    room = console.width - 2 * len(titles)
+    is_folded = sum(folded) <= room < sum(max(map(len, column)) for column in columns)
+    for n, title in enumerate(titles):
         shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
-    for row in table.head(MOST_ROWS).to_numpy().tolist():
-        shown.add_row(*(Text(cell.replace("**", "").replace("\\*", "*")) for cell in row))
+        shown.columns[n].width = folded[n] if is_folded else None
+    for row in rows:
+        shown.add_row(*map(Text, row))
     console.print(Text(page.title, style="bold"))
     console.print(shown)
     if len(table) > MOST_ROWS:

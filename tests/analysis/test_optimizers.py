@@ -28,7 +28,7 @@ def scored(optimizer: str) -> pd.DataFrame:
             continue
         onset = PROTOCOLS["order"].of_training(run.logged)["onset_tokens"]
         order = [line["order_beyond_32"] for line in run.logged if line["kind"] == "order"]
-        row = {"rate": run.config.train.lr, "scheme": run.config.scheme.name, "seed": run.config.seed}
+        row = {"rate": run.config.scheme_lr, "scheme": run.config.scheme.name, "seed": run.config.seed}
         rows.append(row | {"loss": run.manifest.loss, "onset": onset / 1e6, "order": order[-1]})
     return pd.DataFrame(rows)
 
