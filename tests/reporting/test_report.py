@@ -337,7 +337,8 @@ def test_names_are_text_in_the_page(experiment_copy: Path, tmp_path: Path) -> No
 def test_the_reference_reports_stay_short(pack: str, lines: int, words: int, tmp_path: Path) -> None:
     text, shown = written(REFERENCE / pack, tmp_path)
     assert len(text.splitlines()) <= lines and len(text.split()) <= words
-    assert len(shown.splitlines()) < 60 and max(map(len, shown.splitlines()[:-1])) <= 80
+    prose = [line for line in shown.splitlines()[:-1] if "`posbench eval" not in line]  # a command stays in one line
+    assert len(shown.splitlines()) < 60 and max(map(len, prose)) <= 80
 
 
 @pytest.mark.slow
