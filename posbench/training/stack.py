@@ -146,7 +146,7 @@ class Stack:
             losses = losses + loss.detach()
             for name, gradient in gradients.items():
                 total[name] = gradient if name not in total else total[name] + gradient
-        squares = [gradient.flatten(1).square().sum(1) for gradient in total.values()]
+        squares = [gradient.reshape(len(gradient), -1).square().sum(1) for gradient in total.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         healthy = losses.isfinite() & norms.isfinite()
         self._update(total, rates, (norms / self.clip).clamp(min=1.0), healthy)
@@ -231,10 +231,12 @@ class Stack:
 def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) -> Tensor:
     """Return the loss of one copy, 0-d, with the weights and buffers `state` in place of the model's own."""
     named = {f"model.{name}": x for name, x in state.items()}
-    if loss.model.config.tied_embeddings:
-        named["model.unembedding.weight"] = named["model.embedding.weight"]
-    # torch would leave its own tensors in a module that is registered twice, as a scheme of all layers is, if it had to
-    # find out which weights are tied.
+    first_names: dict[nn.Parameter, str] = {}
+    # A weight that several modules share is given to each. A module that is registered twice, as a scheme of all layers
+    # is, is visited once: torch would leave its own tensors in it if it had to find out which weights are tied.
+    for path, module in loss.model.named_modules():
+        for key, weight in module.named_parameters(path, recurse=False):
+            named[f"model.{key}"] = state[first_names.setdefault(weight, key)]
     value: Tensor = functional_call(loss, named, arguments, tie_weights=False)
     return value
 

@@ -64,7 +64,7 @@ def difference(configs: list[Config], dtype: torch.dtype, steps: int) -> float:
 
 
 ROWS = sorted(choices("scheme"))
-FAST = ("qk_rope", "alibi", "path", "gdn", "canon_nope", "t5")
+FAST = ("fire", "transformer_xl", "qk_rope", "alibi", "path", "gdn", "canon_nope", "t5")
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
