@@ -32,6 +32,8 @@ def matches(off, listed, tolerance):  # a tensor that a mistake does not list is
 
 folder, mine, status = Path(__file__).parent, read(sys.argv[1]), 0
 right, about = read(folder / "positions-1.safetensors"), json.loads((folder / "positions-1.json").read_text())
+if unknown := sorted(mine.keys() - right.keys()):
+    sys.exit(f"{unknown} are no names of entries: call a tensor ENTRY.TENSOR, such as default.q")
 for entry, says in about["entries"].items():
     names = {tensor: f"{entry}.{tensor}" for tensor in says["tolerance"] if f"{entry}.{tensor}" in mine}
     off = {tensor: distance(mine[name], right[name]) for tensor, name in names.items()}

@@ -309,6 +309,9 @@ def test_the_page_can_be_followed_without_posbench(tmp_path: Path, monkeypatch: 
         exec(block, {"my_rope": my_rope})
         checked = subprocess.run([sys.executable, "check.py", "mine.safetensors"], capture_output=True, text=True)
         assert checked.returncode == status and checked.stdout.startswith(expected)
+    save_file({"query": wrong}, "mine.safetensors")
+    checked = subprocess.run([sys.executable, "check.py", "mine.safetensors"], capture_output=True, text=True)
+    assert checked.returncode == 1 and "['query'] are no names of entries" in checked.stderr
 
 
 def test_every_mistake_is_told_from_the_others_of_its_entry() -> None:
