@@ -140,7 +140,7 @@ def judge_all(
     Arguments: place, the folder or pack of an experiment; console, to print how well this posbench computes what the
     reference recorded, by default standard error.
     Returns: the judgements, and for each scheme that cannot be judged the lines that say why; {} if `options` name one.
-    Raises: ConfigError as `judge` does, or if there is no scheme to judge.
+    Raises: ConfigError for the reasons that `judge` gives, or without a scheme to judge.
     """
     select = partial(_mark_strays, options=options)
     summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
@@ -441,7 +441,7 @@ def _beyond(
 def _next_commands(
     c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
-    """Return the commands that train the seeds which scheme and baseline lack to have as many in common as planned.
+    """Return the commands that train the planned seeds which the scheme or the baseline lacks.
 
     Each is a list of words. There is none if the runs do not record their commands. With a learning-rate search, it is
     the search's command.

@@ -96,7 +96,8 @@ class Latent(_OwnKeys):
 class Grouped(_OwnKeys):
     """Grouped-query attention with `kv_heads` heads of keys and values, whatever the model has (arXiv 2305.13245).
 
-    It has the cache of latent attention with as many `latent_heads`. Option: `kv_heads`, which divides num_heads.
+    With kv_heads = latent_heads, its cache has the size of latent attention's.
+    Option: `kv_heads`, which divides num_heads.
     """
 
     def __init__(self, shape: Shape, shared_kv: bool = False, kv_heads: int = 1) -> None:

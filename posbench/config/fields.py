@@ -336,7 +336,7 @@ class TrainConfig(Group):
     eps: float = ruled(between(1e-30, 1), 1e-8)
     grad_clip: float = ruled(at_least(0), 1.0)  # limit of the global norm; 0 switches clipping off
     from_run: str | None = None  # weights to start from: a finished run, a checkpoint or a Hugging Face folder
-    # With from_run, a checkpoint: go on at its step of the schedule, with its moments; false: both start anew.
+    # With from_run, a checkpoint: go on at its step of the schedule, with its moments; false: start both from 0.
     keep_schedule: bool = False
     # Draw windows of this many tokens, and cut each into windows of context_length: the same text in the same order as
     # with that context length. null means windows of context_length.

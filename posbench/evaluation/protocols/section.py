@@ -88,7 +88,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Format:
-    """How the numbers in a column of a table become text. Cells that are text already stay as they are."""
+    """A format that turns the numbers of a table's column into text. Text is not changed."""
 
     kind: str = "number"  # a key of `posbench.reporting.text.KINDS`
     digits: int = 3  # decimals of a number without an interval
