@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 import posbench
 from benchmarks import peers
@@ -62,6 +63,11 @@ SHAPES = ("125m", "350m", "25m", "1b")
 LONG = 131_072  # tokens of the longest window that is scored
 SAME_LOSS = 0.01  # nats per token between a resumed run and an uninterrupted one
 NEAR_GRADIENT = 0.05  # relative error of a gradient between two orders of bfloat16 sums
+SAME_STACK = 1e-4  # relative difference of losses between a compiled stack and plain code, in the first steps
+WARM_STEPS, TIMED_STEPS = 5, 50
+RATES = "5e-4,1e-3,2e-3,4e-3,8e-3"
+GRID_SCHEMES, SIZES_OF_STACKS = ("qk_rope", "alibi", "vo_rope", "nope"), (1, 8, 40, 100)
+GRID = (f"scheme.lr={RATES}", "seed=0,1,2,3,4,5,6,7")
 NEAR_LOSS = 0.05  # nats per token between the ends of a run on the GPU and on the CPU, which sum in other orders
 
 
@@ -100,13 +106,13 @@ def items_of(session: Session) -> list[Item]:
             Item("warm-A", partial(speed, shape="A", rounds=1, steps=1), 400),
             Item("speed-A", partial(speed, shape="A"), 400, alone=True),
             Item("profile-A-qk_rope", partial(profile, shape="A", scheme="qk_rope"), 400, alone=True),
+            Item("alone-tiny-adamw", partial(alone_speed, model="tiny", optimizer="adamw"), 240),
             Item(
-                "stacks-tiny-adamw",
-                partial(stack_speed, model="tiny", optimizer="adamw", sizes=(1, 3)),
+                "stack-tiny-alibi-muon-3",
+                partial(stack_speed, case=("tiny", "alibi", "muon", 3)),
                 240,
-                alone=True,
             ),
-            Item("search-muon", partial(stacked_search, optimizer="muon"), 600, alone=True),
+            Item("grid-alibi-muon", partial(stacked_grid, scheme="alibi", optimizer="muon"), 600),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
             Item("long-nope", partial(long_windows, scheme="nope"), 240, alone=True),
         ]
@@ -122,13 +128,18 @@ def items_of(session: Session) -> list[Item]:
         *(Item(f"gradients-{scheme}", partial(gradients, scheme=scheme), 300) for scheme in BIASES),
         *(Item(f"speed-{shape}", partial(speed, shape=shape), 300, alone=True) for shape in SHAPES),
         *(
-            Item(f"stacks-{model}-{optimizer}", partial(stack_speed, model=model, optimizer=optimizer), 200, alone=True)
+            Item(f"grid-{scheme}-{optimizer}", partial(stacked_grid, scheme=scheme, optimizer=optimizer), 600)
+            for scheme in GRID_SCHEMES
+            for optimizer in ("muon", "adamw")
+        ),
+        *(
+            Item(f"alone-{model}-{optimizer}", partial(alone_speed, model=model, optimizer=optimizer), 200)
             for model in ("headline", "3m", "25m")
             for optimizer in ("adamw", "muon")
         ),
         *(
-            Item(f"search-{optimizer}", partial(stacked_search, optimizer=optimizer), 600, alone=True)
-            for optimizer in ("muon", "adamw")
+            Item(f"stack-{'-'.join(map(str, case))}", partial(stack_speed, case=case), 300)
+            for case in itertools.product(STACKED, GRID_SCHEMES, ("adamw", "muon"), SIZES_OF_STACKS)
         ),
         *(
             Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
@@ -229,14 +240,14 @@ def errors_above(errors: dict[str, float], limit: float) -> dict[str, float]:
     return {path: error for path, error in errors.items() if not error <= limit}
 
 
-def run_overrides(session: Session, name: str) -> list[str]:
+def run_overrides(session: Session, name: str, folder: str = "runs") -> list[str]:
     """Return the overrides of every run that the session trains."""
-    overrides = [f"runs_dir={session.output / 'runs'}", f"data.cache_dir={session.output / 'cache'}", "tracking=none"]
+    overrides = [f"runs_dir={session.output / folder}", f"data.cache_dir={session.output / 'cache'}", "tracking=none"]
     return [*overrides, f"experiment_name={name}", f"train.device={session.device}"]
 
 
-TINY = ["model=tiny", "tokenizer=bytes", "train.context_length=64", "train.batch_size=4", "train.dtype=float32"]
-TINY += ["train.compile=false", "train.validation_tokens=1024", "train.lr=1e-3"]
+TINY = ["model=tiny", "tokenizer=bytes", "train.batch_size=4", "train.dtype=float32"]
+TINY += ["train.context_length=64", "train.compile=false", "train.validation_tokens=1024", "train.lr=1e-3"]
 
 
 def resume(session: Session, scheme: str) -> Iterator[Figures]:
@@ -343,66 +354,91 @@ STACKED = {
 }
 
 
-def stack_speed(
-    session: Session, model: str, optimizer: str, sizes: tuple[int, ...] = (1, 8, 32, 100)
-) -> Iterator[Figures]:
-    """Time the steps of R runs of qk_rope that train as one, and of one run after the other."""
-    overrides = [*STACKED[model], f"train.optimizer={optimizer}", f"train.device={session.device}"]
-    config = posbench.compose(overrides)
+def alone_speed(session: Session, model: str, optimizer: str) -> Iterator[Figures]:
+    """Time the training steps of one run of qk_rope, as `posbench train` takes them."""
+    config = posbench.compose([*STACKED[model], f"train.optimizer={optimizer}", f"train.device={session.device}"])
     device = choose_device(config.train)
-    entries = config.tokenizer.num_entries
-    shape = (config.train.batch_size, config.train.context_length + 1)
-    batch = Batch(np.random.default_rng(0).integers(0, entries, shape))
-    tokens = config.train.tokens_per_step
-    alone = TrainingStep(config, posbench.build_model(config, entries), device)
-    sent = batch.each(device.send)
-    yield {"alone": {"tokens_per_second": rate_of(lambda n: alone(n, sent), tokens, device)}}
-    for size in sizes:
-        configs = [replace(config, seed=seed) for seed in range(size)]
-        models = [posbench.build_model(each, entries) for each in configs]
-        plain = replace(device, is_stacked=True, compiled=False)
-        stack = Stack([TrainingStep(each, m, plain) for each, m in zip(configs, models, strict=True)], configs)
-        rate = rate_of(partial(stack_step, stack, batch, size), size * tokens, device)
-        runs_a_minute = 60 * rate / (config.train.num_steps * tokens)
-        yield {f"stack of {size}": {"tokens_per_second": rate, "runs_per_minute": runs_a_minute}}
+    step = TrainingStep(config, posbench.build_model(config, config.tokenizer.num_entries), device)
+    sent = random_batches(config, 1)[0].each(device.send)
+    yield {"runs": 1, **speed_of(lambda n: step(n, sent), config, 1, device, session)}
 
 
-def stack_step(stack: Stack, batch: Batch, size: int, n: int) -> object:
-    return stack(size * [n], size * [batch])
+def stack_speed(session: Session, case: tuple[str, str, str, int]) -> Iterator[Figures]:
+    """Time the steps of runs that train as one, compiled. The first steps must be those of plain code.
+
+    Arguments: case, model, scheme, optimizer and number of runs.
+    """
+    model, scheme, optimizer, size = case
+    overrides = [*STACKED[model], f"scheme={scheme}", f"train.optimizer={optimizer}", f"train.device={session.device}"]
+    config = posbench.compose(overrides)
+    device = replace(choose_device(config.train), is_stacked=True)
+    configs = [replace(config, seed=seed) for seed in range(size)]
+    batches = random_batches(config, size)
+    plain, compiled = (stack_of(configs, replace(device, compiled=is_compiled)) for is_compiled in (False, True))
+    began, differences = time.monotonic(), []
+    for n in range(2 * WARM_STEPS):  # the graph is recorded among these
+        expected, losses = (stack(size * [n], batches)[:, 0] for stack in (plain, compiled))
+        differences.append(float((losses / expected - 1).abs().max()))
+    yield {"seconds_of_first_steps": round(time.monotonic() - began, 1), "relative_differences": differences}
+    del plain
+    yield {"runs": size, **speed_of(lambda n: compiled(size * [n], batches), config, size, device, session)}
+    if not max(differences) < SAME_STACK:
+        raise ValueError(f"losses of the compiled stack differ from plain code: {differences}")
 
 
-def rate_of(step: Callable[[int], object], tokens: int, device: Device) -> float:
-    """Return the tokens per second of 20 steps of `tokens` tokens, after 5 others."""
-    for n in range(5):
+def stack_of(configs: list[posbench.Config], device: Device) -> Stack:
+    entries = configs[0].tokenizer.num_entries
+    return Stack([TrainingStep(each, posbench.build_model(each, entries), device) for each in configs], configs)
+
+
+def random_batches(config: posbench.Config, count: int) -> list[Batch]:
+    """Return `count` batches of random tokens."""
+    random, shape = np.random.default_rng(0), (config.train.batch_size, config.train.context_length + 1)
+    return [Batch(random.integers(0, config.tokenizer.num_entries, shape)) for _ in range(count)]
+
+
+def speed_of(
+    step: Callable[[int], object], config: posbench.Config, size: int, device: Device, session: Session
+) -> Figures:
+    """Return the speed of steps that train `size` runs, while no other item is timed.
+
+    Returns: milliseconds of a step, tokens per second, runs of this configuration per minute, peak memory in bytes.
+    """
+    for n in range(WARM_STEPS):
         step(n)
     device.wait()
-    began = time.monotonic()
-    for n in range(20):
-        step(n)
-    device.wait()
-    return 20 * tokens / (time.monotonic() - began)
+    with FileLock(session.output / "timing.lock"):
+        began = time.monotonic()
+        for n in range(TIMED_STEPS):
+            step(n)
+        device.wait()
+        seconds = (time.monotonic() - began) / TIMED_STEPS
+    rate = size * config.train.tokens_per_step / seconds
+    return {
+        "milliseconds": round(1000 * seconds, 3),
+        "tokens_per_second": round(rate),
+        "runs_per_minute": round(60 * size / (seconds * config.train.num_steps), 2),
+        "peak_bytes": device.peak_memory_bytes(),
+    }
 
 
-def stacked_search(session: Session, optimizer: str) -> Iterator[Figures]:
-    """Train the learning-rate search of an experiment with stacked runs, evaluate it and pack it."""
-    small = [*TINY, "data.path=posbench", "data=files", "train.tokens=5120", "train.trunk_tokens=null", "scheme=nope"]
-    small += ["train.order_every=null", "evaluation.lengths=[64,128]", "evaluation.windows=4", "launch.stack=10"]
-    overrides = ["experiment=headline_muon", f"train.optimizer={optimizer}", *(small if session.rehearse else [])]
-    name = f"search_{optimizer}"
-    command = [sys.executable, "-m", "posbench"]
-    words = [*overrides, *run_overrides(session, name), *session.overrides]
+def stacked_grid(session: Session, scheme: str, optimizer: str, words: tuple[str, ...] = GRID) -> Iterator[Figures]:
+    """Train all rates and seeds of a scheme as one stack.
+
+    The runs go to the folders of a search (`posbench tune`), OUTPUT/runs/headline_gpu_<optimizer>-tune.
+    """
+    small = [word for word in TINY if word != "train.context_length=64"]
+    small += ["data.path=posbench", "data=files", "train.tokens=5120", "train.trunk_tokens=null"]
+    small += ["train.context_length=128", "train.order_every=2560", "evaluation.lengths=[64,128]"]
+    overrides = ["experiment=headline_muon", f"train.optimizer={optimizer}", f"scheme={scheme}", *words]
+    overrides += [*(small if session.rehearse else []), "launch.stack=64", "train.checkpoint_every=100_000"]
+    folder = f"runs/headline_gpu_{optimizer}-tune"
+    overrides += [*run_overrides(session, "'lr=${scheme.lr}'", folder), *session.overrides]
     began = time.monotonic()
-    subprocess.run([*command, "tune", *words], check=True)
-    folder = session.output / "runs" / f"{name}-tune"
-    losses = {run.name: run.manifest.loss for run in find_runs(folder) if run.is_finished}
-    yield {"seconds": round(time.monotonic() - began, 1), "runs": len(losses), "losses": losses}
-    protocols = ["--protocol", "fixed" if session.rehearse else "fixed,order"]
-    subprocess.run([*command, "eval", str(folder), *protocols], check=True)
-    for experiment in sorted(folder.iterdir()):
-        pack = session.output / f"{name}-{experiment.name}.zip"
-        pack.unlink(missing_ok=True)
-        subprocess.run([*command, "pack", str(experiment), str(pack)], check=True)
-        yield {f"pack of {experiment.name}": pack.stat().st_size}
+    subprocess.run([sys.executable, "-m", "posbench", "train", "-m", *overrides], check=True)
+    runs = [run for rate in sorted((session.output / folder).iterdir()) for run in find_runs(rate)]
+    losses = {run.name: run.manifest.loss for run in runs if run.is_finished and run.config.scheme.name == scheme}
+    yield {"train_seconds": round(time.monotonic() - began, 1), "runs": len(losses), "losses": losses}
 
 
 def long_windows(session: Session, scheme: str) -> Iterator[Figures]:

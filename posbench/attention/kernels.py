@@ -452,9 +452,8 @@ def attend(
     compiling = torch.compiler.is_compiling()
     B, H, T, _ = q.shape
     window = None if window is None or window >= k.shape[2] else window
-    if is_plain():
-        has_mask = bias is not None or sink is not None or window is not None
-        return blocks(q, k, v, bias, scale, sink, window) if has_mask else fused(q, k, v, scale)
+    if is_plain():  # torch would call a fused kernel for one run of a stack after the other
+        return blocks(q, k, v, bias, scale, sink, window)
     if q.is_cuda:
         return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
     if k.shape[2] > T:

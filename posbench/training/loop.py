@@ -131,7 +131,8 @@ def opened(
         return
 
     keep_freed_memory()
-    gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
+    if not device.is_stacked:
+        gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
     with exhaustion_explained(device, training_advice(config.train)):
         batches = corpus.batches(config.train, config.seed)
         model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
@@ -342,7 +343,7 @@ class Training:
                 # Loss, gradients, weights: forward and backward over micro-batches, then the optimizer
                 # (posbench.training.step). The result stays on the device, and the host does not wait for it. Our code
                 # draws no random numbers in a step; if a user's scheme does, the seed makes it repeat after a resume.
-                torch.manual_seed(seed_of(self.config.seed, f"step {n}"))
+                self.device.seed(seed_of(self.config.seed, f"step {n}"))
                 outcome = yield n, batch
                 assert outcome is not None
                 state.pending.append(outcome)  # [2]: loss (nats per token), gradient norm

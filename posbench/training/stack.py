@@ -7,6 +7,9 @@ products. Each copy has its own batch, rate, clipping, health and log (`posbench
 The copies' own parameters and moments are views into the stacked tensors. So validation, checkpoints and resume read
 and write them as those of a run alone.
 
+If the device compiles, the whole step is traced to one list of tensor operations, which `torch.compile` fuses; on a GPU
+one CUDA graph then launches all of its kernels.
+
 Shapes: R copies, B batch, T tokens.
 """
 
@@ -19,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
 
 from posbench.config import Config, TrainConfig
 from posbench.data import Batch, vocab_size
@@ -89,6 +94,7 @@ class Stack:
         # Without clipping the limit is infinite, and nothing is divided.
         self.clip = self._column([train.grad_clip or torch.inf for train in self.trains])
         self.gradients: Callable[..., Any] = vmap(grad_and_value(self._loss_of))
+        self.step: Callable[..., Tensor] = self._step  # later the compiled one
         self.graph: Any = None  # of the whole step, on a GPU
         self.taken = 0
 
@@ -104,10 +110,27 @@ class Stack:
             for name, *parts in zip(Batch._fields, *batches, strict=True)
             if parts[0] is not None
         }
+        column = self._column(rates)
+        if self.device.compiled and self.taken == 0:
+            self.step = self._compiled(column, rows)
         self.taken += 1
         if not self.device.is_cuda:
-            return self._step(self._column(rates), rows)
-        return self._step_by_graph(self._column(rates), rows)
+            return self.step(*self.state, column, rows)
+        return self._step_by_graph(column, rows)
+
+    @property
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """Return what a step reads and writes: weights, buffers and moments by the name of the parameter, [R, ...]."""
+        return self.weights, self.buffers, self.moments
+
+    def _compiled(self, rates: Tensor, rows: dict[str, Tensor]) -> Callable[..., Tensor]:
+        """Return the step as one compiled function of tensors. Tracing it takes a step with copies of the weights."""
+
+        def step(*arguments: Any) -> Tensor:  # make_fx takes no methods
+            return self._step(*arguments)
+
+        operations = make_fx(step)(*tree_map(torch.clone, self.state), rates, rows)
+        return torch.compile(operations, fullgraph=True)
 
     def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Take the step as one CUDA graph, which is recorded after the first steps. Its inputs have fixed buffers."""
@@ -115,24 +138,31 @@ class Stack:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # recording needs a stream that is not the default one, and warm libraries
-                result = self._step(rates, rows)
+                result = self.step(*self.state, rates, rows)
             torch.cuda.current_stream().wait_stream(side)
             return result
         if self.graph is None:
             self.rates, self.rows = rates.clone(), {name: x.clone() for name, x in rows.items()}
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self.result = self._step(self.rates, self.rows)
+                self.result = self.step(*self.state, self.rates, self.rows)
         self.rates.copy_(rates)
         for name, x in rows.items():
             self.rows[name].copy_(x)
         self.graph.replay()
         return self.result.clone()  # the next replay writes into it
 
-    def _step(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Compute losses and gradients, clip, and update weights and moments.
+    def _step(
+        self,
+        weights: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        moments: dict[str, dict[str, Tensor]],
+        rates: Tensor,
+        rows: dict[str, Tensor],
+    ) -> Tensor:
+        """Compute losses and gradients, clip, and update weights and moments. Return losses and norms, [R, 2].
 
-        Arguments: rates, [R]; rows, the fields of the batches, [R, B, .] each.
+        Arguments: weights, buffers, moments, of `state`; rates, [R]; rows, the fields of the batches, [R, B, .] each.
         """
         fixed = {}  # the same for all micro-batches
         if "answers" in rows:  # divides a micro-batch's summed loss: mean number of answers per micro-batch
@@ -142,14 +172,16 @@ class Stack:
         for number in range(self.accumulation):
             part = {name: x.chunk(self.accumulation, dim=1)[number] for name, x in rows.items()}
             with plain_code():
-                gradients, loss = self.gradients(self.weights, self.buffers, part | fixed)
+                gradients, loss = self.gradients(weights, buffers, part | fixed)
             losses = losses + loss.detach()
             for name, gradient in gradients.items():
                 total[name] = gradient if name not in total else total[name] + gradient
         squares = [gradient.reshape(len(gradient), -1).square().sum(1) for gradient in total.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         healthy = losses.isfinite() & norms.isfinite()
-        self._update(total, rates, (norms / self.clip).clamp(min=1.0), healthy)
+        divisor = (norms / self.clip).clamp(min=1.0)
+        scaled = {name: gradient / _beside(divisor, gradient) for name, gradient in total.items()}
+        self._update(weights, moments, scaled, rates, healthy)
         return torch.stack((losses, norms.to(losses.dtype)), dim=1)
 
     def _loss_of(
@@ -169,38 +201,50 @@ class Stack:
         return loss / self.accumulation
 
     @torch.no_grad()
-    def _update(self, gradients: Mapping[str, Tensor], rates: Tensor, divisor: Tensor, healthy: Tensor) -> None:
-        """Update weights and moments by AdamW or Muon. Arguments: rates, divisor, healthy: [R]."""
-        scaled = {name: gradient / _beside(divisor, gradient) for name, gradient in gradients.items()}
-        updates = self._adamw({name: g for name, g in scaled.items() if name not in self.names_of_muon}, healthy)
-        updates |= self._muon({name: g for name, g in scaled.items() if name in self.names_of_muon}, healthy)
+    def _update(
+        self,
+        weights: Mapping[str, Tensor],
+        moments: Mapping[str, dict[str, Tensor]],
+        gradients: Mapping[str, Tensor],
+        rates: Tensor,
+        healthy: Tensor,
+    ) -> None:
+        """Update weights and moments by AdamW or Muon. Arguments: rates, healthy: [R]."""
+        of_muon = {name: gradient for name, gradient in gradients.items() if name in self.names_of_muon}
+        of_adamw = {name: gradient for name, gradient in gradients.items() if name not in self.names_of_muon}
+        updates = self._adamw(of_adamw, moments, healthy) | self._muon(of_muon, moments, healthy)
         for name, update in updates.items():
-            weight = self.weights[name]
+            weight = weights[name]
             rate = _beside(rates * self.factors[name], weight)
             changed = weight * (1 - rate * _beside(self.decays[name], weight)) - rate * update
             weight.copy_(torch.where(_beside(healthy, weight), changed, weight))
 
-    def _adamw(self, gradients: Mapping[str, Tensor], healthy: Tensor) -> dict[str, Tensor]:
+    def _adamw(
+        self, gradients: Mapping[str, Tensor], moments: Mapping[str, dict[str, Tensor]], healthy: Tensor
+    ) -> dict[str, Tensor]:
         """Return AdamW's updates of unit rate, and update the moments (Loshchilov and Hutter 2019, algorithm 2)."""
         updates = {}
+        beta1, beta2 = self.betas
         for name, gradient in gradients.items():
-            moments, (beta1, beta2) = self.moments[name], self.betas
-            step = moments["step"] + 1
-            first = moments["exp_avg"].lerp(gradient, _beside(1 - beta1, gradient))
-            second = moments["exp_avg_sq"].lerp(gradient.square(), _beside(1 - beta2, gradient))
+            own = moments[name]
+            step = own["step"] + 1
+            first = own["exp_avg"].lerp(gradient, _beside(1 - beta1, gradient))
+            second = own["exp_avg_sq"].lerp(gradient.square(), _beside(1 - beta2, gradient))
             corrections = [1 - beta.to(torch.float64) ** step for beta in (beta1, beta2)]
             root = (second / _beside(corrections[1].to(second.dtype), second)).sqrt()
             mean = first / _beside(corrections[0].to(first.dtype), first)
             updates[name] = mean / (root + _beside(self.eps, root))
             for key, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
-                moments[key].copy_(torch.where(_beside(healthy, value), value, moments[key]))
+                own[key].copy_(torch.where(_beside(healthy, value), value, own[key]))
         return updates
 
-    def _muon(self, gradients: Mapping[str, Tensor], healthy: Tensor) -> dict[str, Tensor]:
+    def _muon(
+        self, gradients: Mapping[str, Tensor], moments: Mapping[str, dict[str, Tensor]], healthy: Tensor
+    ) -> dict[str, Tensor]:
         """Return Muon's updates of unit rate, and update the momentum."""
         directions = {}
         for name, gradient in gradients.items():
-            momentum = self.moments[name]["momentum"]
+            momentum = moments[name]["momentum"]
             share = _beside(self.momentum, gradient)
             averaged = gradient.lerp(momentum, share)
             momentum.copy_(torch.where(_beside(healthy, momentum), averaged, momentum))

@@ -5,6 +5,7 @@ A run that dies, is finished or stops leaves the stack, and the others go on.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -68,9 +69,9 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
     Raises: Stopped after Ctrl-C or SIGTERM, when every run has a checkpoint.
     """
     torch.compiler.reset()
+    gc.collect()  # of the last stack, which would count as this one's memory
     console = console or new_console(stderr=True)
-    # A stack is not compiled: torch.func transforms the whole step, which a graph then launches at once.
-    device = replace(choose_device(configs[0].train), is_stacked=True, compiled=False)
+    device = replace(choose_device(configs[0].train), is_stacked=True)
     copies = [_Copy(config) for config in configs]
     with StopSignals(f"a stack of {len(configs)} runs") as signals:
         for number, copy in enumerate(copies):

@@ -39,7 +39,7 @@ class TrainingStep:
         self.accumulation = config.train.accumulation
         self.model = model.to(device.torch)
         self.model.compute_dtype = device.dtype
-        if device.compiled:
+        if device.compiled and not device.is_stacked:  # a stack compiles its whole step
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
         optimizer = optimizer_class(config.train.optimizer)
