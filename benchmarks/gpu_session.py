@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,9 +43,10 @@ from benchmarks.shapes import SHAPES as SIZES
 from benchmarks.shapes import config_of
 from posbench.catalogue.choices import choices
 from posbench.data import Batch
-from posbench.runs import find_runs
+from posbench.runs import Run
 from posbench.system.device import Device, choose_device
 from posbench.training.stack import Stack
+from posbench.training.stacked_runs import train_stacked
 from posbench.training.step import TrainingStep
 from posbench.verify.certificates import ROUNDINGS
 from posbench.verify.gradients import gradients_of, training_errors
@@ -65,9 +66,8 @@ SAME_LOSS = 0.01  # nats per token between a resumed run and an uninterrupted on
 NEAR_GRADIENT = 0.05  # relative error of a gradient between two orders of bfloat16 sums
 SAME_STACK = 1e-4  # relative difference of losses between a compiled stack and plain code, in the first steps
 WARM_STEPS, TIMED_STEPS = 5, 50
-RATES = "5e-4,1e-3,2e-3,4e-3,8e-3"
-GRID_SCHEMES, SIZES_OF_STACKS = ("qk_rope", "alibi", "vo_rope", "nope"), (1, 8, 40, 100)
-GRID = (f"scheme.lr={RATES}", "seed=0,1,2,3,4,5,6,7")
+SIZES_OF_STACKS = (1, 8, 40, 100)
+SCORERS = 3  # processes that score a stack's runs
 NEAR_LOSS = 0.05  # nats per token between the ends of a run on the GPU and on the CPU, which sum in other orders
 
 
@@ -94,6 +94,38 @@ class Item:
     alone: bool = False  # whether it measures speed, so that nothing else may run
 
 
+@dataclass(frozen=True)
+class Part:
+    """Runs of one experiment in a grid: how many seeds at each rate."""
+
+    experiment: str
+    words: tuple[str, ...]
+    seeds: dict[str, int]
+
+
+SEEDS_8 = {"5e-4": 2, "1e-3": 8, "2e-3": 8, "4e-3": 8, "8e-3": 2}
+SEEDS_5 = {"5e-4": 2, "1e-3": 5, "2e-3": 5, "4e-3": 5, "8e-3": 2}
+MUON_8 = Part("headline_gpu_muon", (), SEEDS_8)
+MUON_5 = Part("headline_gpu_muon", (), SEEDS_5)
+ADAMW_8 = Part("headline_gpu_adamw", ("train.optimizer=adamw",), SEEDS_8)
+ADAMW_5 = Part("headline_gpu_adamw", ("train.optimizer=adamw",), SEEDS_5)
+# Controls: AdamW with all but the layers' matrices at Muon's rate, and Muon that does not orthogonalise.
+TABLES = Part("headline_gpu_adamw_tables", ("train.optimizer=adamw", "train.matrix_lr_factor=0.5"), {"4e-3": 8})
+NS0 = Part("headline_gpu_muon_ns0", ("train.ns_steps=0",), {"2e-3": 8, "4e-3": 8})
+GRIDS = [  # the most important first; schemes of the headline
+    ("muon-qk_rope", "qk_rope", [MUON_8]),
+    ("adamw-qk_rope", "qk_rope", [ADAMW_8, TABLES]),
+    ("muon-alibi", "alibi", [MUON_8]),
+    ("adamw-alibi", "alibi", [ADAMW_8, TABLES]),
+    ("ns0-qk_rope", "qk_rope", [NS0]),
+    ("ns0-alibi", "alibi", [NS0]),
+    ("muon-vo_rope", "vo_rope", [MUON_5]),
+    ("adamw-vo_rope", "vo_rope", [ADAMW_5]),
+    ("muon-nope", "nope", [MUON_5]),
+    ("adamw-nope", "nope", [ADAMW_5]),
+]
+
+
 def items_of(session: Session) -> list[Item]:
     """Return the items, the most important first."""
     if session.rehearse:
@@ -112,7 +144,7 @@ def items_of(session: Session) -> list[Item]:
                 partial(stack_speed, case=("tiny", "alibi", "muon", 3)),
                 240,
             ),
-            Item("grid-alibi-muon", partial(stacked_grid, scheme="alibi", optimizer="muon"), 600),
+            Item("grid-adamw-alibi", partial(stacked_grid, scheme="alibi", parts=[ADAMW_8, TABLES]), 600),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
             Item("long-nope", partial(long_windows, scheme="nope"), 240, alone=True),
         ]
@@ -128,9 +160,8 @@ def items_of(session: Session) -> list[Item]:
         *(Item(f"gradients-{scheme}", partial(gradients, scheme=scheme), 300) for scheme in BIASES),
         *(Item(f"speed-{shape}", partial(speed, shape=shape), 300, alone=True) for shape in SHAPES),
         *(
-            Item(f"grid-{scheme}-{optimizer}", partial(stacked_grid, scheme=scheme, optimizer=optimizer), 600)
-            for scheme in GRID_SCHEMES
-            for optimizer in ("muon", "adamw")
+            Item(f"grid-{name}", partial(stacked_grid, scheme=scheme, parts=parts), 500)
+            for name, scheme, parts in GRIDS
         ),
         *(
             Item(f"alone-{model}-{optimizer}", partial(alone_speed, model=model, optimizer=optimizer), 200)
@@ -139,7 +170,7 @@ def items_of(session: Session) -> list[Item]:
         ),
         *(
             Item(f"stack-{'-'.join(map(str, case))}", partial(stack_speed, case=case), 300)
-            for case in itertools.product(STACKED, GRID_SCHEMES, ("adamw", "muon"), SIZES_OF_STACKS)
+            for case in itertools.product(STACKED, REFERENCE[:2], ("adamw", "muon"), SIZES_OF_STACKS)
         ),
         *(
             Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
@@ -422,23 +453,54 @@ def speed_of(
     }
 
 
-def stacked_grid(session: Session, scheme: str, optimizer: str, words: tuple[str, ...] = GRID) -> Iterator[Figures]:
-    """Train all rates and seeds of a scheme as one stack.
+def stacked_grid(session: Session, scheme: str, parts: Sequence[Part]) -> Iterator[Figures]:
+    """Train a scheme's runs of several rates, seeds and experiments as one stack; score those at the two best rates.
 
-    The runs go to the folders of a search (`posbench tune`), OUTPUT/runs/headline_gpu_<optimizer>-tune.
+    The runs go to the folders of searches (`posbench tune`), OUTPUT/runs/<experiment>-tune/lr=<rate>.
     """
-    small = [word for word in TINY if word != "train.context_length=64"]
-    small += ["data.path=posbench", "data=files", "train.tokens=5120", "train.trunk_tokens=null"]
-    small += ["train.context_length=128", "train.order_every=2560", "evaluation.lengths=[64,128]"]
-    overrides = ["experiment=headline_muon", f"train.optimizer={optimizer}", f"scheme={scheme}", *words]
-    overrides += [*(small if session.rehearse else []), "launch.stack=64", "train.checkpoint_every=100_000"]
-    folder = f"runs/headline_gpu_{optimizer}-tune"
-    overrides += [*run_overrides(session, "'lr=${scheme.lr}'", folder), *session.overrides]
+    configs = [config for part in parts for config in configs_of(session, scheme, part)]
     began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "posbench", "train", "-m", *overrides], check=True)
-    runs = [run for rate in sorted((session.output / folder).iterdir()) for run in find_runs(rate)]
-    losses = {run.name: run.manifest.loss for run in runs if run.is_finished and run.config.scheme.name == scheme}
-    yield {"train_seconds": round(time.monotonic() - began, 1), "runs": len(losses), "losses": losses}
+    outcomes = train_stacked(configs)
+    runs = [run for run in outcomes if isinstance(run, Run)]
+    yield {"train_seconds": round(time.monotonic() - began, 1), "runs": len(runs), "died": len(outcomes) - len(runs)}
+    yield {"losses": {str(run.path.relative_to(session.output)): run.manifest.loss for run in runs}}
+    paths = [str(run.path) for run in at_best_rates(runs)]
+    protocols = ["--protocol", "fixed" if session.rehearse else "fixed,order"]
+    scoring = [
+        subprocess.Popen([sys.executable, "-m", "posbench", "eval", *paths[first::SCORERS], *protocols])
+        for first in range(SCORERS)
+    ]
+    failed = sum(process.wait() != 0 for process in scoring)
+    yield {"seconds_with_scores": round(time.monotonic() - began, 1), "scored": len(paths)}
+    if failed or len(runs) < len(outcomes):
+        raise ValueError(f"{failed} of {SCORERS} scoring processes failed, {len(outcomes) - len(runs)} runs died")
+
+
+def configs_of(session: Session, scheme: str, part: Part) -> Iterator[posbench.Config]:
+    """Yield the configurations of a part of a grid."""
+    small = [*TINY, "data=files", f"data.path={Path(posbench.__file__).parent}", "train.tokens=10240"]
+    small += ["train.trunk_tokens=null", "train.order_every=null", "evaluation.lengths=[64,128]"]
+    small += ["evaluation.protocols=[fixed]"]
+    for rate, seeds in part.seeds.items():
+        words = ["experiment=headline_muon", f"scheme={scheme}", f"scheme.lr={rate}", *part.words]
+        words += [*(small if session.rehearse else []), "train.checkpoint_every=100_000"]
+        words += run_overrides(session, f"'lr={float(rate)!r}'", f"runs/{part.experiment}-tune")
+        config = posbench.compose([*words, *session.overrides])
+        for seed in range(2 if session.rehearse else seeds):
+            yield replace(config, seed=seed)
+
+
+def at_best_rates(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs at the two rates of each experiment with the lowest mean losses."""
+    by_rate: dict[Path, list[Run]] = {}
+    for run in runs:
+        by_rate.setdefault(run.path.parents[1], []).append(run)
+    chosen = []
+    for folder in {rate.parent for rate in by_rate}:
+        rates = [of_rate for rate, of_rate in by_rate.items() if rate.parent == folder]
+        rates.sort(key=lambda of_rate: np.mean([run.manifest.loss for run in of_rate]))
+        chosen += [run for of_rate in rates[:2] for run in of_rate]
+    return chosen
 
 
 def long_windows(session: Session, scheme: str) -> Iterator[Figures]:
