@@ -155,8 +155,9 @@ def build(
     if search:
         later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
         left_out += [
-            f"{scheme} seed {seed} at {rate:g}: beyond the {search.planned} planned seeds, so the test does not read it"
-            for scheme, seed, rate in later[["scheme", "seed", "train.lr"]].to_numpy().tolist()
+            f"{scheme} at {rate:g}, seeds {', '.join(map(str, sorted(seeds)))}: beyond the {search.planned} planned "
+            "seeds, so the test does not read them"
+            for (scheme, rate), seeds in later.groupby(["scheme", "train.lr"])["seed"]
         ]
     check_agreement(runs, group_by)
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})

@@ -188,7 +188,7 @@ def test_seeds_beyond_the_planned_ones_are_named_and_not_tested(tmp_path: Path) 
     shutil.copytree(tmp_path / "demo-tune/lr=0.002/nope/seed=4", tmp_path / "demo-tune/lr=0.002/nope/seed=5")
     Run(tmp_path / "demo-tune/lr=0.002/nope/seed=5").update_manifest(seed=5)
     text, _ = written(folder, tmp_path / "report")
-    assert "- not compared: nope seed 5 at 0.002: beyond the 5 planned seeds" in text and "nope | 5 | b" in text
+    assert "- not compared: nope at 0.002, seeds 5: beyond the 5 planned seeds" in text and "nope | 5 | b" in text
 
 
 @pytest.mark.usefixtures("undrawn")
