@@ -71,7 +71,9 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
     torch.compiler.reset()
     gc.collect()  # of the last stack, which would count as this one's memory
     console = console or new_console(stderr=True)
-    device = replace(choose_device(configs[0].train), is_stacked=True)
+    device = choose_device(configs[0].train)
+    # On CPUs Inductor refuses some stacks (torch 2.13), and stacking gains little there.
+    device = replace(device, is_stacked=True, compiled=device.compiled and device.is_cuda)
     copies = [_Copy(config) for config in configs]
     with StopSignals(f"a stack of {len(configs)} runs") as signals:
         for number, copy in enumerate(copies):

@@ -63,6 +63,23 @@ def difference(configs: list[Config], dtype: torch.dtype, steps: int) -> float:
     return worst
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_compiled_stack_takes_the_same_steps(optimizer: str) -> None:
+    configs = configs_of("alibi", f"train.optimizer={optimizer}")
+    plain = Stack(steps_of(configs, torch.float64), configs)
+    copies = steps_of(configs, torch.float64)
+    for copy in copies:
+        copy.device = replace(copy.device, compiled=True)
+    compiled = Stack(copies, configs)
+    for n in range(3):
+        expected, outcome = (stack([n] * 3, batches(n)) for stack in (plain, compiled))
+        torch.testing.assert_close(outcome, expected, rtol=1e-5, atol=0)
+    for name, weight in plain.weights.items():
+        torch.testing.assert_close(compiled.weights[name], weight, rtol=0, atol=1e-9)
+        assert copies[0].optimizer.weights[name].data_ptr() == compiled.weights[name].data_ptr()
+
+
 ROWS = sorted(choices("scheme"))
 FAST = ("fire", "transformer_xl", "qk_rope", "alibi", "path", "gdn", "canon_nope", "t5")
 
