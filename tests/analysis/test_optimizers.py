@@ -144,6 +144,15 @@ def test_the_page_has_the_sentences(lines: object) -> None:
         assert " ".join(line.split()) in " ".join(PAGE.split()), line
 
 
+def test_the_readme_says_the_same() -> None:
+    adamw, muon = losses_of("headline_gpu_adamw"), losses_of("headline_gpu_muon")
+    gaps = [plus_minus(each["qk_rope"] - each["alibi"]).lstrip("+") for each in (adamw, muon)]
+    apart = difference(adamw, muon).lstrip("+").partition(" nats")[0]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{gaps[0]} nats under AdamW and {gaps[1]} under Muon" in readme, gaps
+    assert f"difference {apart})" in readme, apart
+
+
 @pytest.mark.slow
 def test_the_reports_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report tests the planned seeds only, on the test text."""
