@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posbench.schemes.base import Bias, evaluate_bias
+from posbench.system.matmul import IS_INTEL
 from posbench.system.plain import is_plain
 from posbench.system.torch_internals import allow_recompiles, attention_with_logsumexp
 
@@ -42,7 +43,9 @@ BLOCK = 128  # queries per block
 MASKED_CELLS = 1 << 20  # mask entries in memory at a time, per head
 TILE = 128  # rows and columns of FlexAttention's tiles of scores, its default
 FLEX_FROM = 16  # channels per head, the fewest that FlexAttention takes
-FUSED_ABOVE = 512  # tokens above which the CPU's fused kernel is faster than compiled blocks
+# Tokens above which the CPU's fused kernel is faster than compiled blocks, and than `short` (which has a limit of its
+# own). It multiplies by MKL, which is slow on AMD's processors.
+FUSED_ABOVE, SHORT_UP_TO = (32, 32) if IS_INTEL else (512, 1 << 20)
 SHORT_BLOCK = 64  # queries per block of `short`, small because scores above the diagonal are wasted work
 SHORT_CELLS = 1 << 24  # weights that `short` keeps per layer for its gradient at most, 64 MB in float32
 CUDA_SCORES = 1 << 27  # scores of an uncompiled block on a GPU, 512 MB in float32, held a few times over
@@ -458,11 +461,13 @@ def attend(
         return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
     if k.shape[2] > T:
         return masked(q, k, v, bias, scale, sink, window)
+    is_fused = bias is None and window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
+    if is_fused and T > (FUSED_ABOVE if compiling else SHORT_UP_TO):
+        return fused(q, k, v, scale, sink)
     cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
     if torch.is_grad_enabled() and not compiling and cells <= SHORT_CELLS and q.dtype != torch.bfloat16:
         return short(q, k, v, bias, scale, sink, window)
-    is_fused = window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
-    if bias is None and is_fused and (not compiling or T > FUSED_ABOVE):
+    if is_fused and not compiling:
         return fused(q, k, v, scale, sink)
     if (bias is not None or window is not None) and not compiling:
         return masked(q, k, v, bias, scale, sink, window)

@@ -16,13 +16,14 @@ from torch import Tensor
 from posbench.system.plain import is_plain
 
 
-def _is_amd_with_avx512() -> bool:
+def _is_made_by(maker: str) -> bool:
     info = Path("/proc/cpuinfo")
-    is_amd = info.is_file() and "AuthenticAMD" in info.read_text(encoding="utf-8", errors="replace")
-    return is_amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkldnn.is_available()
+    return info.is_file() and maker in info.read_text(encoding="utf-8", errors="replace")
 
 
-ONEDNN_IS_FASTER = _is_amd_with_avx512()
+_HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+IS_INTEL = _is_made_by("GenuineIntel")
+ONEDNN_IS_FASTER = _is_made_by("AuthenticAMD") and _HAS_AVX512 and torch.backends.mkldnn.is_available()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
