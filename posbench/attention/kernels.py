@@ -462,7 +462,7 @@ def attend(
     if k.shape[2] > T:
         return masked(q, k, v, bias, scale, sink, window)
     is_fused = bias is None and window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
-    if is_fused and T > (FUSED_ABOVE if compiling else SHORT_UP_TO):
+    if is_fused and (FUSED_ABOVE if compiling else SHORT_UP_TO) < T:
         return fused(q, k, v, scale, sink)
     cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
     if torch.is_grad_enabled() and not compiling and cells <= SHORT_CELLS and q.dtype != torch.bfloat16:

@@ -118,7 +118,8 @@ def on_cpus() -> list[str]:
     return [
         f"With AdamW at 0.002 and seeds 0 to 4, losses on the GPU minus losses on a CPU are {means[0]} (ALiBi) and "
         f"{means[1]} (QK) in the mean, {farthest:.3f} at most in a run.",
-        f"On CPUs alone, at 0.002, the two optimizers' gaps differ by {difference(adamw, muon)} over {len(muon)} seeds.",
+        f"On CPUs alone, at 0.002, the two optimizers' gaps differ by {difference(adamw, muon)} over {len(muon)} "
+        "seeds.",
     ]
 
 
