@@ -413,9 +413,19 @@ def test_pairs_fixed_before_training_stand_in_a_table_of_their_own(tmp_path: Pat
     assert "1 of 2 pairs that were fixed before training is decided: alibi beats qk_rope" in " ".join(shown.split())
 
 
+SAYS = re.compile(r"`posbench report ([\w/]+)` says:\n\n((?:> .*\n)+)")
+QUOTES = [match for page in ("README.md", "docs/results.md") for match in SAYS.findall(Path(page).read_text("utf-8"))]
+
+
+def test_the_pages_quote_reports() -> None:
+    assert len(QUOTES) >= 9
+
+
 @pytest.mark.usefixtures("undrawn")
-def test_readme_and_results_quote_the_sentence_of_the_report(tmp_path: Path) -> None:
-    shown = " ".join(written(REFERENCE / "headline", tmp_path)[1].split())
-    sentence = shown[shown.index("By mean loss") : shown.index(" Smallest gap")]
-    for page in ("README.md", "docs/results.md"):
-        assert sentence in " ".join(Path(page).read_text(encoding="utf-8").replace("\n> ", " ").split()), page
+@pytest.mark.parametrize(
+    ("name", "quote"),
+    [pytest.param(*quote, marks=[] if quote[0] == "headline" else pytest.mark.slow) for quote in QUOTES],
+)
+def test_pages_quote_the_whole_paragraph_of_a_report(name: str, quote: str, tmp_path: Path) -> None:
+    paragraphs = [" ".join(part.split()) for part in written(REFERENCE / name, tmp_path)[1].split("\n\n")]
+    assert " ".join(quote.replace("> ", "").split()) in paragraphs
