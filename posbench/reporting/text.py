@@ -37,7 +37,7 @@ KINDS: Mapping[str, Callable[[Any, float, Format], str]] = {
     "count": lambda value, half, format: count_text(value),
     "flops": lambda value, half, format: flops_text(value),
     "p": lambda value, half, format: f"{value:.2g}",
-    "percent": lambda value, half, format: f"{value:.0%}",
+    "percent": lambda value, half, format: f"{value:z.0%}",
     "plain": lambda value, half, format: f"{value:g}",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -166,6 +167,17 @@ def test_the_reports_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     quote = f"{row['difference']:+.2f} ±{half:.2f} (p {row['p']:.4f})"
     assert row["seeds"] == 5, output
     assert quote in PAGE, quote
+
+
+@pytest.mark.slow
+def test_what_is_left_under_muon_is_not_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["report", "headline_gpu_muon", "--runs-dir", str(REFERENCE), "--output", str(tmp_path)])
+    [row] = re.findall(
+        r"^qk_rope \| 5 \| (.*) \| (.*) \| (-?\d+%)$", (tmp_path / "report.md").read_text(), re.MULTILINE
+    )
+    assert f"{row[0]} and {row[1]})" in PAGE, row
+    assert row[2] == "0%"
 
 
 def test_the_rates_are_each_optimizers_best() -> None:
