@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,11 +17,13 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import (
+    FAR,
     LOSSES,
     WINDOWS,
     bucket_edges,
     losses,
     sequences,
+    threshold_table,
     window_starts,
     worth_beyond_near,
 )
@@ -232,3 +235,18 @@ def test_the_order_of_copyable_targets_is_that_of_a_plain_loop(documents: int) -
     if len(starts) == WINDOWS:
         worth = worth_beyond_near(model, split, length, 16384)["copyable_order_beyond_32"]
         assert worth == pytest.approx((expected["shuffled_nll"] - expected["nll"]) / expected["targets"])
+
+
+def test_onsets_at_three_thresholds() -> None:
+    """Two seeds, scored every million tokens: lines between the scores cross the thresholds where a ruler says."""
+    worth = {0: [0.0, 0.04, 0.08, 0.12], 1: [0.0, 0.0, 0.03, 0.06]}
+    lines = pd.DataFrame(
+        [
+            {"scheme": "alibi", "seed": seed, "tokens": 1_000_000 * (n + 1), FAR: value}
+            for seed, values in worth.items()
+            for n, value in enumerate(values)
+        ]
+    )
+    compared = SimpleNamespace(schemes=["alibi"], runs=pd.DataFrame({"tokens": [4_000_000]}))
+    [row] = threshold_table(lines, compared).frame.to_dict("records")  # type: ignore[arg-type]
+    assert row == {"scheme": "alibi", "0.02 nats": "1.5M (2/2)", "0.05 nats": "2.25M (2/2)", "0.1 nats": "3.5M (1/2)"}

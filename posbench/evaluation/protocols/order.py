@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training
 ONSET = 0.05  # nats/token; a model has begun to use distant order when FAR is worth this
+THRESHOLDS = (0.02, ONSET, 0.1)  # onsets at these are shown beside each other
 ONSETS = "When schemes begin to use distant order"  # title of a section
 NEAR = (8, 16, 32, 64)  # tokens; during training, the order of everything further back is scored for each of these
 WINDOWS = 64  # windows of the validation text for these scores
@@ -133,8 +135,7 @@ class Order(EvalProtocol):
         if not rows:
             return {}
         tokens, worth = ([row[name] for row in rows] for name in ("tokens", FAR))
-        onset = crossing(tokens, np.negative(worth), -ONSET) if worth[-1] >= ONSET else math.inf
-        return {FAR: worth[-1], "onset_tokens": onset}
+        return {FAR: worth[-1], "onset_tokens": onset(tokens, worth, ONSET)}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         return [*self._by_distance(compared), *self._onset(compared)]
@@ -185,7 +186,14 @@ class Order(EvalProtocol):
             "order: how many seeds reach that. p: exact sign-flip test over seeds, uncorrected; a seed that does not "
             "reach it counts as the full budget. With n seeds that differ, p is at least 2/2^n."
         )
-        return [Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True)]
+        other = (
+            "The same at other thresholds: median tokens until that order is worth as much, and in brackets how many "
+            "seeds get there."
+        )
+        return [
+            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True),
+            Section("", table=threshold_table(lines, compared), note=other, is_last=True),
+        ]
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
         if not all(group.has_onsets for group in groups.values()):
@@ -213,10 +221,7 @@ def onset_table(compared: ComparedRuns) -> Table:
     With an even number of seeds, the median is the earlier of the middle two, so that half of all had begun by then.
     """
     budget = float(compared.runs["tokens"].iloc[0])
-
-    def text(tokens: float) -> str:
-        return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
-
+    text = partial(onset_text, budget=budget)
     rows, against = [], f"p against {compared.baseline}"
     medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
     times = compared.onsets.clip(upper=budget)
@@ -228,6 +233,33 @@ def onset_table(compared: ComparedRuns) -> Table:
         row[against] = math.nan if scheme == compared.baseline else flip_test(apart)
         rows.append(row)
     return Table.of(rows, {against: Format("p")})
+
+
+def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
+    """Return a row per scheme: the median onset in tokens at each of THRESHOLDS, and how many seeds have one.
+
+    Arguments: lines, a row per run and scoring: scheme, seed, tokens, FAR.
+    """
+    rows, budget = [], float(compared.runs["tokens"].iloc[0])
+    for scheme in compared.schemes:
+        runs = [run for _, run in lines[lines["scheme"] == scheme].groupby("seed")]
+        row = {"scheme": scheme}
+        for worth in THRESHOLDS:
+            onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), worth) for run in runs])
+            median = float(onsets.quantile(0.5, interpolation="lower"))
+            row[f"{worth:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
+        rows.append(row)
+    return Table.of(rows)
+
+
+def onset_text(tokens: float, budget: float) -> str:
+    """Return an onset as text; `>12.3M` if there was none in a budget of 12.3 million tokens."""
+    return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
+
+
+def onset(tokens: Any, worth: Any, threshold: float) -> float:
+    """Return the tokens until distant order is worth `threshold`; infinity if it is worth less at the end."""
+    return crossing(tokens, np.negative(worth), -threshold) if worth[-1] >= threshold else math.inf
 
 
 def count_onsets(onsets: pd.Series) -> str:
