@@ -48,6 +48,8 @@ ROUND_7b := train -m experiment=headline runs_dir=runs/reference seed=0,1,2 $(TO
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
 ROUND_8 := train -m $(MUON) scheme=qk_rope,fope,hype,kda,hybrid_kda_nope,mla,mla_nope,gqa_qk_rope model.num_layers=4 seed=0 \
 	scheme.lr=$(RATE) experiment_name=headline_muon_rows
+ROUND_9 := train -m experiment=demo runs_dir=runs/reference experiment_name=demo_muon train.optimizer=muon train.dtype=float32 \
+	train.tokens=512_000 train.validate_every=100
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)
 	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)

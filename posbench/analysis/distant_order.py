@@ -36,7 +36,8 @@ class DistantOrder:
     length: int  # of the windows, in tokens
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
     figures: pd.DataFrame  # a row per scheme: mean and intervals (as of table.csv), p of the test against 0, is_used
-    copyable: pd.DataFrame  # the same figures over copyable targets, without tests; empty if no result has them
+    identity: pd.DataFrame  # the same figures if the tokens are another document's, without tests
+    copyable: pd.DataFrame  # the figures over copyable targets, without tests; empty if no result has them
     pairs: pd.DataFrame  # a row per pair of schemes
 
     @property
@@ -88,6 +89,7 @@ def distant_order(
         length=int(length),
         by_seed=by_seed,
         figures=_used(at_length[at_length["metric"] == "lost_order"], by_seed, fewest),
+        identity=at_length[at_length["metric"] == "lost_identity"],
         copyable=at_length[at_length["metric"] == COPYABLE_ORDER],
         pairs=tests[list(_PAIRS)].rename(columns=_PAIRS),
     )

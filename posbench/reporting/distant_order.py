@@ -12,6 +12,7 @@ from posbench.reporting.page import prose
 
 DIGITS = 4  # decimals of a figure without an interval: on prose, order is worth thousandths of a nat
 WORTH = "order beyond 32"  # title of a column
+IDENTITY_WORTH = "identity beyond 32"
 COPYABLE_WORTH = "on copyable targets"
 
 
@@ -60,9 +61,11 @@ def distant_order_table(c: Comparison, order: DistantOrder) -> Table:
         frame["used"] = shown.where(figures["p"].notna(), DASH)
     if order.is_tested and not c.unfinished:
         frame["worth more than"] = ["{}/{}".format(*order.decided(scheme)) for scheme in figures["scheme"]]
-    if len(order.copyable):
-        copyable = order.copyable.set_index("scheme").reindex(figures["scheme"])
-        frame[COPYABLE_WORTH] = copyable["value"].to_numpy()
-        frame[f"{COPYABLE_WORTH}: half"] = half(copyable, "value").to_numpy()
-        formats[COPYABLE_WORTH] = Format(digits=DIGITS, half=f"{COPYABLE_WORTH}: half")
+    for column, further in ((IDENTITY_WORTH, order.identity), (COPYABLE_WORTH, order.copyable)):
+        if further.empty:
+            continue
+        of_scheme = further.set_index("scheme").reindex(figures["scheme"])
+        frame[column] = of_scheme["value"].to_numpy()
+        frame[f"{column}: half"] = half(of_scheme, "value").to_numpy()
+        formats[column] = Format(digits=DIGITS, half=f"{column}: half")
     return Table(frame, formats)
