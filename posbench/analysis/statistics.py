@@ -219,6 +219,30 @@ def interaction(
     return table
 
 
+def steps(losses: pd.DataFrame, fewest: int = FEWEST_SEEDS) -> pd.DataFrame:
+    """Return what each step from a column to the next does to the loss, paired by seed, and last their sum.
+
+    Columns: left, right, seeds, change (nats) and its 95 % interval, and p, two-sided, with Holm's correction over the
+    steps; NaN for the sum, and with fewer seeds than `fewest`.
+    Arguments: losses, a row per seed and a column per scheme, in the order of the chain.
+    """
+    complete = losses.dropna()  # the same seeds for all steps, so that they add up
+    pairs = [*zip(losses.columns, losses.columns[1:], strict=False), (losses.columns[0], losses.columns[-1])]
+    rows = []
+    for left, right in pairs:
+        changes = (complete[right] - complete[left]).to_numpy(float)
+        mean, low, high = interval(changes)
+        oriented = changes if mean >= 0 else -changes
+        p = float(beats(0 * oriented, [oriented])) if len(changes) >= fewest else math.nan
+        row = {"left": left, "right": right, "seeds": len(changes), "change": mean, "p": p}
+        rows.append(row | {"change_low": low, "change_high": high})
+    table = pd.DataFrame(rows)
+    tested = table["p"].notna() & (table.index < len(pairs) - 1)
+    table.loc[tested, "p"] = holm(table.loc[tested, "p"].to_numpy(float), len(pairs) - 1)
+    table.loc[~tested, "p"] = math.nan
+    return table
+
+
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
     """Return all pairs of schemes within each group; a group is a string of names separated by spaces."""
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}

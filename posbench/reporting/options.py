@@ -51,6 +51,15 @@ class ReportOptions:
             show_default=False,
         ),
     ] = None
+    chain: Annotated[
+        Sequence[str],
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="A,B,C", help="Show what each step of a chain of schemes does to the loss.", show_default=False
+            ),
+        ],
+    ] = ()
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
     schemes: Annotated[
         Sequence[str],
@@ -94,7 +103,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
-        for name in ("schemes", "seeds"):
+        for name in ("schemes", "seeds", "chain"):
             if isinstance(words := getattr(self, name), str):
                 object.__setattr__(self, name, [word.strip() for word in words.split(",") if word.strip()])
         if wrong := [seed for seed in self.seeds if not str(seed).isdecimal()]:

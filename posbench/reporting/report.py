@@ -93,7 +93,7 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
         return groups_page(groups_of(summary, rows, options.by, options.baseline, options.margin), options.by)
     published = load_published(options.against) if options.against else _published_of(summary)
     comparison = build(summary, rows, options.baseline, options.margin)
-    return losses_page(comparison, published, options.margin, options.every_length)
+    return losses_page(comparison, published, options.margin, options.every_length, options.chain)
 
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,18 +34,22 @@ from posbench.reporting.distant_order import distant_order_section, order_users
 from posbench.reporting.onset import onset_gaps
 from posbench.reporting.page import Page, paragraph, prose, unshown
 from posbench.reporting.setup import continued, setup
+from posbench.reporting.steps import steps_section
 from posbench.reporting.text import as_text
 
 SIGNED = Format(sign=True)
 
 
-def losses_page(c: Comparison, published: Published | None, margin: float, every_length: bool) -> Page:
+def losses_page(
+    c: Comparison, published: Published | None, margin: float, every_length: bool, steps: Sequence[str] = ()
+) -> Page:
     """Return the page of one comparison.
 
     Arguments: published, results to compare with; margin, nats per token below which losses count as equal;
-    every_length, whether to show lengths that are neither a multiple nor a divisor of the training length.
+    every_length, whether to show lengths that are neither a multiple nor a divisor of the training length; steps, a
+    chain of schemes with one change a step.
     """
-    sections = sections_of(c, published, margin, every_length)
+    sections = sections_of(c, published, margin, every_length) + steps_section(c, steps)
     holes = list(chain(*c.holes.values()))
     left_out = [("not compared", line) for line in c.left_out]
     return Page(
