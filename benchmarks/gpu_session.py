@@ -377,11 +377,12 @@ def reference(session: Session, scheme: str, seed: int) -> Iterator[Figures]:
 
 
 # Models whose stacked steps are timed, as overrides.
+LARGER = ["experiment=headline_muon", "model.num_heads=8"]
 STACKED = {
     "tiny": TINY,
     "headline": ["experiment=headline_muon"],
-    "3m": ["experiment=headline_muon", "model.d_model=256", "model.num_heads=8", "model.num_layers=4"],
-    "25m": ["experiment=headline_muon", "model=25m", "train.context_length=512", "train.batch_size=8"],
+    "3m": [*LARGER, "model.d_model=256", "model.num_layers=4"],
+    "25m": [*LARGER, "model.d_model=512", "model.num_layers=8", "train.context_length=512", "train.batch_size=8"],
 }
 
 

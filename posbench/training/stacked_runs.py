@@ -149,4 +149,8 @@ def _fitting(config: Config, device: Device) -> int:
     """Return how many runs of this configuration fit into the GPU's free memory, at least one."""
     free, _ = torch.cuda.mem_get_info(device.torch)
     needed = sum(training_memory(config, build_architecture(config), vocab_size(config)).values())
-    return max(1, int(0.7 * free / needed))
+    # Unlike fused kernels, plain code keeps the scores of attention, their softmax and its gradient.
+    model, train = config.model, config.train
+    queries = train.batch_size // train.accumulation * train.context_length
+    scores = queries * train.context_length * model.num_heads * model.num_layers
+    return max(1, int(0.7 * free / (needed + 3 * 4 * scores)))
