@@ -77,6 +77,8 @@ class Device:
         torch.default_generator.manual_seed(number)
         if self.is_cuda:
             torch.cuda.manual_seed(number)
+        elif self.torch.type != "cpu":
+            torch.manual_seed(number)
 
     def wait(self) -> None:
         """Wait until the device has finished its work, so that time can be measured."""
