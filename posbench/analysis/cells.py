@@ -260,7 +260,8 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
     rows, means = [], []
     for first, second in pairs:
         seeds = [seed for seed in first.seeds if seed in second.seeds]
-        a, b = (cell.values[[cell.seeds.index(seed) for seed in seeds]] for cell in (first, second))
+        a = first.values[list(map(first.seeds.index, seeds))]
+        b = second.values[list(map(second.seeds.index, seeds))]
         rows.append(interval_of(name, a.sum(1) / first.counts.sum() - b.sum(1) / second.counts.sum()))
         means.append((a.mean(0), b.mean(0)))
     sums = [np.stack(nll) for nll in zip(*means, strict=True)]  # first and second place: [pairs, documents]

@@ -109,12 +109,10 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
     a seed of the better scheme has no run whose loss is above the target, so that its share is unknown.
     """
     logs = []
-    curves = {
-        name: {
-            seed: of_seed.sort_values("tokens") for seed, of_seed in points[points["scheme"] == name].groupby("seed")
-        }
-        for name in (scheme, baseline)
-    }
+    curves = {}
+    for name in (scheme, baseline):
+        of_scheme = points[points["scheme"] == name].sort_values("tokens")
+        curves[name] = dict(iter(of_scheme.groupby("seed")))
     for seed in curves[scheme].keys() & curves[baseline].keys():
         ours, theirs = (curves[name][seed] for name in (scheme, baseline))
         is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]

@@ -88,12 +88,11 @@ class Published:
 def all_published() -> dict[str, Published]:
     """Return all publications, keyed by the names that `--against` accepts."""
     contents: dict[str, Any] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return {
-        name: Published(
-            name, **{**content, "measurements": [PublishedMeasurement(**m) for m in content["measurements"]]}
-        )
-        for name, content in contents.items()
-    }
+    published = {}
+    for name, content in contents.items():
+        content["measurements"] = [PublishedMeasurement(**measurement) for measurement in content["measurements"]]
+        published[name] = Published(name, **content)
+    return published
 
 
 def load_published(name: str) -> Published:

@@ -299,9 +299,11 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
     place = {name: n for n, name in enumerate(order)}
     groups.sort(key=lambda group: sorted(place[name] for name in group))
     names = [chr(ord("a") + n) if n < 26 else f"({n + 1})" for n in range(len(groups))]
-    return {
-        name: "".join(letter for letter, group in zip(names, groups, strict=True) if name in group) for name in order
-    }
+    letters_of = {}
+    for name in order:
+        own = [letter for letter, group in zip(names, groups, strict=True) if name in group]
+        letters_of[name] = "".join(own)
+    return letters_of
 
 
 def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[frozenset[str], str]:

@@ -259,7 +259,8 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
         place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
         place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
         scored = targets > 0
-        place, columns = ({name: x[scored] for name, x in arrays.items()} for arrays in (place, columns))
+        place = {name: x[scored] for name, x in place.items()}
+        columns = {name: x[scored] for name, x in columns.items()}
         for metric, value, count in protocol.metrics(columns):
             counted = count > 0  # a row may have none of the targets of a metric, such as copyable ones
             figures = {**place, "value": value, "count": count}

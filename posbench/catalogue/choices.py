@@ -84,12 +84,11 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
     if is_class_path(row.get("kind")):
         entry = row_of_file(row["kind"])
         row = {"name": entry["name"], **row, "kind": entry["kind"]}
-    return {
-        option: [expand(value, read) for value in values]
-        if option in _LISTS_OF_ROWS and isinstance(values, list)
-        else values
-        for option, values in row.items()
-    }
+    expanded = dict(row)
+    for option in _LISTS_OF_ROWS:
+        if isinstance(members := row.get(option), list):
+            expanded[option] = [expand(member, read) for member in members]
+    return expanded
 
 
 def read_row(name: str, *folders: Path) -> SchemeConfig:

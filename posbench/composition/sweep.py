@@ -359,12 +359,11 @@ def check_folders(jobs: Sequence[Job]) -> None:
     for job in jobs:
         first = job_of.setdefault(run_name(job.config), job)
         if first.words != job.words:
-            differing = [
-                " ".join(word for word in a if word not in b)
-                for a, b in ((first.words, job.words), (job.words, first.words))
-            ]
+            words_of_first = " ".join(word for word in first.words if word not in job.words)
+            words_of_job = " ".join(word for word in job.words if word not in first.words)
             raise ConfigError(
-                f"two runs of this sweep would share the folder {run_name(job.config)}: {' and '.join(differing)}; "
+                f"two runs of this sweep would share the folder {run_name(job.config)}: {words_of_first} and "
+                f"{words_of_job}; "
                 "give them different names, such as 'experiment_name=lr_${train.lr}' (with the quotes)"
             )
 
@@ -405,11 +404,11 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     with session(words, RunMode.MULTIRUN) as composed:
         fixed = {key for key, override in _overrides(composed).items() if not override.is_sweep_override()}
         values = swept_values(composed)
-    return {
-        key: [word.partition("=")[2] for word in words_of_key]
-        for key, words_of_key in values.items()
-        if key not in fixed
-    }
+    swept = {}
+    for key, words_of_key in values.items():
+        if key not in fixed:
+            swept[key] = [word.partition("=")[2] for word in words_of_key]
+    return swept
 
 
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
@@ -426,12 +425,13 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
             f"{overrides['experiment'].input_line!r}: each experiment has its own sweep, so run them one after "
             "another: posbench train -m experiment=NAME"
         )
-    return {
-        key: [f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [str(override.input_line)]
-        for key, override in overrides.items()
-    }
+    values = {}
+    for key, override in overrides.items():
+        if override.is_sweep_override():
+            values[key] = [f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator()]
+        else:
+            values[key] = [str(override.input_line)]
+    return values
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:

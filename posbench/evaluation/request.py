@@ -132,8 +132,10 @@ class Request:
         So `rescale=pi,yarn` gives three: none, pi and yarn. Results with options can then be compared with the scheme
         as trained.
         """
-        options = [option.partition("=") for option in self.under]
-        values = [[f"{name}={value}" for value in re.split(_COMMA, several)] for name, _, several in options]
+        values = []
+        for option in self.under:
+            name, _, several = option.partition("=")
+            values.append([f"{name}={value}" for value in re.split(_COMMA, several)])
         return [replace(self, under=combination) for combination in dict.fromkeys([(), *product(*values)])]
 
     @property

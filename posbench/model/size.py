@@ -91,10 +91,11 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
     """
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
     length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
-    short, long = (
-        sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
-        for tokens in (length, length + 1)
-    )
+
+    def cached(tokens: int) -> int:
+        return sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
+
+    short, long = cached(length), cached(length + 1)
     return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))
 
 

@@ -46,10 +46,10 @@ def as_text(table: Table) -> pd.DataFrame:
     """Return the table with every cell as text, without the columns that only decide how others are written."""
     hidden = {column for format in table.formats.values() for column in format.columns.values()}
     shown = [column for column in map(str, table.frame) if column not in hidden]
-    rows = [
-        [_cell(row, column, table.formats.get(column, Format())) for column in shown]
-        for row in table.frame.to_dict("records")
-    ]
+    formats = {column: table.formats.get(column, Format()) for column in shown}
+    rows = []
+    for row in table.frame.to_dict("records"):
+        rows.append([_cell(row, column, format) for column, format in formats.items()])
     return pd.DataFrame(rows, columns=shown)
 
 

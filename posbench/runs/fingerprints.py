@@ -101,7 +101,7 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
     shared = {
         key: value
         for key, value in identity.items()
-        if not key.startswith("scheme.") and key not in ("seed", "device.compiled")
+        if not key.startswith("scheme.") and key not in ("seed", "device.compiled", "device.stacked")
     }
     return digest(json.dumps(shared, sort_keys=True))
 

@@ -248,7 +248,10 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
     content = json.dumps(index, separators=(",", ":")).encode()
     archive.writestr(zipfile.ZipInfo(INDEX, _DATE), content, zipfile.ZIP_DEFLATED, compresslevel=9)
     columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
-    tables = {METRICS: pyarrow.table({name: pyarrow.array([row.get(name) for row in logged]) for name in columns})}
+    arrays = {}
+    for name in columns:
+        arrays[name] = pyarrow.array([row.get(name) for row in logged])
+    tables = {METRICS: pyarrow.table(arrays)}
     for protocol in sorted({key.protocol for key, _, _ in results}):
         windows = [result.table for key, _, result in results if key.protocol == protocol]
         joined = pyarrow.concat_tables(windows, promote_options="permissive").combine_chunks()

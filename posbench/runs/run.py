@@ -291,9 +291,8 @@ class Run:
                 row = read_row(str(changed[name]))
                 row = replace(row, attention=row.attention or self.config.scheme.attention)
                 layers = self.config.model.num_layers
-                old, new = (
-                    [entry.attention for entry in layer_entries(config, layers)] for config in (self.config.scheme, row)
-                )
+                old = [entry.attention for entry in layer_entries(self.config.scheme, layers)]
+                new = [entry.attention for entry in layer_entries(row, layers)]
                 if old != new:
                     raise ConfigError(
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "

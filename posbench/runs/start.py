@@ -332,13 +332,12 @@ def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, mani
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]
 
-    trunk_identity, branch_identity = (
-        {key: value for key, value in m.identity.items() if key not in _LENGTH_FIELDS}
-        for m in (trunk_manifest, manifest)
-    )
+    def without_length(of: Manifest) -> dict[str, Any]:
+        return {key: value for key, value in of.identity.items() if key not in _LENGTH_FIELDS}
+
     prints = differing(_SAME_FINGERPRINTS, trunk_manifest.fingerprints, manifest.fingerprints)
     return [
-        *fingerprints.changes(trunk_identity, branch_identity),
+        *fingerprints.changes(without_length(trunk_manifest), without_length(manifest)),
         *(f"fingerprint of {name}" for name in prints),
         *(f"train.{name}" for name in differing(_SAME_SETTINGS, trunk.train, config.train)),
     ]

@@ -296,11 +296,12 @@ def without_option(entry: Mapping[str, Any], option: str) -> dict[str, Any]:
 
     Arguments: option, its name.
     """
-    return {
-        name: [without_option(member, option) for member in entries_in(part)] or part
-        for name, part in entry.items()
-        if name != option
-    }
+    changed = {}
+    for name, part in entry.items():
+        members = [without_option(member, option) for member in entries_in(part)]
+        if name != option:
+            changed[name] = members or part
+    return changed
 
 
 def with_factor(entry: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -308,9 +309,10 @@ def with_factor(entry: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
     Rotations that have a factor keep it, and so do those whose factor always follows the window.
     """
-    changed = {
-        name: [with_factor(member, factor) for member in entries_in(part)] or part for name, part in entry.items()
-    }
+    changed = {}
+    for name, part in entry.items():
+        members = [with_factor(member, factor) for member in entries_in(part)]
+        changed[name] = members or part
     method = entry.get("rescale")
     follows_window = not isinstance(method, str) or method in BY_WINDOW
     if not follows_window and entry.get("factor") is None:

@@ -52,20 +52,18 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
 
 def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """Return what the table of `show` says, a dict per run, for scripts; times are seconds since 1970."""
-    return [
-        {
-            "experiment": row.run.path.parents[1].name,
-            "scheme": row.run.path.parent.name,
-            "seed": int(row.run.path.name.removeprefix("seed=")),
-            "path": row.run.path,
-            **{name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")},
-            "evaluated": [
-                {"protocol": key.protocol, "length": key.length, "options": list(key.options), "data": key.data}
-                for key in row.evaluated
-            ],
-        }
-        for row in rows
-    ]
+    data = []
+    for row in rows:
+        path = row.run.path
+        experiment, scheme, seed = path.parts[-3:]
+        named = {"experiment": experiment, "scheme": scheme, "seed": int(seed.removeprefix("seed=")), "path": path}
+        figures = {name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")}
+        evaluated = []
+        for key in row.evaluated:
+            result = {"protocol": key.protocol, "length": key.length, "options": list(key.options), "data": key.data}
+            evaluated.append(result)
+        data.append({**named, **figures, "evaluated": evaluated})
+    return data
 
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:

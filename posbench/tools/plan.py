@@ -106,7 +106,10 @@ def plan(
     costs = [_cost(first, architecture), *(_cost(config, build_architecture(config)) for config in configs[1:])]
     largest = max(costs, key=lambda cost: sum(cost.memory.values()))
     text = find_prepared(first)
-    flops = {name: seeds * sum(cost.flops[name] for cost in costs) for name in costs[0].flops}
+    flops = dict.fromkeys(costs[0].flops, 0.0)
+    for cost in costs:
+        for name, count in cost.flops.items():
+            flops[name] += seeds * count
     hours = sum(flops.values()) / mfu / rate / 3600
     machine, machine_rate = _time_machine(first, architecture, mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
@@ -180,10 +183,13 @@ def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
-    combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in swept.items()))
-    trunks = [(run_words, compose(run_words)) for values in combinations for run_words in [[*single, *values]]]
-    branches = [compose([*run_words, *more]) for run_words, trunk in trunks for more in trunk.branch_words()]
-    return [*(trunk for _, trunk in trunks), *branches], seeds
+    trunks, branches = [], []
+    for values in itertools.product(*swept.values()):
+        run_words = [*single, *(f"{key}={value}" for key, value in zip(swept, values, strict=True))]
+        trunk = compose(run_words)
+        trunks.append(trunk)
+        branches += [compose([*run_words, *more]) for more in trunk.branch_words()]
+    return [*trunks, *branches], seeds
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,8 @@ def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[s
     for scheme, choice in tuning.schemes.items():
         places = [place for place, schemes in missing.items() if scheme in schemes]
         if places:
-            rates = ",".join(repr(rate) for rate in sorted({rate for rate, _ in places}))
-            seeds = ",".join(str(seed) for seed in sorted({seed for _, seed in places}))
-            yield [f"scheme={choice}", f"scheme.lr={rates}", f"seed={seeds}"]
+            rates, seeds = (sorted(set(values)) for values in zip(*places, strict=True))
+            yield [f"scheme={choice}", f"scheme.lr={','.join(map(repr, rates))}", f"seed={','.join(map(str, seeds))}"]
 
 
 def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:

@@ -85,10 +85,13 @@ class Stack:
         optimizer = steps[0].optimizer
         if isinstance(optimizer, Muon):
             self.names_of_muon = set(optimizer.rows)
-        self.moments = {name: _stacked([self._moments(step, name) for step in steps]) for name in self.weights}
+        self.moments = {}
+        for name in self.weights:
+            self.moments[name] = _stacked([self._moments(step, name) for step in steps])
         self.factors = self._numbers(lambda step, name: step.optimizer.factors[name])
         self.decays = self._numbers(lambda step, name: step.optimizer.decays[name])
-        self.betas = [self._column([getattr(train, key) for train in self.trains]) for key in ("beta1", "beta2")]
+        self.beta1 = self._column([train.beta1 for train in self.trains])
+        self.beta2 = self._column([train.beta2 for train in self.trains])
         self.eps = self._column([train.eps for train in self.trains])
         self.momentum = self._column([train.momentum for train in self.trains])
         # Without clipping the limit is infinite, and nothing is divided.
@@ -224,15 +227,15 @@ class Stack:
     ) -> dict[str, Tensor]:
         """Return AdamW's updates of unit rate, and update the moments (Loshchilov and Hutter 2019, algorithm 2)."""
         updates = {}
-        beta1, beta2 = self.betas
         for name, gradient in gradients.items():
             own = moments[name]
             step = own["step"] + 1
-            first = own["exp_avg"].lerp(gradient, _beside(1 - beta1, gradient))
-            second = own["exp_avg_sq"].lerp(gradient.square(), _beside(1 - beta2, gradient))
-            corrections = [1 - beta.to(torch.float64) ** step for beta in (beta1, beta2)]
-            root = (second / _beside(corrections[1].to(second.dtype), second)).sqrt()
-            mean = first / _beside(corrections[0].to(first.dtype), first)
+            first = own["exp_avg"].lerp(gradient, _beside(1 - self.beta1, gradient))
+            second = own["exp_avg_sq"].lerp(gradient.square(), _beside(1 - self.beta2, gradient))
+            correction1 = 1 - self.beta1.to(torch.float64) ** step
+            correction2 = 1 - self.beta2.to(torch.float64) ** step
+            root = (second / _beside(correction2.to(second.dtype), second)).sqrt()
+            mean = first / _beside(correction1.to(first.dtype), first)
             updates[name] = mean / (root + _beside(self.eps, root))
             for key, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
                 own[key].copy_(torch.where(_beside(healthy, value), value, own[key]))
@@ -265,7 +268,10 @@ class Stack:
         return moments
 
     def _numbers(self, number_of: Callable[[TrainingStep, str], float]) -> dict[str, Tensor]:
-        return {name: self._column([number_of(step, name) for step in self.steps]) for name in self.weights}
+        columns = {}
+        for name in self.weights:
+            columns[name] = self._column([number_of(step, name) for step in self.steps])
+        return columns
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
         """Return one number per run, [R], in the dtype of the weights."""

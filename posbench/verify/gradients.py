@@ -50,10 +50,9 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
     for name, parameter in parameters.items():
         signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
         directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
-    expected = {
-        name: [_difference(model, random_model, parameters[name], directions[name], step) for step in STEPS]
-        for name in parameters
-    }
+    expected = {}
+    for name, parameter in parameters.items():
+        expected[name] = [_difference(model, random_model, parameter, directions[name], step) for step in STEPS]
     errors = {}
     for path, kernels in random_model.kernels(model).items():
         if softmax_kernels.flex in kernels:

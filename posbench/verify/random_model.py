@@ -331,7 +331,10 @@ class RandomModel:
         device = model.embedding.weight.device
         choices = [kind.kernels(self.schemes, self.has_bias, device) for kind in model.architecture.kinds]
         names = dict.fromkeys(name for choice in choices for name in choice)
-        return {name: [choice.get(name) for choice in choices] for name in names}
+        of_layers = {}
+        for name in names:
+            of_layers[name] = [choice.get(name) for choice in choices]
+        return of_layers
 
     @cached_property
     def has_bias(self) -> bool:

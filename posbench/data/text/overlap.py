@@ -110,10 +110,10 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
     The form is `{"words": 13, "splits": {split: {"grams": ..., "share": ..., "documents_above": ..., "worst": ...}}}`.
     """
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
-    grams = {
-        key: [gram_hashes("".join(_decoded(tokenizer, split.document(n)))) for n in range(split.num_documents)]
-        for key, split in held_out.items()
-    }
+    grams = {}
+    for key, split in held_out.items():
+        documents = map(split.document, range(split.num_documents))
+        grams[key] = [gram_hashes("".join(_decoded(tokenizer, document))) for document in documents]
     all_grams = [hashes for documents in grams.values() for hashes in documents]
     known = np.unique(np.concatenate([np.empty(0, np.uint64), *all_grams]))
     in_train = _in_train(known, tokenizer, splits["train"])

@@ -181,10 +181,10 @@ def _sequences(split: Split, trials: Sequence[tuple[int, int, int]], passage: in
     passage's tokens in random order.
     Arguments: trials, the starts of passage, filler and control passage; passage, its tokens.
     """
-    parts = [
-        [np.asarray(split.tokens[at : at + count]) for at, count in zip(trial, (passage, gap, passage), strict=True)]
-        for trial in trials
-    ]
+    parts = []
+    for starts in trials:
+        ends = np.add(starts, (passage, gap, passage))
+        parts.append([np.asarray(split.tokens[start:end]) for start, end in zip(starts, ends, strict=True)])
     orders = [np.random.default_rng(start).permutation(passage) for start, _, _ in trials]
     again = np.stack([np.concatenate((p, filler, p)) for p, filler, _ in parts])
     control = np.stack([np.concatenate((c, filler, p)) for p, filler, c in parts])

@@ -30,11 +30,12 @@ class AdamW(Optimizer):
         groups: dict[tuple[float, float], list[str]] = {}  # (factor of the rate, weight decay) -> names
         for name in self.parameters if names is None else names:
             groups.setdefault((self.factors[name], self.decays[name]), []).append(name)
+        of_torch = []
+        for (_, decay), group in groups.items():
+            weights = [self.weights[name] for name in group]
+            of_torch.append({"params": weights, "first": group[0], "weight_decay": decay})
         self.inner = torch.optim.AdamW(
-            [
-                {"params": [self.weights[name] for name in group], "first": group[0], "weight_decay": decay}
-                for (_, decay), group in groups.items()
-            ],
+            of_torch,
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,

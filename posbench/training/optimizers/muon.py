@@ -72,7 +72,10 @@ def orthogonal_updates(
         matrices = torch.stack(of_shape)
         updates = orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
         done[shape] = updates.to(directions[next(iter(directions))].dtype) * size
-    return {name: [done[shape][number] for shape, number in places[name]] for name in directions}
+    updates_of = {}
+    for name in directions:
+        updates_of[name] = [done[shape][number] for shape, number in places[name]]
+    return updates_of
 
 
 def flops_per_step(model: nn.Module, steps: int) -> int:
