@@ -206,7 +206,7 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config: Make, mo
         for ours, theirs in zip(logged(stacked), logged(alone), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert stacked.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
-        assert stacked.manifest.fingerprints.config != alone.manifest.fingerprints.config, "they do not share a table"
+        assert stacked.manifest.fingerprints.config == alone.manifest.fingerprints.config, "they may share a table"
     assert [run.manifest.loss for run in train_stacked(configs[:1]) if isinstance(run, Run)] == [
         outcomes[0].manifest.loss
     ]
