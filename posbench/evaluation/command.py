@@ -204,13 +204,17 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     Raises: ConfigError if no run's scheme has them.
     """
+    from posbench.evaluation import subject_models
     from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
     for run in runs:
         try:
             for variant in request.variants[1:]:
-                build_architecture(run.config_under(variant.under))
+                if run.manifest.subject is None:
+                    build_architecture(run.config_under(variant.under))
+                else:
+                    subject_models.check_options(run, variant.under)
             is_own_text = run.manifest.subject is not None and request.data == run.config.data
             requests.append(replace(request, data=None) if is_own_text else request)
         except ConfigError as error:

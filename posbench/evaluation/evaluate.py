@@ -14,8 +14,10 @@ import pandas as pd
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import short_length
 from posbench.data import Dataset
+from posbench.evaluation import subject_models
 from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
 from posbench.evaluation.request import Request
+from posbench.evaluation.scored import ScoredModel
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
@@ -30,7 +32,7 @@ Tell = Callable[[Result, bool], object]  # called with each result and whether i
 
 
 def score_split(
-    model: Decoder,
+    model: ScoredModel,
     corpus: Dataset,
     split_name: str,
     protocol: str,
@@ -61,8 +63,8 @@ def score_split(
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": round(time.perf_counter() - began, 3),
-        "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
-        "device": str(model.embedding.weight.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
         "code": code_fingerprint(),
     }
     return rows, header
@@ -116,10 +118,11 @@ def _evaluate_variant(
     Arguments: request, with these options; results, the results that the run has already; advance, called with the
     number of tokens after each forward pass.
     """
-    if request.under:
-        corpus = corpus.with_options(run.config_under(request.under).data)
-    scorer = _Scorer(run, corpus, request)
-    longest = scorer.architecture.scheme.longest  # the most tokens that the scheme can read; None: no limit
+    subject = run.manifest.subject
+    scorer = _Scorer(run, corpus, request) if subject is None else _SubjectScorer(run, corpus, request)
+    if request.under and subject is None:
+        scorer.corpus = corpus = corpus.with_options(run.config_under(request.under).data)
+    longest = scorer.longest
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         lengths = _lengths(protocol, run.config, corpus, request, notice)
@@ -128,6 +131,12 @@ def _evaluate_variant(
             tokens = corpus.window(length)
             if longest is not None and tokens > longest:
                 notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
+                continue
+            if scorer.changes_nothing(length):
+                notice(
+                    f"{run.config.scheme.name}: {' '.join(request.under)} changes nothing at {short_length(length)}, "
+                    "which the model was trained for (factor 1): not scored again"
+                )
                 continue
             key = scorer.key(protocol, length, anchor)
             result = results.get(key)
@@ -206,9 +215,26 @@ class _Scorer:
     def architecture(self) -> Architecture:
         return build_architecture(self.run.config_under(self.request.under))
 
+    @property
+    def longest(self) -> int | None:
+        """Return the most tokens that the model can read; None means no limit."""
+        return self.architecture.scheme.longest
+
+    def changes_nothing(self, length: int) -> bool:
+        """Return whether the options leave the model as it is in windows of `length` tokens."""
+        return False
+
     @cached_property
-    def model(self) -> Decoder:
+    def _decoder(self) -> Decoder:
         return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed, self.architecture)
+
+    def model(self, length: int, device: Device) -> ScoredModel:
+        """Return the model for windows of `length` tokens, on the device."""
+        decoder = self._decoder
+        decoder.to(device.torch).compute_dtype = device.dtype
+        if device.compiled:
+            decoder.allow_compiled_attention()
+        return decoder
 
     def key(self, protocol: EvalProtocol, length: int, anchor: int) -> ResultKey:
         return ResultKey(protocol.name, length, (*self.options, *self.marks), anchor)
@@ -226,12 +252,10 @@ class _Scorer:
         Arguments: advance, called with the number of tokens after each forward pass.
         Raises: ConfigError if a loss is not finite or memory runs out.
         """
-        device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
+        device, settings = self._device(), protocol.settings(self.run.config)
         length, anchor = key.length, key.anchor or None
+        model = self.model(length, device)
         model.piece = self.request.piece or settings.piece
-        model.to(device.torch).compute_dtype = device.dtype
-        if device.compiled:
-            model.allow_compiled_attention()
         device.reset_peak_memory()
         advice = (
             f"sequences of {length} tokens in pieces of {min(length, model.piece)} (--piece), "
@@ -259,3 +283,19 @@ class _Scorer:
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))
         return choose_device(replace(self.run.config.train, device=self.request.device, dtype=dtype))
+
+
+class _SubjectScorer(_Scorer):
+    """Scores a model that was not trained here, through transformers."""
+
+    @property
+    def longest(self) -> int | None:
+        subject = self.run.manifest.subject
+        assert subject is not None
+        return subject.get("longest")
+
+    def changes_nothing(self, length: int) -> bool:
+        return subject_models.changes_nothing(self.run, self.request.under, length)
+
+    def model(self, length: int, device: Device) -> ScoredModel:
+        return subject_models.load(self.run, self.request.under, length, device)

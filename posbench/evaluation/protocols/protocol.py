@@ -22,7 +22,7 @@ from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
 Advance = Callable[[int], object]  # called with the number of tokens that were read
@@ -86,7 +86,7 @@ class EvalProtocol(ABC):
     @abstractmethod
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,  # text, or the problems of a task
         split: Any,
         length: int,

@@ -16,7 +16,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
 from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
 
 if TYPE_CHECKING:
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 
 class Windowed(EvalProtocol):
@@ -42,7 +42,7 @@ class Windowed(EvalProtocol):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,
         split: Any,
         length: int,
