@@ -324,9 +324,13 @@ def evaluate(
     """
     from posbench.evaluation.command import evaluate_runs
     from posbench.evaluation.subjects import runs_to_score
+    from posbench.reporting.card import show_cards
 
     to_score = runs_to_score(runs or [], options, runs_dir, console())
-    evaluate_runs(to_score, options, console(), by_name=bool(runs))
+    try:
+        evaluate_runs(to_score, options, console(), by_name=bool(runs))
+    finally:  # after an error or Ctrl-C, the card shows the lengths that are done
+        show_cards(to_score, console())
 
 
 @app.command()

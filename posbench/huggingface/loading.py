@@ -27,7 +27,7 @@ from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
 from posbench.evaluation.scored import ScoredModel
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.rotations import Rotation, change_rotations, check_lists, rotations_in, trained_length
+from posbench.huggingface.rotations import Rotation, change_rotations, rotations_in, trained_length
 from posbench.huggingface.subject import SubjectModel
 from posbench.runs import folder_check, pretrained
 from posbench.runs.pretrained import SAVE
@@ -165,8 +165,7 @@ class Source:
         is_untied = bool(getattr(self.config, "tie_word_embeddings", False)) and folder_check.stores_another_head(files)
         if files_named := kinds_in(content.get("scheme") or {}):
             raise ConfigError(f"{file} names {next(iter(files_named))}, and posbench runs no code that a folder names")
-        if self.rotations:  # reading them checks their types of layers
-            check_lists(self.config)
+        _ = self.rotations  # reading them checks their types of layers
         return folder_check.notes(self.path, content, is_untied)
 
 
@@ -180,8 +179,9 @@ def load(
     """
     if isinstance(source.config, _POSBENCH):
         return _posbench_decoder(source, options, dtype, device), []
-    config = source.config.__class__.from_dict(source.config.to_dict())  # a copy, because options change it
-    rotations = change_rotations(config, options, length, source.length, source.name)
+    config = _copy(source)
+    with _explained(source):
+        rotations = change_rotations(config, options, length, source.length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)
     model = _load(source, config, settings, dtype, device)
     return model, rotations
@@ -192,12 +192,13 @@ def rotations_under(source: Source, options: Sequence[str], length: int) -> list
 
     Raises: ConfigError for options that it does not have.
     """
-    config = source.config.__class__.from_dict(source.config.to_dict())
+    config = _copy(source)
     if isinstance(config, _POSBENCH):
         config.scheme = _posbench_scheme(config, options)
         config.build()  # raises the error
         return []
-    return change_rotations(config, options, length, source.length, source.name)
+    with _explained(source):
+        return change_rotations(config, options, length, source.length, source.name)
 
 
 _POSBENCH = PosbenchForCausalLM.config_class
@@ -205,12 +206,18 @@ _POSBENCH = PosbenchForCausalLM.config_class
 
 def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
     """Return the decoder inside an exported model of our own class, with changed options of its scheme."""
-    config: Any = source.config.__class__.from_dict(source.config.to_dict())
+    config = _copy(source)
     config.scheme = _posbench_scheme(config, options)
     model = _from_pretrained(source, config, torch.float32)
     decoder = model.decoder.to(device)
     decoder.compute_dtype = dtype
     return decoder
+
+
+def _copy(source: Source) -> Any:
+    """Return a copy of the model's configuration, because options change it."""
+    with _explained(source):
+        return source.config.__class__.from_dict(source.config.to_dict())
 
 
 def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
@@ -316,10 +323,15 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
 
     Arguments: info, what transformers reports of loading.
     """
+    stored_in = {} if source.is_gguf else folder_check.stored_tensors(pretrained.weight_files(source.path))
+
+    def place(name: str) -> Path:
+        return stored_in[name].file if name in stored_in else source.path
+
     differences = []
     for name, stored, expected in sorted(info["mismatched_keys"]):
         differences.append(
-            f"{source.path} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
+            f"{place(name)} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
             f"makes it {list(expected)}: correct the one that is wrong"
         )
     for name in sorted(info["missing_keys"]):
@@ -328,7 +340,7 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
         differences.append(f"{source.path} lacks {name}{reason}: download the model again, or correct its config.json")
     for name in sorted(info["unexpected_keys"]):
         differences.append(
-            f"{source.path} has {name}, which {class_name} has not: rename it, or save the model again with "
+            f"{place(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
             f"transformers, which leaves out what its class has not ({SAVE})"
         )
     if differences:

@@ -203,19 +203,6 @@ def _head_width(config: PreTrainedConfig) -> int:
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
-def check_lists(config: PreTrainedConfig) -> None:
-    """Raise ConfigError if the factors of `longrope` in a configuration are not one for each pair of channels."""
-    for parameters in rotations_in(config).values():
-        channels = int(_head_width(config) * parameters.get("partial_rotary_factor", 1.0))
-        for key in ("short_factor", "long_factor"):
-            factors = parameters.get(key)
-            if factors is not None and len(factors) != channels // 2:
-                raise ConfigError(
-                    f"{key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
-                    f"{channels // 2}"
-                )
-
-
 def is_dynamic(config: PreTrainedConfig) -> bool:
     """Return whether the frequencies depend on the length of the input, so that a cache of keys is not exact."""
     for parameters in rotations_in(config).values():

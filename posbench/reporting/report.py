@@ -104,6 +104,7 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
         "table": as_text(page.table).to_dict("records"),
         "conclusions": page.paragraph,
         "left_out": page.holes,
+        **({"cards": page.cards} if page.cards else {}),
         "files": paths,
     }
 

@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.card import card_of
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.subjects import compared_options, losses_of
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, perplexity_text, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
 from posbench.evaluation.protocols.section import Format, Section, Table, in_order, joined, pivot
+from posbench.reporting.card import card_lines
 from posbench.reporting.page import Page, paragraph, unshown
 from posbench.reporting.text import words
-from posbench.runs import run_at
+from posbench.runs import Run, run_at
 
 _NUMBERS = ["scheme", "length", "value", "value_documents", "perplexity", "gap", "gap_documents"]  # of --json
 Models = Mapping[str, Comparison]  # a model's name -> it, compared with itself under other options
@@ -57,13 +59,14 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         setup=[(name, line) for name, fact in facts.items() for line in _setup(fact)],
         notes=notes,
         numbers=figures,
+        cards=[card.as_json() for c in compared.values() if (card := card_of(_run_of(c)))],
         files={"table.csv": pd.concat([c.cells for c in compared.values()])},
     )
 
 
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
     """Return facts about a model that the report states, {name: value}. Arguments: name, the model's."""
-    run = run_at(str(c.runs["path"].iloc[0]))
+    run = _run_of(c)
     manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None
     of_model = losses[losses["scheme"] == name].set_index("length")
@@ -86,8 +89,14 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "path": manifest.subject["path"],
         "digest": str(manifest.weights)[:12],
         "windows": run.config.evaluation.windows,
+        "card": card_lines(card) if (card := card_of(run)) else [],
+        "versions": manifest.subject.get("versions"),
         "dtypes": sorted({str(result.header["dtype"]) for result in run.results()[0]}),
     }
+
+
+def _run_of(c: Comparison) -> Run:
+    return run_at(str(c.runs["path"].iloc[0]))
 
 
 def _setup(f: Mapping[str, Any]) -> tuple[str, str]:

@@ -96,6 +96,7 @@ def check_numbers(config: Mapping[str, Any], file: Path) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more: correct it")
     _check_rotation_numbers(config, file)
+    _check_rotation_lists(config, file)
     layers = config.get("num_hidden_layers")
     for key in _PER_LAYER:
         entries = config.get(key)
@@ -128,6 +129,24 @@ def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number: correct it")
         if key in _LISTS and not (isinstance(value, list) and all(_is_number(number) for number in value)):
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
+
+
+def _check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError unless the lists of `longrope` have a factor for each pair of a head's rotated channels."""
+    rotation = raw_rotation(config)
+    width = config.get("head_dim")
+    if width is None and config.get("num_attention_heads"):
+        width = config.get("hidden_size", 0) // config["num_attention_heads"]
+    if not width:
+        return
+    channels = int(width * rotation.get("partial_rotary_factor", config.get("rotary_pct", 1)))
+    for key in _LISTS:
+        factors = rotation.get(key)
+        if factors is not None and len(factors) != channels // 2:
+            raise ConfigError(
+                f"{file}: {key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
+                f"{channels // 2}"
+            )
 
 
 def _is_number(value: object) -> bool:
