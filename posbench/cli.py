@@ -330,7 +330,8 @@ def evaluate(
     try:
         evaluate_runs(to_score, options, console(), by_name=bool(runs))
     finally:  # after an error or Ctrl-C, the card shows the lengths that are done
-        show_cards(to_score, console())
+        if runs:
+            show_cards(to_score, console())
 
 
 @app.command()

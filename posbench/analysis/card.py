@@ -133,9 +133,8 @@ def card_of(run: Run) -> Card | None:
     usual = {length: result for (length, options), result in losses.items() if not options}
     within = [length for length in usual if length <= T]
     reference = max(within, default=None)
-    order = next((r for r in reversed(results) if r.protocol == Order.name and not r.key.under), None)
+    order, heads = (_nearest(results, name, T) for name in (Order.name, MECHANISM.name))
     back, farthest = (None, None) if order is None else order_reach(order.windows)
-    heads = next((r for r in reversed(results) if r.protocol == MECHANISM.name and not r.key.under), None)
     return Card(
         name=run.manifest.scheme,
         path=subject["path"],
@@ -150,6 +149,12 @@ def card_of(run: Run) -> Card | None:
         base=_base(losses, T),
         heads=None if heads is None else _heads(heads.windows),
     )
+
+
+def _nearest(results: Sequence[Result], protocol: str, length: int) -> Result | None:
+    """Return the protocol's result without options whose length is nearest to `length`, or None."""
+    usual = [result for result in results if result.protocol == protocol and not result.key.under]
+    return min(usual, key=lambda result: abs(result.length - length), default=None)
 
 
 Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> result

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from posbench.analysis.card import ENOUGH_WINDOWS, FLAT, OPEN, RISES, TOO_FEW, Card, Choice, Difference, card_of
+from posbench.analysis.card import ENOUGH_WINDOWS, OPEN, RISES, TOO_FEW, Card, Choice, Difference, card_of
 from posbench.config.units import DASH
 from posbench.runs import Run
 from posbench.runs.finding import SUBJECTS
@@ -64,16 +64,16 @@ def _loss(card: Card) -> str:
     if card.steps[0].verdict == TOO_FEW:
         return f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
     flat = card.flat_up_to
-    said = [f"loss does not rise up to {flat:,} tokens ({trained})"] if flat else [f"loss by length ({trained})"]
-    later = [step for step in card.steps if flat is None or step.length > flat]
-    for step in later:
+    said = []
+    for step in [step for step in card.steps if flat is None or step.length > flat]:
         if step.verdict == RISES:
             said.append(f"rises by {_nats(step)} nats at {step.length:,}")
             break
-        if step.verdict != FLAT:
-            words = "is open" if step.verdict == OPEN else "has too few windows"
-            said.append(f"{words} at {step.length:,} ({_nats(step, sign=True)} nats)")
-    return " and ".join([*said[:1], ", ".join(said[1:])]) if said[1:] else said[0]
+        if step.verdict == OPEN:
+            said.append(f"may rise at {step.length:,} ({_nats(step, sign=True)} nats)")
+    if flat is None:
+        return f"loss ({trained}) {' and '.join(said)}"
+    return " and ".join([f"loss does not rise up to {flat:,} tokens ({trained})", *said])
 
 
 def _rescaling(card: Card) -> str:
@@ -90,8 +90,10 @@ def _base(choice: Choice | None) -> str:
         return f"base: {DASH}"
     if not choice.best:
         return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
-    gain = f"{_nats(choice.difference, sign=True)} nats"
-    return f"base {_value(choice.best)} is better than that in config.json at {choice.length:,}: {gain}"
+    gain, half = f"{_nats(choice.difference, sign=True)} nats", choice.difference.half
+    is_certain = half is not None and choice.difference.nats + half < 0
+    verdict = "is better than the one in config.json" if is_certain else "is lowest, but not certainly better"
+    return f"base {_value(choice.best)} {verdict} at {choice.length:,}: {gain}"
 
 
 def _heads(card: Card) -> str:

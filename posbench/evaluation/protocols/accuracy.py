@@ -117,8 +117,8 @@ def answered(
     """
     import torch
 
-    device, (rows, width) = model.device, batch.answers.shape
     decoder = cast(Any, model)  # tasks are for models that were trained here, which are posbench's decoders
+    device, (rows, width) = decoder.embedding.weight.device, batch.answers.shape
     losses, predicted = np.zeros((rows, width)), np.full((rows, width), -1)
     size = max(1, batch_tokens // width)
     for first in range(0, rows, size):

@@ -60,7 +60,7 @@ class Mechanism(EvalProtocol):
     of_tasks: ClassVar[bool] = True
     follows_lengths: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False
-    decided_by: ClassVar[tuple[str, ...]] = ()
+    decided_by: ClassVar[tuple[str, ...]] = ("windows",)
     figure_names: ClassVar[tuple[str, ...]] = ("previous_token", "induction")
     headline: ClassVar[str] = "previous-token score of the best head,"
     headline_key: ClassVar[str] = "previous_token"
@@ -79,6 +79,10 @@ class Mechanism(EvalProtocol):
         kinds = [entry.attention.get("kind", "softmax") for entry in entries]
         if "softmax" not in kinds:
             raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
+
+    def settings(self, config: Config) -> EvaluationConfig:
+        """Return the settings with at most WINDOWS windows."""
+        return replace(config.evaluation, windows=min(WINDOWS, config.evaluation.windows))
 
     def score(
         self,

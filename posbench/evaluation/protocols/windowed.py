@@ -52,6 +52,8 @@ class Windowed(EvalProtocol):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         windows = self.windows(split, length, settings, anchor)
         read = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
+        if settings.bos:  # the first token is read and never scored
+            read[:, 0] = corpus.bos_id
         losses = losses_of(model, read, windows[0].scored, settings.batch_tokens, advance)
         rows = self.tabulate(losses, windows, split, corpus.bos_id)
         figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}
