@@ -158,6 +158,7 @@ class Source:
             return []
         content, file = self.content, self.path / "config.json"
         folder_check.check_numbers(content, file)
+        folder_check.check_rotation_lists(content, file)
         if content.get("quantization_config") is not None:
             raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
         files = pretrained.weight_files(self.path)

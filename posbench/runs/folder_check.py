@@ -96,7 +96,6 @@ def check_numbers(config: Mapping[str, Any], file: Path) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more: correct it")
     _check_rotation_numbers(config, file)
-    _check_rotation_lists(config, file)
     layers = config.get("num_hidden_layers")
     for key in _PER_LAYER:
         entries = config.get(key)
@@ -131,7 +130,7 @@ def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
 
 
-def _check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
+def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
     """Raise ConfigError unless the lists of `longrope` have a factor for each pair of a head's rotated channels."""
     rotation = raw_rotation(config)
     width = config.get("head_dim")

@@ -115,7 +115,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises: ConfigError if it is missing or damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{path.parent} has no {path.name}: download all files of the model again") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
