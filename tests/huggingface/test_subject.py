@@ -237,6 +237,10 @@ def test_a_recurrent_model_has_no_attention_maps(tmp_path: Path) -> None:
             "full_attention, which",
         ),
         ({"rope_parameters": {"rope_type": "unheard", **ROPE}}, "cannot load"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], **ROPE}},
+            "short_factor has 1 entries, and 8 channels a head are rotated: it needs 4",
+        ),
         ({"model_type": "unheard"}, r"cannot load .* \(model_type=unheard\) without code from the folder"),
         ({"num_hidden_layers": 3}, r"lacks model.layers.2.*8 more tensors"),
         ({"num_hidden_layers": 1}, r"has model.layers.1.*which LlamaForCausalLM has not"),
