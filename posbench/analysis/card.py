@@ -8,7 +8,7 @@ far, so the card also says how far back the order of tokens counts (`order`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def card_of(run: Run) -> Card | None:
         return None
     T = run.config.train.context_length
     losses = _on_the_same_targets([result for result in results if result.protocol == "fixed"])
-    usual = {length: result for (length, options), result in losses.items() if not options}
+    usual = _as_it_is(losses)
     within = [length for length in usual if length <= T]
     reference = max(within, default=None)
     order, heads = (_nearest(results, name, T) for name in (Order.name, MECHANISM.name))
@@ -167,6 +167,31 @@ def _on_the_same_targets(results: Sequence[Result]) -> Losses:
         by_anchor.setdefault(result.key.anchor, {})[result.length, result.key.under] = result
     largest = max(by_anchor, key=lambda anchor: (len(by_anchor[anchor]), anchor), default=None)
     return {} if largest is None else by_anchor[largest]
+
+
+def _as_it_is(losses: Losses) -> dict[int, Result]:
+    """Return {length: result} without options."""
+    return {length: result for (length, options), result in losses.items() if not options}
+
+
+def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Return the loss of each model minus the first one's, at each length at which both read the same windows.
+
+    Arguments: runs, {name of a model: its run}. Returns: columns scheme, length, gap and half, nats/token.
+    """
+    results = {}
+    for name, run in runs.items():
+        fixed = [r for r in run.results()[0] if r.protocol == "fixed" and r.key.data is None]
+        results[name] = _as_it_is(_on_the_same_targets(fixed))
+    first, *others = results
+    rows = []
+    for name in others:
+        for length in sorted(results[name].keys() & results[first].keys()):
+            model, baseline = results[name][length], results[first][length]
+            if model.windows_digest == baseline.windows_digest:  # the same text, tokenizer and number format
+                apart = difference(model.windows, baseline.windows)
+                rows.append((name, length, apart.nats, np.nan if apart.half is None else apart.half))
+    return pd.DataFrame(rows, columns=["scheme", "length", "gap", "half"])
 
 
 def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:

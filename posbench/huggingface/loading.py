@@ -45,6 +45,13 @@ def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True, **source.file_word)
 
 
+@lru_cache(maxsize=8)  # reading large weights takes as long as loading them
+def _digest(is_gguf: bool, files: tuple[tuple[Path, int], ...]) -> str:
+    """Return the SHA-256 of weight files. Arguments: files, each with the time of its last change."""
+    paths = [path for path, _ in files]
+    return sum_of(paths[0]) if is_gguf else pretrained.digest(paths)
+
+
 def versions() -> dict[str, Any]:
     """Return {name: version} of what computes a subject's losses."""
     return {"transformers": transformers.__version__, "adapter": ADAPTER}
@@ -104,7 +111,8 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the weights."""
-        return sum_of(self.path) if self.is_gguf else pretrained.digest(pretrained.weight_files(self.path))
+        files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
+        return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
 
     @property
     def length(self) -> int:

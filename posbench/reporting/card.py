@@ -62,7 +62,10 @@ def _loss(card: Card) -> str:
     if not card.steps:
         return f"loss by length: {DASH} ({trained})"
     if card.steps[0].verdict == TOO_FEW:
-        return f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
+        largest = max(card.steps, key=lambda step: step.nats)
+        change = f"at most {_nats(largest, sign=True)} nats, at {largest.length:,}"
+        few = f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
+        return f"{few}: {change}"
     flat = card.flat_up_to
     said = []
     for step in [step for step in card.steps if flat is None or step.length > flat]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.card import card_of
+from posbench.analysis.card import card_of, gaps
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.subjects import compared_options, losses_of
 from posbench.config import ConfigError
@@ -42,7 +42,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         raise ConfigError("these models have no results: score them first (posbench eval FOLDER --length 2k)")
     facts = {name: _facts(name, c) for name, c in compared.items()}
     _check_versions(facts)
-    sections = [bits_per_byte(compared, facts)]
+    sections = [bits_per_byte(compared, facts), *_gaps(compared)]
     for name, c in compared.items():
         of_model = sections_of_model(c)
         sections += [_named(section, name) for section in of_model] if len(compared) > 1 else of_model
@@ -108,7 +108,7 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "path": manifest.subject["path"],
         "digest": str(manifest.weights)[:12],
         "windows": run.config.evaluation.windows,
-        "card": card_lines(card) if (card := card_of(run)) else [],
+        "card": card_lines(card)[:2] if (card := card_of(run)) else [],
         "versions": manifest.subject.get("versions"),
         "rotations": manifest.subject.get("rotations"),
         "dtypes": sorted({str(result.header["dtype"]) for result in run.results()[0]}),
@@ -153,6 +153,18 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
     return Section(
         "", plots=plots, table=Table(table.frame.rename(columns={"scheme": "model"}), table.formats), note=note
     )
+
+
+def _gaps(compared: Models) -> list[Section]:
+    """Return a section with the loss of each model minus the first one's, if some read the same windows."""
+    table = gaps({name: _run_of(c) for name, c in compared.items()})
+    if table.empty:
+        return []
+    first = next(iter(compared))
+    lengths = {n: short_length(n) for n in sorted(set(table["length"]))}
+    shown = pivot(table, lengths, "length", "gap", Format(half="half", sign=True))
+    note = f"Loss minus that of {first} on the same windows, nats/token; ±: half the 95 % interval over documents."
+    return [Section(f"Gap to {first}", table=shown, note=note)]
 
 
 def _characters(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -210,12 +210,19 @@ def test_an_option_that_changes_nothing_is_not_scored_twice(posbench: Give, fold
 
 
 def test_a_report_joins_the_models_of_the_last_command(posbench: Give, folder: Path) -> None:
-    saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257)
+    saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, num_key_value_heads=2)
     for name in ("mini", "other"):
         assert posbench("eval", name, *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
     out = posbench("report", "subjects").out
     assert "the models of the last posbench eval: other." in out and "mini" not in out
-    assert "mini" in posbench("report", "subjects", "--schemes", "mini,other").out
+    both = posbench("report", "subjects", "--schemes", "mini,other")
+    assert both.status == 0, both.error
+    page = Path("runs/subjects/report-of-mini,other/report.md").read_text()
+    assert "## Gap to mini" in page and "models.svg" in page  # they read the same windows
+    losses = [api.load_run(f"runs/subjects/{name}/seed=0").results()[0][0].loss for name in ("mini", "other")]
+    rows = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("other | ")]
+    gaps = [float(cell.split()[0]) for cell in rows if cell[0] in "+-"]
+    assert gaps == [pytest.approx(losses[1] - losses[0], abs=0.01)] and abs(gaps[0]) > 0.1
     run = Path("runs/subjects/mini/seed=0/run.json")
     record = json.loads(run.read_text())
     record["subject"].pop("versions")  # as an older posbench wrote it, whose own decoder scored
