@@ -21,6 +21,8 @@ from posbench.config import ConfigError
 from posbench.huggingface.rotations import is_dynamic
 
 _LOGITS = 1 << 25  # logits in memory at a time: 128 MiB in float32
+_SAME = 0.02  # nats; rounding in bfloat16 is less, another part's losses differ by more
+_TABLES = ("gptj", "codegen", "mpt")  # model types whose sines or biases are a table of the trained length
 _CACHED_EXACTLY = {"full_attention", "sliding_attention"}
 
 
@@ -29,8 +31,9 @@ class SubjectModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.base: nn.Module = model.base_model
         self.piece: int | None = None
+        self.base: nn.Module | None = None  # gives the hidden states that the head reads; None: read logits whole
+        self.base = self._find_base()
 
     @property
     def device(self) -> torch.device:
@@ -51,11 +54,13 @@ class SubjectModel:
 
     @property
     def longest(self) -> int | None:
-        """Return the longest input in tokens, the size of a table of learned positions; None if there is no such table.
+        """Return the longest input in tokens, the size of a table of positions; None if there is no such table.
 
-        The table has the trained length in rows, and sometimes a few more for padding.
+        A table of learned positions has the trained length in rows, and sometimes a few more for padding.
         """
-        text = self.model.config.get_text_config()
+        text: Any = self.model.config.get_text_config()
+        if text.model_type in _TABLES:
+            return int(getattr(text, "max_seq_len", None) or text.max_position_embeddings)
         length = getattr(text, "max_position_embeddings", None)
         if length is None:
             return None
@@ -86,43 +91,67 @@ class SubjectModel:
         """
         assert offset == 0 and positions is None
         last = last or tokens.shape[1]
-        output = self._hidden(tokens, last)
         targets = targets[:, -last:]
+        if self.base is None:
+            logits = self.model(input_ids=tokens, use_cache=False).logits[:, -last:]
+            return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+        output = self._hidden(self.base, tokens, last)
         rows = max(1, _LOGITS // (self.vocab_size * len(tokens)))
         hidden = output.last_hidden_state.split(rows, dim=1)
         losses = []
         for part, target in zip(hidden, targets.split(rows, dim=1), strict=True):
-            logits = self._logits(output, part, target)
+            logits = self._logits(self.base, output, part, target)
             losses.append(F.cross_entropy(logits.float().transpose(1, 2), target, reduction="none"))
         return torch.cat(losses, dim=1)
 
-    def _hidden(self, tokens: Tensor, last: int) -> Any:
+    @torch.no_grad()
+    def _find_base(self) -> nn.Module | None:
+        """Return the part of the model that gives the hidden states, or None if there is no such part.
+
+        Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading it
+        and the head one after the other gives the losses of the whole model.
+        """
+        tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]
+        whole = self.nll(tokens[:, :-1], tokens[:, 1:])
+        for part in (self.model.base_model, self.model.get_decoder()):
+            if part is None or part is self.model:
+                continue
+            self.base = part
+            try:
+                losses = self.nll(tokens[:, :-1], tokens[:, 1:])
+            except (AttributeError, TypeError, RuntimeError, IndexError, KeyError):
+                continue  # it does not take tokens, or its output has no hidden states
+            if torch.allclose(losses, whole, atol=_SAME, rtol=0):
+                return part
+        return None
+
+    def _hidden(self, base: nn.Module, tokens: Tensor, last: int) -> Any:
         """Return the base model's output for `tokens`, with the hidden states of the `last` tokens only."""
         piece = self.piece if self.has_exact_cache else None
         if piece is None or tokens.shape[1] <= piece:
-            output = self.base(input_ids=tokens, use_cache=False, return_dict=True)
+            output = base(input_ids=tokens, use_cache=False, return_dict=True)
             output.last_hidden_state = output.last_hidden_state[:, -last:]
             return output
         cache, parts = DynamicCache(config=self.model.config.get_text_config()), []
         for part in tokens.split(piece, dim=1):
-            output = self.base(input_ids=part, past_key_values=cache, use_cache=True, return_dict=True)
+            output = base(input_ids=part, past_key_values=cache, use_cache=True, return_dict=True)
             parts.append(output.last_hidden_state)
         output.past_key_values = None
         output.last_hidden_state = torch.cat(parts, dim=1)[:, -last:]
         return output
 
-    def _logits(self, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
+    def _logits(self, base: nn.Module, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits of hidden states [B, rows, C], computed by the model's own `forward`.
 
         Arguments: output, of the base model, for its other fields; tokens, [B, rows], of which only the shape counts.
         """
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
-        self.base.forward = lambda *args, **kwargs: answer
+        base.forward = lambda *args, **kwargs: answer
         try:
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
         finally:
-            del self.base.forward  # the class's own is used again
+            del base.forward  # the class's own is used again
         return logits
 
     @contextmanager

@@ -42,6 +42,7 @@ GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions"
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1}
 BLOOM = {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": TRAINED}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+OPT = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES: dict[str, dict[str, Any]] = {
     "GPTNeoX": {key: value for key, value in SIZES.items() if key not in ("head_dim", "num_key_value_heads")},
     "GPT2": {**GPT2, **SPECIAL},
@@ -50,6 +51,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Olmo2": SIZES,
     "Mixtral": {**SIZES, **EXPERTS, "sliding_window": 16},
     "GptOss": {**SIZES, **SLIDES, **EXPERTS, "rope_parameters": {**YARN, **ROPE}},
+    "OPT": {**OPT, **SPECIAL, "max_position_embeddings": TRAINED, "word_embed_proj_dim": 32},  # calls its decoder
+    "GPTJ": {**GPT2, **SPECIAL, "rotary_dim": 4},  # rotates by a table
     "Qwen3": {**SIZES, **WINDOW, "layer_types": SLIDES["layer_types"]},
 }
 
@@ -98,8 +101,10 @@ def test_losses_are_those_of_a_plain_loop(family: str, tmp_path: Path, monkeypat
     model = subject(source)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     monkeypatch.setattr("posbench.huggingface.subject._LOGITS", 97 * 2 * 7)  # the head reads 7 rows at a time
-    assert model.longest == (TRAINED if family == "GPT2" else None)
-    for length in (40, TRAINED if family == "GPT2" else 100):
+    has_table = family in ("GPT2", "OPT", "GPTJ")
+    assert model.longest == (TRAINED if has_table else None)
+    assert model.base is not None  # so it never holds the logits of a whole window
+    for length in (40, TRAINED if has_table else 100):
         read = windows(length)
         expected = plain_losses(theirs, read)
         assert expected.std() > 0.3  # the losses differ enough for an error to be seen
