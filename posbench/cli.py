@@ -79,6 +79,18 @@ Names = Annotated[
 ]
 
 
+NamesOrModels = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RUNS",
+        autocompletion=_complete_experiment,
+        help="Runs or experiments: runs/demo/vo_rope/seed=0, runs/demo, or demo. Default: all. Or models that others "
+        "trained: a Hugging Face folder, or a GGUF file.",
+        show_default=False,
+    ),
+]
+
+
 def main() -> None:
     """Run the command `posbench`: read the command line, run the subcommand, print errors and exit."""
     # Threads that wait for each other should soon sleep instead of spinning, which made a training step on a shared
@@ -312,7 +324,7 @@ def prepare(
 @app.command(name="eval")
 @takes(Request, on_command_line=True)
 def evaluate(
-    runs: Names = None,
+    runs: NamesOrModels = None,
     *,
     options: Request,
     runs_dir: RunsDir = Path("runs"),
@@ -324,9 +336,14 @@ def evaluate(
     """
     from posbench.evaluation.command import evaluate_runs
     from posbench.evaluation.subjects import runs_to_score
+    from posbench.reporting.card import show_cards
 
     to_score = runs_to_score(runs or [], options, runs_dir, console())
-    evaluate_runs(to_score, options, console(), by_name=bool(runs))
+    try:
+        evaluate_runs(to_score, options, console(), by_name=bool(runs))
+    finally:  # after an error or Ctrl-C, the card shows the lengths that are done
+        if runs:
+            show_cards(to_score, console())
 
 
 @app.command()

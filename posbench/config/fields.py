@@ -513,6 +513,7 @@ class EvaluationConfig(Group):
     max_tokens: Any = ruled(token_count, 1_000_000)  # other protocols: read at most this many tokens per length
     problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
     passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that is repeated
+    bos: bool = False  # protocols of windows: put BOS in the place of each window's first token
     ngram_tokens: Any = ruled(token_count, 20_000_000)  # count n-gram models for runs up to this size; 0 means never
     batch_tokens: Any = ruled(token_count, 16_384)  # tokens of one forward pass
     piece: Any = ruled(parse_length, 1 << 18)  # split longer sequences into pieces of this many tokens, to save memory

@@ -75,7 +75,7 @@ def evaluate_runs(
             text = f" on {result.key.data}" if result.key.data else ""
             tables.setdefault((run.config.experiment_name + text, result.protocol), []).append((run, result))
         for (title, protocol), of_table in tables.items():
-            _show(console, title, protocol, of_table)
+            _show(console, title, protocol, of_table, request.lengths)
     if failures:
         error, names = next(iter(failures.items()))
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
@@ -204,20 +204,24 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     Raises: ConfigError if no run's scheme has them.
     """
+    from posbench.evaluation import subject_models
     from posbench.model.architecture import build_architecture
 
     requests, refused = [], {}
     for run in runs:
         try:
             for variant in request.variants[1:]:
-                build_architecture(run.config_under(variant.under))
+                if run.manifest.subject is None:
+                    build_architecture(run.config_under(variant.under))
+                else:
+                    subject_models.check_options(run, variant.under)
             is_own_text = run.manifest.subject is not None and request.data == run.config.data
             requests.append(replace(request, data=None) if is_own_text else request)
         except ConfigError as error:
             requests.append(replace(request, under=()))
             refused[run.path.parent.name] = str(error)
     for scheme, reason in refused.items():
-        if request not in requests:
+        if request.under and not any(own.under for own in requests):
             of_scheme = any(option.startswith("scheme=") for option in request.under)
             raise ConfigError(
                 reason if of_scheme else f"{reason}. Name runs of a scheme that has it (rotations have rescale)"
@@ -226,12 +230,17 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
     return requests
 
 
-def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]]) -> None:
+def _show(
+    console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
+) -> None:
     """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length.
 
-    Arguments: protocol, its name; evaluations, the results with their runs.
+    Arguments: protocol, its name; evaluations, the results with their runs; asked, the requested lengths, which have a
+    column even if no model can read them.
     """
-    lengths = sorted({result.length for _, result in evaluations})
+    lengths = sorted(
+        {result.length for _, result in evaluations} | set(asked if PROTOCOLS[protocol].is_by_length else ())
+    )
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:
         name = row_name(run.config.scheme.name, result.key.options)
@@ -248,7 +257,7 @@ def _show(console: Console, title: str, protocol: str, evaluations: Sequence[tup
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
     table = plain_table("scheme", *(["seeds"] if uneven else []), *map(short_length, shown))
     digests = {n: [result.windows_digest for _, result in evaluations if result.length == n] for n in shown}
-    most_common, has_mark = {length: mode(of_length) for length, of_length in digests.items()}, False
+    most_common, has_mark = {length: mode(of_length) for length, of_length in digests.items() if of_length}, False
     for row in rows:
         cells = [",".join(map(str, seeds[row]))] if uneven else []
         for length in shown:

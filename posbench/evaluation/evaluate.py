@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +15,10 @@ import pandas as pd
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import short_length
 from posbench.data import Dataset
+from posbench.evaluation import subject_models
 from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
 from posbench.evaluation.request import Request
+from posbench.evaluation.scored import ScoredModel
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
@@ -25,12 +28,14 @@ from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
+_ANNOUNCED = 50_000  # tokens; before more are read, the time is estimated
+_TRIAL = 256  # tokens of the window for it
 Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
 
 
 def score_split(
-    model: Decoder,
+    model: ScoredModel,
     corpus: Dataset,
     split_name: str,
     protocol: str,
@@ -61,8 +66,8 @@ def score_split(
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": round(time.perf_counter() - began, 3),
-        "dtype": str(model.compute_dtype or model.embedding.weight.dtype).removeprefix("torch."),
-        "device": str(model.embedding.weight.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
         "code": code_fingerprint(),
     }
     return rows, header
@@ -93,51 +98,120 @@ def evaluate_run(
     """
     _check(run, corpus, request)
     stored = {result.key: result for result in run.results()[0]}
+    clock = None
+    if run.manifest.subject is not None:  # scoring one takes minutes, often into a log
+        total = _tokens_to_score(run, corpus, request, stored)
+        clock = _Clock(total, notice)
+        if total > _ANNOUNCED:
+            _announce(run, corpus, request, total, notice)
     results = []
     for variant in request.variants:
-        for result, is_new in _evaluate_variant(run, corpus, variant, stored, advance, notice, begin):
+        for part in _planned(run, corpus, variant, stored, notice):
+            result = part.stored
+            if result is None:
+                begin(description=part.description, total=part.tokens)
+                result = part.scorer.score(part.protocol, part.key, advance)
+                if clock is not None:
+                    clock.passed(part, float(result.header["seconds"]))
             stored[result.key] = result
-            tell(result, is_new)
+            tell(result, part.stored is None)
             results.append(result)
     return results
 
 
-def _evaluate_variant(
-    run: Run,
-    corpus: Dataset,
-    request: Request,
-    results: Mapping[ResultKey, Result],
-    advance: Advance,
-    notice: Say,
-    begin: Begin,
-) -> Iterator[tuple[Result, bool]]:
-    """Score a run with one set of scheme options, and yield (result, whether it is new) for each length.
+@dataclass(frozen=True)
+class _Part:
+    """One length of one protocol, to be scored or stored already."""
 
-    Arguments: request, with these options; results, the results that the run has already; advance, called with the
-    number of tokens after each forward pass.
+    scorer: _Scorer
+    protocol: EvalProtocol
+    key: ResultKey
+    stored: Result | None  # the stored result, if it is usable
+    tokens: int  # to read, about
+
+    @property
+    def description(self) -> str:
+        return f"{row_name(self.protocol.name, self.scorer.options)} {short_length(self.key.length)}"
+
+
+def _planned(
+    run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result], notice: Say
+) -> Iterator[_Part]:
+    """Yield the parts of an evaluation with one set of scheme options, protocol by protocol.
+
+    Arguments: request, with these options; results, the results that the run has already.
     """
-    if request.under:
+    is_subject = run.manifest.subject is not None
+    if request.under and not is_subject:
         corpus = corpus.with_options(run.config_under(request.under).data)
-    scorer = _Scorer(run, corpus, request)
-    longest = scorer.architecture.scheme.longest  # the most tokens that the scheme can read; None: no limit
+    scorer = _SubjectScorer(run, corpus, request) if is_subject else _Scorer(run, corpus, request)
+    longest = scorer.longest
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         lengths = _lengths(protocol, run.config, corpus, request, notice)
         anchor = max(lengths) if lengths and protocol.shares_targets else 0
-        for length in lengths:
+        unchanged = [length for length in lengths if scorer.changes_nothing(length)]
+        if unchanged:
+            notice(
+                f"{run.config.scheme.name}: {' '.join(request.under)} changes nothing at "
+                f"{', '.join(map(short_length, unchanged))} (factor 1 up to the training length): not scored again"
+            )
+        for length in (length for length in lengths if length not in unchanged):
             tokens = corpus.window(length)
             if longest is not None and tokens > longest:
                 notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                 continue
             key = scorer.key(protocol, length, anchor)
             result = results.get(key)
-            is_new = request.again or result is None or not scorer.is_usable(protocol, result)
-            if is_new:
-                total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
-                begin(description=f"{row_name(protocol.name, scorer.options)} {short_length(length)}", total=total)
-                result = scorer.score(protocol, key, advance)
-            assert result is not None
-            yield result, is_new
+            is_usable = result is not None and not request.again and scorer.is_usable(protocol, result)
+            total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
+            yield _Part(scorer, protocol, key, result if is_usable else None, total)
+
+
+def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result]) -> int:
+    """Return about how many tokens an evaluation will read."""
+    total = 0
+    with suppress(ConfigError):  # it is raised again when its turn comes, after what can be scored
+        for variant in request.variants:
+            parts = _planned(run, corpus, variant, results, lambda text: None)
+            total += sum(part.tokens for part in parts if part.stored is None)
+    return total
+
+
+class _Clock:
+    """Tells after each length how long it took, and about how long the rest will take at this speed."""
+
+    def __init__(self, tokens: int, notice: Say) -> None:
+        self.left, self.notice = tokens, notice
+
+    def passed(self, part: _Part, seconds: float) -> None:
+        """Report a part that was scored in `seconds`."""
+        self.left -= part.tokens
+        rest = f", about {_duration(self.left * seconds / max(1, part.tokens))} left" if self.left > 0 else ""
+        self.notice(f"{part.scorer.run.config.scheme.name}: {part.description} in {_duration(seconds)}{rest}")
+
+
+def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: Say) -> None:
+    """Say about how long scoring `total` tokens of a subject will take, from the time of one short window."""
+    import torch
+
+    scorer = _SubjectScorer(run, corpus, replace(request, under=()))
+    model = scorer.model(_TRIAL, scorer.device())
+    tokens = torch.full((1, _TRIAL), 0, device=model.device)
+    seconds = []
+    for _ in range(2):  # the first one also fills caches
+        began = time.perf_counter()
+        with torch.no_grad():
+            model.nll(tokens, tokens, last=1)
+        seconds.append(time.perf_counter() - began)
+    notice(
+        f"{run.config.scheme.name}: {total:,} tokens to read, about {_duration(seconds[-1] * total / _TRIAL)} "
+        f"(at the speed of a window of {_TRIAL}; long ones are slower; --length and evaluation.windows decide)"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
@@ -206,9 +280,26 @@ class _Scorer:
     def architecture(self) -> Architecture:
         return build_architecture(self.run.config_under(self.request.under))
 
+    @property
+    def longest(self) -> int | None:
+        """Return the most tokens that the model can read; None means no limit."""
+        return self.architecture.scheme.longest
+
+    def changes_nothing(self, length: int) -> bool:
+        """Return whether the options leave the model as it is in windows of `length` tokens."""
+        return False
+
     @cached_property
-    def model(self) -> Decoder:
+    def _decoder(self) -> Decoder:
         return self.run.load_model(self.request.under, self.at_step, self.request.scheme_changed, self.architecture)
+
+    def model(self, length: int, device: Device) -> ScoredModel:
+        """Return the model for windows of `length` tokens, on the device."""
+        decoder = self._decoder
+        decoder.to(device.torch).compute_dtype = device.dtype
+        if device.compiled:
+            decoder.allow_compiled_attention()
+        return decoder
 
     def key(self, protocol: EvalProtocol, length: int, anchor: int) -> ResultKey:
         return ResultKey(protocol.name, length, (*self.options, *self.marks), anchor)
@@ -216,7 +307,7 @@ class _Scorer:
     def is_usable(self, protocol: EvalProtocol, result: Result) -> bool:
         """Return whether a stored result has the current settings, the requested number format and this text."""
         header, settings = result.header, protocol.settings(self.run.config)
-        has_same_settings = all(header["settings"].get(name) == getattr(settings, name) for name in protocol.decided_by)
+        has_same_settings = all(_recorded(header, name) == getattr(settings, name) for name in protocol.decided_by)
         has_same_text = header.get("data") == self.corpus.fingerprint
         return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
@@ -226,12 +317,10 @@ class _Scorer:
         Arguments: advance, called with the number of tokens after each forward pass.
         Raises: ConfigError if a loss is not finite or memory runs out.
         """
-        device, model, settings = self._device(), self.model, protocol.settings(self.run.config)
+        device, settings = self.device(), protocol.settings(self.run.config)
         length, anchor = key.length, key.anchor or None
+        model = self.model(length, device)
         model.piece = self.request.piece or settings.piece
-        model.to(device.torch).compute_dtype = device.dtype
-        if device.compiled:
-            model.allow_compiled_attention()
         device.reset_peak_memory()
         advice = (
             f"sequences of {length} tokens in pieces of {min(length, model.piece)} (--piece), "
@@ -253,9 +342,34 @@ class _Scorer:
         header["weights"] = step_digest or self.run.weights_digest
         return self.run.store(key, rows, header)
 
-    def _device(self) -> Device:
+    def device(self) -> Device:
         """Return the device to score on, with the number format of training unless the request names another."""
         dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))
         return choose_device(replace(self.run.config.train, device=self.request.device, dtype=dtype))
+
+
+def _recorded(header: Mapping[str, Any], name: str) -> Any:
+    """Return the setting that a stored result was scored with.
+
+    A result from before a setting was recorded may have it as a figure, and else has its default.
+    """
+    default = EvaluationConfig.__dataclass_fields__[name].default
+    return header["settings"].get(name, header.get(name, default))
+
+
+class _SubjectScorer(_Scorer):
+    """Scores a model that was not trained here, through transformers."""
+
+    @property
+    def longest(self) -> int | None:
+        subject = self.run.manifest.subject
+        assert subject is not None
+        return subject.get("longest")
+
+    def changes_nothing(self, length: int) -> bool:
+        return subject_models.changes_nothing(self.run, self.request.under, length)
+
+    def model(self, length: int, device: Device) -> ScoredModel:
+        return subject_models.load(self.run, self.request.under, length, device)

@@ -1,11 +1,14 @@
-"""Make a run of a Hugging Face folder, so that it can be scored: a subject, a model that was not trained here.
+"""Make a run of a model that transformers loads, so that it can be scored: a subject, which was not trained here.
 
-    runs/subjects/<name>/seed=0/run.json      the folder's path, the digest of its weights; finished after 0 steps
-                               /config.yaml   sizes and positions as in config.json, evaluation settings, the text
+    runs/subjects/<name>/seed=0/run.json      the model's path and positions, the digest of its weights, versions
+                               /config.yaml   the text and the evaluation settings
                                /eval/         results, as of any run
+    runs/subjects/<name>/card.md              what the results say, in a few lines
+    runs/subjects/last.json                   the subjects of the last command, which a report joins
 
-Weights and tokenizer stay in the folder. The first text that a subject is scored on is its own text, of which every
-document is scored. Its training length is the one that its rotation frequencies were trained for.
+Weights and tokenizer stay in the folder. `model` and `scheme` in config.yaml are placeholders, because config.json
+describes the model. The first text that a subject is scored on is its own text, of which every document is scored. Its
+training length is the one that its rotation frequencies were trained for.
 """
 
 from __future__ import annotations
@@ -16,41 +19,45 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 from rich.console import Console
 
 from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError, DataConfig
+from posbench.config import Config, ConfigError
+from posbench.config.units import short_length
 from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
-from posbench.data.text.tokenizer import CONVERT
+from posbench.evaluation import subject_models
 from posbench.evaluation.request import Request
-from posbench.model.architecture import build_architecture
-from posbench.model.rotations import show_rotations
-from posbench.model.size import num_parameters
-from posbench.runs import FINISHED, Manifest, Run, folder_check, pretrained, run_folder
-from posbench.runs.finding import SUBJECTS, runs_named
+from posbench.evaluation.scored import ScoredModel
+from posbench.runs import FINISHED, Manifest, Run, run_folder
+from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
-from posbench.runs.start import start_of
+from posbench.system.console import plain_table
 from posbench.system.device import choose_device
-from posbench.system.files import write_text
+from posbench.system.files import write_json, write_text
 from posbench.version import __version__
+
+if TYPE_CHECKING:
+    from posbench.huggingface.loading import Source
 
 WINDOWS = 16  # windows for each length, unless the user gives evaluation.windows or evaluation.order_windows
 _SETTING = "evaluation."  # beginning of a word on the command line that is not a name but a setting for subjects
 _COUNTED = 200_000  # tokens in which characters are counted
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # a name on the Hugging Face hub
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".incomplete")
 
 
 def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, console: Console) -> list[Run]:
-    """Return the runs that `names` mean. A Hugging Face folder becomes a run, whose positions are printed.
+    """Return the runs that `names` mean. A model's folder or GGUF file becomes a run, whose positions are printed.
 
-    Arguments: names, of runs, experiments or folders, and settings for the folders such as `evaluation.windows=8`;
+    Arguments: names, of runs, experiments or models, and settings for the models such as `evaluation.windows=8`;
     request, what to score; runs_dir, the folder of all runs.
-    Raises: ConfigError for a name without runs, or a folder that posbench cannot read.
+    Raises: ConfigError for a name without runs, or a model that transformers cannot read.
     """
     settings = [name for name in names if name.startswith(_SETTING)]
     folders = [name for name in names if name not in settings and _is_model(Path(name))]
@@ -65,9 +72,11 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
         raise ConfigError(f"{error}. A model of the Hugging Face hub is read from a folder: {command}") from error
     if settings and not folders:
         raise ConfigError(f"{settings[0]} is for Hugging Face folders: a run's settings are those it was trained with")
-    subjects = [_subject(Path(name), settings, request.data, runs_dir, console) for name in folders]
-    for subject, name in zip(subjects, folders, strict=True):
-        _show_positions(subject, pretrained.read_config(Path(name)), request, console)
+    subjects = [_subject(Path(name), settings, request, runs_dir, console) for name in folders]
+    for subject in subjects:
+        _show_positions(subject, request, console)
+    if subjects:
+        write_json(runs_dir / SUBJECTS / LAST_SUBJECTS, [subject.path.parent.name for subject in subjects])
     return [*subjects, *runs]
 
 
@@ -78,63 +87,83 @@ def _is_model(path: Path) -> bool:
     return path.is_file() and path.suffix in _WEIGHTS
 
 
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")  # a name on the Hugging Face hub
-_COMPLETE = "download all files of the model (docs/subjects.md turns a GGUF file into a folder)"
-_WEIGHTS = (".safetensors", ".gguf", ".bin", ".incomplete")
-
-
 def _weights_in(folder: Path) -> Iterator[Path]:
     return (file for file in folder.iterdir() if file.suffix in _WEIGHTS)
 
 
-def _subject(folder: Path, settings: Sequence[str], data: DataConfig | None, runs_dir: Path, console: Console) -> Run:
-    """Write the run of the model in `folder`, or check the existing one, and return it.
+def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Path, console: Console) -> Run:
+    """Write the run of the model at `path`, or check the existing one, and return it.
 
-    Arguments: settings, overrides of the group `evaluation`; data, the text to score, by default the text of the
+    Arguments: settings, overrides of the group `evaluation`; request, whose text is scored, by default the text of the
     existing run, else conf/config.yaml's.
-    Raises: ConfigError if the folder cannot be read, or if results of another model have its name.
+    Raises: ConfigError if the model cannot be read, or if results of another model have its name.
     """
-    folder_check.check_adapter(folder)
-    for name, advice in (("config.json", _COMPLETE), ("tokenizer.json", CONVERT)):
-        if not (folder / name).is_file():
-            others = folder_check.tokenizer_files(folder) if name == "tokenizer.json" else ""
-            raise ConfigError(f"{folder} has no {name}{others}: {advice}")
-    start = start_of(str(folder), 0, runs_dir)
-    assert start is not None
-    for note in start.notes:
+    from posbench.huggingface.loading import Source, versions
+    from posbench.runs import folder_check
+
+    if path.is_file() and path.suffix != ".gguf":
+        raise ConfigError(f"{path} is a file of weights: give its folder, with config.json and tokenizer.json")
+    folder_check.check_adapter(path if path.is_dir() else path.parent)
+    source = Source(path)
+    source.content  # noqa: B018  (raises the error if there is no config.json)
+    tokenizer = source.tokenizer_file(runs_dir / SUBJECTS / source.name)
+    for note in source.check():
         console.out(note)
-    T = start.positions.length
-    if T is None:
-        raise ConfigError(
-            f"{folder}/config.json has no context_length, the length that the model was trained on: add it"
-        )
-    words = [f"train.from_run={folder}", f"train.context_length={T}", "train.steps=1"]
-    words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"scheme.name={start.name}"]
+    T = source.length
+    words = [f"train.context_length={T}", "train.steps=1", "scheme=nope", f"scheme.name={source.name}"]
+    words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"model.name={source.name}"]
+    words += ["tokenizer=file", f"tokenizer.path={tokenizer}"]
     words += [f"evaluation.windows={WINDOWS}", f"evaluation.order_windows={WINDOWS}"]
     words += [f"evaluation.lengths=[{T // 4},{T // 2},{T},{2 * T}]", *settings]
     config = compose(words)
     run = Run(run_folder(config))
     if (run.path / "run.json").is_file():
         config = replace(config, data=run.config.data)
-        alike = (run.weights_digest, run.config.model, run.config.scheme) == (start.digest, config.model, config.scheme)
-        if not alike and run.evaluated():
-            raise ConfigError(
-                f"{run.path} has results of another model of this name (its weights or positions differ from those in "
-                f"{folder}): rename one of the two folders, or delete {run.path}"
-            )
-    elif data is not None:
-        config = replace(config, data=data)
+        if run.evaluated():
+            _check_same_model(run, source, versions())
+    elif request.data is not None:
+        config = replace(config, data=request.data)
+    device = choose_device(replace(config.train, device=request.device, dtype=request.dtype))
+    model = subject_models.loaded(source, T, device)  # checks the tensors before any text is read
     corpus = prepare_held_out(config, console.out, whole=True)
+    if corpus.vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {path} has {corpus.vocab_size} tokens, and the model's table {model.vocab_size} rows: "
+            "take the tokenizer that belongs to the model"
+        )
     write_text(run.path / "config.yaml", yaml.safe_dump(config.to_mapping(), sort_keys=False))
-    run.write_manifest(_manifest(config, corpus, start.digest, folder))
+    run.write_manifest(_manifest(config, corpus, source, model, versions()))
     return Run(run.path)
 
 
-def _manifest(config: Config, corpus: Corpus, digest: str, folder: Path) -> Manifest:
+def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the results of `run` are another model's, or were computed by other versions."""
+    subject = run.manifest.subject or {}
+    if (run.weights_digest, subject.get("config", source.config_digest)) != (source.digest, source.config_digest):
+        raise ConfigError(
+            f"{run.path} has results of another model of this name (its weights or positions differ from those in "
+            f"{source.path}): rename one of the two folders, or delete {run.path}"
+        )
+    scored_by = {name: subject.get("versions", {}).get(name) for name in versions}
+    if scored_by != versions:
+        described = f"transformers {scored_by['transformers']}, adapter {scored_by['adapter']}"
+        if scored_by["transformers"] is None:
+            described = "posbench's own decoder"
+        raise ConfigError(
+            f"{run.path} was scored by {described}, and this is transformers {versions['transformers']}, adapter "
+            f"{versions['adapter']}: their results do not mix. Rename {source.path}, or delete {run.path}"
+        )
+
+
+def _manifest(
+    config: Config, corpus: Corpus, source: Source, model: ScoredModel, versions: Mapping[str, Any]
+) -> Manifest:
     device = choose_device(config.train).describe()
-    architecture = build_architecture(config)
-    settings = identity(config, device)
     tokens = corpus.test.tokens[:_COUNTED]
+    facts = subject_models.facts(model)
+    settings = identity(config, device)
+    settings |= {f"subject.{name}": version for name, version in versions.items()}
+    settings |= {"subject.family": source.content.get("model_type"), "subject.config": source.config_digest}
     return Manifest(
         format=FORMAT,
         status=FINISHED,
@@ -142,37 +171,63 @@ def _manifest(config: Config, corpus: Corpus, digest: str, folder: Path) -> Mani
         scheme=config.scheme.name,
         seed=config.seed,
         vocab_size=corpus.vocab_size,
-        num_parameters=num_parameters(architecture, config.model.vocab_size or corpus.vocab_size),
-        is_relative=bool(architecture.scheme.is_relative),
+        num_parameters=facts.parameters,
+        is_relative=facts.longest is None,
         fingerprints=Fingerprints(
             corpus.fingerprint, corpus.tokenizer_fingerprint, config_fingerprint(settings), code_fingerprint(), {}
         ),
         identity=settings,
-        versions={"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
+        versions={
+            "posbench": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: str(version) for name, version in versions.items()},
+        },
         device=device,
         num_steps=0,
         tokens=0,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        weights=digest,
+        weights=source.digest,
         subject={
-            "path": str(folder),
+            "path": str(source.path),
+            "config": source.config_digest,
+            "family": source.content.get("model_type"),
+            "class": facts.class_name,
+            "rotations": source.rotations,
+            "longest": facts.longest,
+            "is_instructed": source.is_instructed,
+            "versions": dict(versions),
             "characters_per_token": len(corpus.tokenizer.decode(tokens.tolist())) / len(tokens),
             "document_tokens": sorted(int(n) for n in (corpus.test.starts[1:] - corpus.test.starts[:-1])),
         },
     )
 
 
-def _show_positions(run: Run, content: Mapping[str, Any], request: Request, console: Console) -> None:
-    """Print the rotation settings in `config.json` and those in use, for each set of options.
-
-    Arguments: content, of the model's `config.json`.
-    """
+def _show_positions(run: Run, request: Request, console: Console) -> None:
+    """Print the rotation settings in `config.json` and those in use, for each set of options that the model has."""
+    subject = run.manifest.subject
+    assert subject is not None
     T = run.config.train.context_length
     length = max(request.lengths or run.config.evaluation.lengths)
-    rope = {key: content[key] for key in ("rope_theta", "rope_scaling", "rope_parameters") if content.get(key)}
-    console.out(f"{run.name}: trained on windows of {T:,} tokens. config.json: {rope}")
-    models = {
-        " ".join(variant.under) or "as in config.json": build_architecture(run.config_under(variant.under)).scheme
-        for variant in request.variants
-    }
-    show_rotations(models, length, console)
+    rotations = subject["rotations"]
+    written = {"rope_parameters": rotations.get("", rotations)} if rotations else "no rotations"
+    reads = "" if subject["longest"] is None else f", and reads at most {subject['longest']:,} (learned positions)"
+    kind = ", instruction-tuned" if subject["is_instructed"] else ""
+    console.out(
+        f"{run.name} ({subject['class']}{kind}): trained on windows of {T:,} tokens{reads}. config.json: {written}"
+    )
+    if not rotations:
+        return
+    table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
+    for variant in request.variants:
+        heading = " ".join(variant.under) or "as in config.json"
+        try:
+            in_use = subject_models.rotations(run, variant.under, length)
+        except ConfigError:
+            continue  # the model is then scored only as it is, with a line that says why
+        for rotation in in_use:
+            name = f"{heading} ({rotation.layer_type})" if rotation.layer_type else heading
+            ends = [f"{rotation.frequencies[n]:.3g}" for n in (0, -1)]
+            table.add_row(name, f"{rotation.base:g}", rotation.method, f"{rotation.factor:g}", *ends)
+    console.print(table)
+    console.out("first, last: frequencies of the fastest and the slowest channel pair, radians per token")

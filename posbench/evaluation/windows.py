@@ -12,7 +12,7 @@ import pandas as pd
 
 if TYPE_CHECKING:
     from posbench.data import Split
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
 
 
 def losses_of(
-    model: Decoder,
+    model: ScoredModel,
     rows: np.ndarray,
     scored: int,
     batch_tokens: int,
@@ -74,7 +74,7 @@ def losses_of(
     """
     import torch
 
-    device, length = model.embedding.weight.device, rows.shape[1] - 1
+    device, length = model.device, rows.shape[1] - 1
     losses, size = [], max(1, batch_tokens // length)
     for n in range(0, len(rows), size):
         tokens = torch.from_numpy(rows[n : n + size].astype(np.int64)).to(device)

@@ -13,7 +13,8 @@ try:
     from transformers import AutoConfig, AutoModelForCausalLM
 except ModuleNotFoundError as error:
     raise ConfigError(
-        f"the package {error.name} is not installed: pip install -e '.[huggingface]' in the checkout"
+        f"the package {error.name} is not installed: pip install 'posbench[huggingface]' (in a "
+        "checkout: pip install -e '.[huggingface]')"
     ) from error
 
 from posbench.huggingface.configuration import PosbenchConfig

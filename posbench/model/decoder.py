@@ -53,6 +53,23 @@ class Decoder(nn.Module):
             self.unembedding.weight = cast(nn.Parameter, self.embedding.weight)
         self._losses_and_gradient = losses_and_gradient
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of the activations."""
+        return self.compute_dtype or self.embedding.weight.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.num_embeddings
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
     def shared_parts(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor) for the weights that all schemes share, layer by layer; names repeat in each layer.
 

@@ -242,6 +242,20 @@ def by_length(plot: Plot, look: Looks) -> Figure:
     return _lines(plot.points, look, finish, "length, tokens", 4.1, bands=bands)
 
 
+def by_characters(plot: Plot, look: Looks) -> Figure:
+    """Return a figure with a line per model: bits per byte against the length in characters, on a log scale.
+
+    Arguments: plot, whose `points` are model (scheme), x in characters and y in bits per byte.
+    """
+
+    def finish(axes: Axes) -> None:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        axes.set_ylabel("bits per byte")
+
+    return _lines(plot.points, look, finish, "length, characters", 4.1)
+
+
 def panels(plot: Plot, look: Looks) -> Figure:
     """Return a figure with a panel per scheme and a line per seed, with a dot at which each line reaches a level.
 
@@ -438,6 +452,7 @@ KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "panels": panels,
     "distances": by_distance,
     "lengths": by_length,
+    "characters": by_characters,
     "groups": by_group,
     "cells": cells,
     "heads": by_head,

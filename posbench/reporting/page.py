@@ -41,6 +41,7 @@ class Page:
     numbers: Sequence[Mapping[str, Any]]  # of `posbench report --json`
     files: Mapping[str, pd.DataFrame]  # CSV files by their names, besides those of the sections
     holes: Sequence[str] = ()  # lines about missing figures, which the terminal shows too
+    cards: Sequence[Mapping[str, Any]] = ()  # of models that were not trained here, for --json
     closing: str = "All numbers and intervals: table.csv, explained in columns.csv."
 
     @property

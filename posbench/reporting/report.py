@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from posbench.reporting.setup import variants
 from posbench.reporting.subjects import subjects_page
 from posbench.reporting.tasks import tasks_page
 from posbench.reporting.text import as_text
-from posbench.runs.finding import REFERENCE, folder_of, search_folder
+from posbench.runs.finding import LAST_SUBJECTS, REFERENCE, folder_of, search_folder
 from posbench.runs.fingerprints import digest
 from posbench.runs.tracking import log_report
 from posbench.system.console import console as new_console
@@ -49,9 +50,15 @@ def report(
     places = [places] if isinstance(places, str | Path) else list(places)
     target = Path(options.output) if options.output else _default_output(folder_of(Path(places[0])), options)
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
+    last = () if options.schemes else _last_subjects(places)
     chosen, rows = read_runs(
-        places, options.beside, notices, lambda summary, _: choose(summary, options.schemes, options.seeds)
+        places, options.beside, notices, lambda summary, _: choose(summary, options.schemes or last, options.seeds)
     )
+    if last:
+        names = ",".join(last)
+        notices.out(
+            f"the models of the last posbench eval: {names}. Others: --schemes NAME,NAME (posbench ls subjects)"
+        )
     target.mkdir(parents=True, exist_ok=True)
     page, absent = page_of(chosen, rows, options), _absent(places, chosen, options)
     page = replace(
@@ -81,6 +88,17 @@ def report(
     return paths
 
 
+def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
+    """Return the subjects of the last `posbench eval` if the report is about all of them; () if that is every one."""
+    folder = folder_of(Path(places[0]))
+    file = folder / LAST_SUBJECTS
+    if len(places) > 1 or not file.is_file():
+        return ()
+    scored = [path.parents[1].name for path in folder.glob("*/seed=*/run.json")]
+    last = [name for name in json.loads(file.read_text(encoding="utf-8")) if name in scored]
+    return tuple(last) if len(last) < len(set(scored)) else ()
+
+
 def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -> Page:
     """Return the page about these runs. Arguments: summary, a row per run; rows, the tidy table."""
     if is_of_subjects(summary) and not options.by:
@@ -104,6 +122,7 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
         "table": as_text(page.table).to_dict("records"),
         "conclusions": page.paragraph,
         "left_out": page.holes,
+        **({"cards": page.cards} if page.cards else {}),
         "files": paths,
     }
 

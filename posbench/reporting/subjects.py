@@ -5,6 +5,7 @@ Models with different tokenizers score different windows, so they are compared b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from posbench.analysis.card import card_of, gaps
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.subjects import compared_options, losses_of
 from posbench.config import ConfigError
 from posbench.config.units import DASH, count_of, perplexity_text, short_count, short_length
 from posbench.evaluation.protocols import MECHANISM, PROTOCOLS
-from posbench.evaluation.protocols.section import Format, Section, Table, in_order, joined, pivot
+from posbench.evaluation.protocols.section import Format, Plot, Section, Table, in_order, joined, pivot
+from posbench.reporting.card import card_lines
 from posbench.reporting.page import Page, paragraph, unshown
 from posbench.reporting.text import words
-from posbench.runs import run_at
+from posbench.runs import Run, run_at
 
 _NUMBERS = ["scheme", "length", "value", "value_documents", "perplexity", "gap", "gap_documents"]  # of --json
 Models = Mapping[str, Comparison]  # a model's name -> it, compared with itself under other options
@@ -38,7 +41,8 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
     if not compared:
         raise ConfigError("these models have no results: score them first (posbench eval FOLDER --length 2k)")
     facts = {name: _facts(name, c) for name, c in compared.items()}
-    sections = [bits_per_byte(compared, facts)]
+    _check_versions(facts)
+    sections = [bits_per_byte(compared, facts), *_gaps(compared)]
     for name, c in compared.items():
         of_model = sections_of_model(c)
         sections += [_named(section, name) for section in of_model] if len(compared) > 1 else of_model
@@ -57,13 +61,31 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         setup=[(name, line) for name, fact in facts.items() for line in _setup(fact)],
         notes=notes,
         numbers=figures,
+        cards=[card.as_json() for c in compared.values() if (card := card_of(_run_of(c)))],
         files={"table.csv": pd.concat([c.cells for c in compared.values()])},
     )
 
 
+def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError if models were scored by different versions of transformers or of posbench's adapter."""
+    by_versions: dict[str, list[str]] = {}
+    for name, fact in facts.items():
+        versions = fact["versions"]
+        described = "posbench's own decoder"
+        if versions is not None:
+            described = f"transformers {versions['transformers']} (adapter {versions['adapter']})"
+        by_versions.setdefault(described, []).append(name)
+    if len(by_versions) > 1:
+        parts = "; ".join(f"{', '.join(names)} by {versions}" for versions, names in by_versions.items())
+        raise ConfigError(
+            f"these models were scored by different programs: {parts}. Report one group with --schemes, or delete the "
+            "results of the others and score them again"
+        )
+
+
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
     """Return facts about a model that the report states, {name: value}. Arguments: name, the model's."""
-    run = run_at(str(c.runs["path"].iloc[0]))
+    run = _run_of(c)
     manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None
     of_model = losses[losses["scheme"] == name].set_index("length")
@@ -86,13 +108,22 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "path": manifest.subject["path"],
         "digest": str(manifest.weights)[:12],
         "windows": run.config.evaluation.windows,
+        "card": card_lines(card)[:2] if (card := card_of(run)) else [],
+        "versions": manifest.subject.get("versions"),
+        "rotations": manifest.subject.get("rotations"),
         "dtypes": sorted({str(result.header["dtype"]) for result in run.results()[0]}),
     }
+
+
+def _run_of(c: Comparison) -> Run:
+    return run_at(str(c.runs["path"].iloc[0]))
 
 
 def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
     """Return two lines about a model: what it is, and the text that it was scored on. Arguments: f, its facts."""
     model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
+    if f["rotations"] is not None:
+        model += f", rotations {json.dumps(f['rotations'])}" if f["rotations"] else ", no rotations"
     text = f"data={f['text']}, {f['documents']} documents, {f['long_enough']} of them longer than {f['longest']} tokens"
     return (
         f"{model}; scored in {words(f['dtypes'])}",
@@ -109,11 +140,36 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
         characters = cells["length"] * facts[name]["characters"]
         parts.append(cells.assign(characters=[f" ({short_count(count)})" for count in characters]))
     lengths = {n: short_length(n) for n in sorted({n for c in compared.values() for n in losses_of(c)["length"]})}
-    table = pivot(pd.concat(parts), lengths, "length", format=Format(digits=4, after="characters"))
+    table_rows = pd.concat(parts)
+    table = pivot(table_rows, lengths, "length", format=Format(digits=4, after="characters"))
     note = "Bits per byte by length in tokens; in brackets the length in characters. "
     if len(compared) > 1:
         note += "Models with different tokenizers read different windows of the same text."
-    return Section("", table=Table(table.frame.rename(columns={"scheme": "model"}), table.formats), note=note)
+    plots = []
+    if len(compared) > 1:
+        models = table_rows[table_rows["scheme"].isin(list(compared))]
+        points = models.assign(x=models["length"] * models["scheme"].map(_characters(facts)), y=models["value"])
+        plots = [Plot("models", "characters", "Bits per byte of each model as it is, by length in characters.", points)]
+    return Section(
+        "", plots=plots, table=Table(table.frame.rename(columns={"scheme": "model"}), table.formats), note=note
+    )
+
+
+def _gaps(compared: Models) -> list[Section]:
+    """Return a section with the loss of each model minus the first one's, if some read the same windows."""
+    table = gaps({name: _run_of(c) for name, c in compared.items()})
+    if table.empty:
+        return []
+    first = next(iter(compared))
+    lengths = {n: short_length(n) for n in sorted(set(table["length"]))}
+    shown = pivot(table, lengths, "length", "gap", Format(half="half", sign=True))
+    note = f"Loss minus that of {first} on the same windows, nats/token; ±: half the 95 % interval over documents."
+    return [Section(f"Gap to {first}", table=shown, note=note)]
+
+
+def _characters(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return {model: characters of a token}."""
+    return {name: fact["characters"] for name, fact in facts.items()}
 
 
 def _in_order(c: Comparison) -> list[str]:

@@ -23,6 +23,7 @@ INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written to a mani
 
 MAX_NAMES = 6  # experiments that a message lists
 SUBJECTS = "subjects"  # folder of models that were not trained here (`posbench.evaluation.subjects`)
+LAST_SUBJECTS = "last.json"  # in that folder: names of the subjects of the last `posbench eval`
 REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
 
 

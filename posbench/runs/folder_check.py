@@ -75,24 +75,32 @@ def tokenizer_files(folder: Path) -> str:
 
 
 def check_config(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length.
+    """Raise ConfigError for a `config.json` that posbench's decoder cannot represent.
 
     Arguments: config, the content; file, its path for the error message.
     """
-    if config["model_type"] == "posbench":
+    check_numbers(config, file)
+    if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
+        raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
+
+
+def check_numbers(config: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length.
+
+    Arguments: config, the content, of any family; file, its path for the error message.
+    """
+    if config.get("model_type") == "posbench":
         return
-    for key in _COUNTS:
+    for key in [key for key in _COUNTS if key in config]:
         value = config[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{file} has {key}={value!r}, which must be a whole number, 1 or more: correct it")
     _check_rotation_numbers(config, file)
-    layers = config["num_hidden_layers"]
+    layers = config.get("num_hidden_layers")
     for key in _PER_LAYER:
         entries = config.get(key)
-        if entries and len(entries) != layers:
+        if entries and layers and len(entries) != layers:
             raise ConfigError(f"{file} has {len(entries)} entries in {key} for num_hidden_layers={layers}: correct one")
-    if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
-        raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
 
 
 def positions_in(config: Mapping[str, Any]) -> Positions:
@@ -100,14 +108,14 @@ def positions_in(config: Mapping[str, Any]) -> Positions:
 
     Arguments: config, the content of the file.
     """
-    nested = [] if config["model_type"] == "posbench" else _nested_rotations(config)
+    nested = [] if config["model_type"] == "posbench" else nested_rotations(config)
     if not nested:
         return positions(config)
     reason = f"rope_parameters.{nested[0]} is for some of the layers, and posbench reads one rotation for all"
     return Positions(None, f"{json.dumps(raw_rotation(config))} ({reason})", config["max_position_embeddings"])
 
 
-def _nested_rotations(config: Mapping[str, Any]) -> list[str]:
+def nested_rotations(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of the rotation whose values are rotations themselves, of one type of layer each."""
     return [key for key, value in raw_rotation(config).items() if isinstance(value, dict)]
 
@@ -120,6 +128,24 @@ def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number: correct it")
         if key in _LISTS and not (isinstance(value, list) and all(_is_number(number) for number in value)):
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
+
+
+def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError unless the lists of `longrope` have a factor for each pair of a head's rotated channels."""
+    rotation = raw_rotation(config)
+    width = config.get("head_dim")
+    if width is None and config.get("num_attention_heads"):
+        width = config.get("hidden_size", 0) // config["num_attention_heads"]
+    if not width:
+        return
+    channels = int(width * rotation.get("partial_rotary_factor", config.get("rotary_pct", 1)))
+    for key in _LISTS:
+        factors = rotation.get(key)
+        if factors is not None and len(factors) != channels // 2:
+            raise ConfigError(
+                f"{file}: {key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
+                f"{channels // 2}"
+            )
 
 
 def _is_number(value: object) -> bool:
@@ -143,6 +169,20 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
         except SafetensorError as error:
             raise ConfigError(f"{file} is not a safetensors file ({error}): download it (git lfs pull)") from error
     return {name: tensor for name, tensor in tensors.items() if "inv_freq" not in name}  # computed from config.json
+
+
+def check_number_types(files: Sequence[Path]) -> None:
+    """Raise ConfigError if the files store weights that are not floating-point numbers, such as quantised ones."""
+    for name, tensor in stored_tensors(files).items():
+        if tensor.dtype not in _FLOATS:
+            raise ConfigError(_wrong_number_type(name, tensor))
+
+
+def _wrong_number_type(name: str, tensor: StoredTensor) -> str:
+    return (
+        f"{tensor.file} has {name} in the number type {tensor.dtype}, and posbench reads {', '.join(_FLOATS)}: "
+        "dequantise the model first"
+    )
 
 
 def stores_another_head(files: Sequence[Path]) -> bool:
@@ -177,10 +217,7 @@ def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Posi
     tensors = {name: tensor for name, tensor in tensors.items() if not _is_of_scheme(name)}
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
-            differences.append(
-                f"{tensor.file} has {name} in the number type {tensor.dtype}, and posbench reads {', '.join(_FLOATS)}: "
-                "dequantise the model first"
-            )
+            differences.append(_wrong_number_type(name, tensor))
         elif name not in expected and not _is_spare_head(name, is_tied):
             differences.append(
                 f"{tensor.file} has {name}, which posbench's model has not: rename it, or save the model again with "
@@ -188,7 +225,7 @@ def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Posi
             )
         elif name in expected and tensor.shape != expected[name]:
             differences.append(
-                f"{tensor.file} has {name} {list(tensor.shape)}, and config.json{_asks_for(name, config)} makes it "
+                f"{tensor.file} has {name} {list(tensor.shape)}, and config.json{asks_for(name, config)} makes it "
                 f"{list(expected[name])}: correct the one that is wrong"
             )
     for name in [name for name in expected if name not in tensors and not _is_of_scheme(name)]:
@@ -206,7 +243,7 @@ def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]
     not.
     """
     lines: list[str] = []
-    if config["model_type"] == "posbench":
+    if config.get("model_type") == "posbench":
         return lines
     if is_untied:
         lines.append(
@@ -216,8 +253,8 @@ def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]
     rotation = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = raw_rotation(config)["rope_type"]
     used = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_TYPES.get(kind, ()))
-    unused = sorted(key for key in rotation if key not in (*used, *_nested_rotations(config)))
-    if unused:
+    unused = sorted(key for key in rotation if key not in (*used, *nested_rotations(config)))
+    if unused and not nested_rotations(config):
         lines.append(f"{folder}/config.json has rotation keys that rope_type={kind} does not use: {', '.join(unused)}")
     return lines
 
@@ -230,7 +267,8 @@ def _is_spare_head(name: str, is_tied: bool) -> bool:
     return is_tied and name in {head for _, head in _TABLES}
 
 
-def _asks_for(name: str, config: Mapping[str, Any]) -> str:
+def asks_for(name: str, config: Mapping[str, Any]) -> str:
+    """Return the words that name the key of `config.json` that decides a tensor's shape, "" for most tensors."""
     key = _NAMED_BY.get(name)
     return "" if key is None else f" says {key}={config[key]}, which"
 

@@ -86,7 +86,7 @@ class Positions:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     family, architectures = config.get("model_type"), config.get("architectures")
     if family not in _CLASSES or (architectures or [_CLASSES[family]]) != [_CLASSES[family]]:
         facts = f"model_type={family}" + (f" and architectures={architectures}" if architectures else "")
@@ -111,10 +111,11 @@ def described(row: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a model. Raises: ConfigError if it is missing or damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{path.parent} has no {path.name}: download all files of the model again") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a JSON object ({error}): download it again") from error
@@ -197,7 +198,7 @@ def raw_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
     kind = rope.setdefault("rope_type", rope.pop("type", "default"))
-    if kind in ("su", "yarn") and config["model_type"] == "phi3":
+    if kind in ("su", "yarn") and config.get("model_type") == "phi3":
         rope["rope_type"] = "longrope"
     return rope
 
@@ -240,7 +241,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (single := folder / "model.safetensors").is_file():
         return [single]
     if index.is_file():
-        names = _read_json(index).get("weight_map")
+        names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ConfigError(f"{index} has no weight_map, which names the file of each tensor: download it again")
         files = sorted({folder / name for name in names.values()})

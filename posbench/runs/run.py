@@ -195,7 +195,7 @@ class Run:
         if any((self.path / "checkpoints").glob("step=*")):
             return True
         subject = self.manifest.subject if (self.path / "run.json").is_file() else None
-        return subject is not None and Path(subject["path"]).is_dir()
+        return subject is not None and Path(subject["path"]).exists()
 
     @property
     def is_in_runs(self) -> bool:
@@ -252,21 +252,18 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """Return {name: tensor}, the weights of the last step, or of step `at_step`, or of a subject's folder.
+        """Return {name: tensor}, the weights of the last step, or of step `at_step`.
 
-        Raises: ConfigError if they are missing or damaged, or if the subject's weights have changed.
+        Raises: ConfigError if they are missing or damaged, or if the run is a subject, which has none.
         """
-        from posbench.runs import pretrained
         from posbench.runs.checkpoint import load_weights
 
-        if self.manifest.subject is None:
-            return load_weights(self.path / "checkpoints", self.manifest, at_step)
-        folder = Path(self.manifest.subject["path"])
-        sizes = pretrained.sizes(pretrained.read_config(folder), self.manifest.scheme)
-        files = pretrained.weight_files(folder)
-        if pretrained.digest(files) != self.weights_digest:
-            raise ConfigError(f"the weights in {folder} have changed since {self.name} was scored")
-        return pretrained.load_weights(files, sizes["tied_embeddings"])
+        if subject := self.manifest.subject:
+            raise ConfigError(
+                f"{self.name} was scored here and not trained: its weights are in {subject['path']} (to go on with "
+                f"them: train.from_run={subject['path']})"
+            )
+        return load_weights(self.path / "checkpoints", self.manifest, at_step)
 
     def config_under(self, options: Sequence[str]) -> Config:
         """Return the run's configuration with changed options of its task or scheme, or with another scheme.

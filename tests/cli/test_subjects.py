@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from posbench.evaluation.texts import corpus_for
 from posbench.runs.start import start_of
 from tests.cli.commands import Give
 from tests.conftest import write_documents
+from tests.json_schema import faults
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -146,6 +148,115 @@ def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posben
     assert posbench("report", "subjects").status == 0
     assert Path("runs/subjects/report/report.md").read_text() == page
     assert "mini/tokenizer.json" in posbench("eval", "subjects/mini", *ON_CPU, "--length", "64").refusal
+
+
+WITH_CARD = ["evaluation.windows=16", "evaluation.order_windows=16"]
+
+
+def test_eval_ends_with_a_card_which_the_report_has_too(posbench: Give, folder: Path) -> None:
+    command = ["eval", "mini", *TEXT, *ON_CPU, *WITH_CARD]
+    first = posbench(*command, "--length", "64,128,256")
+    assert first.status == 0, first.error
+    *_, loss, options, order, rescaling, base, heads, wrote = first.out.strip().splitlines()
+    assert loss.startswith("mini: loss") and "(trained: 128)" in loss and loss.endswith("; order: –")
+    assert options == "rescaling: –; base: –; heads: –"
+    assert order == "– order: posbench eval mini --protocol order"
+    assert rescaling == "– rescaling: posbench eval mini --length 128,256 --under rescale=pi,ntk,yarn"
+    assert base == "– base: posbench eval mini --length 128 --under base=1e4,1e6"
+    assert (heads, wrote) == ("– heads: posbench eval mini --protocol mechanism", "wrote runs/subjects/mini/card.md")
+    posbench(*command, "--length", "256", "--under", "rescale=pi,yarn")
+    posbench(*command, "--length", "64,128,256", "--under", "base=1e3")
+    last = posbench(*command, "--protocol", "order,mechanism").out.strip().splitlines()
+    assert "tokens back" in last[-3] and "best of pi, yarn at 256: " in last[-2] and "induction head " in last[-2]
+    page = Path("runs/subjects/mini/card.md").read_text()
+    assert last[-3] in page and f"transformers {transformers.__version__}, adapter 1" in page
+    data = json.loads(posbench("report", "subjects", "--json").out)
+    assert not faults(data, "report")
+    [card] = data["cards"]
+    assert card["missing"] == {} and [step["length"] for step in card["steps"]] == [128, 256]
+    assert card["base"]["options"] == ["", "base=1e3"] and card["heads"].keys() == {"previous_token", "induction"}
+    assert last[-3] in Path("runs/subjects/report/report.md").read_text()
+
+
+def test_learned_positions_show_a_dash_beyond_their_table(posbench: Give, folder: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
+    saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
+    command = ["eval", "learned", *TEXT, *ON_CPU, "--length", "128,256", FEW]
+    assert "learned has no rotations in its config.json" in posbench(*command, "--under", "rescale=yarn").refusal
+    result = posbench(*command)
+    assert result.status == 0, result.error
+    table = [line.split() for line in result.out.splitlines()]
+    assert ["scheme", "128", "256"] in table
+    assert next(row for row in table if row[:1] == ["learned"] and len(row) == 3)[2] == "–"
+    assert "learned is defined up to 128 tokens" in result.out and "reads at most 128: – beyond" in result.out
+
+
+def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench: Give, folder: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+    saved("longer", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, rope_parameters=yarn)
+    command = ["eval", "longer", "mini", *TEXT, *ON_CPU, "--length", "256", FEW]
+    result = posbench(*command, "--under", "rescale.factor=2")
+    assert result.status == 0, result.error
+    assert "mini is scored only as trained: mini has no rescaling to change" in result.out
+    assert "longer · rescale.factor=2" in result.out
+
+
+def test_an_option_that_changes_nothing_is_not_scored_twice(posbench: Give, folder: Path) -> None:
+    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64,256", FEW]
+    result = posbench(*command, "--under", "rescale=yarn")
+    assert "mini: rescale=yarn changes nothing at 64, 128 (factor 1 up to the training length)" in result.out
+    assert "fixed · rescale=yarn 256\n" in result.out
+    assert "mini: fixed 64 in 0 s, about 0 s left" in result.out
+
+
+def test_a_report_joins_the_models_of_the_last_command(posbench: Give, folder: Path) -> None:
+    saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, num_key_value_heads=2)
+    for name in ("mini", "other"):
+        assert posbench("eval", name, *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    out = posbench("report", "subjects").out
+    assert "the models of the last posbench eval: other." in out and "mini" not in out
+    both = posbench("report", "subjects", "--schemes", "mini,other")
+    assert both.status == 0, both.error
+    page = Path("runs/subjects/report-of-mini,other/report.md").read_text()
+    assert "## Gap to mini" in page and "models.svg" in page  # they read the same windows
+    losses = [api.load_run(f"runs/subjects/{name}/seed=0").results()[0][0].loss for name in ("mini", "other")]
+    rows = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("other | ")]
+    gaps = [float(cell.split()[0]) for cell in rows if cell[0] in "+-"]
+    assert gaps == [pytest.approx(losses[1] - losses[0], abs=0.01)] and abs(gaps[0]) > 0.1
+    run = Path("runs/subjects/mini/seed=0/run.json")
+    record = json.loads(run.read_text())
+    record["subject"].pop("versions")  # as an older posbench wrote it, whose own decoder scored
+    run.write_text(json.dumps(record))
+    mixed = posbench("report", "subjects", "--schemes", "mini,other").refusal
+    assert "scored by different programs: mini by posbench's own decoder; other by transformers" in mixed
+    again = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
+    assert "was scored by posbench's own decoder, and this is transformers" in again
+
+
+def test_bos_can_begin_each_window(posbench: Give, folder: Path) -> None:
+    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
+    losses = {}
+    for bos in ("false", "true"):
+        assert posbench(*command, f"evaluation.bos={bos}").status == 0
+        losses[bos] = api.load_run("runs/subjects/mini/seed=0").results()[0][0].loss
+    assert losses["true"] != losses["false"]
+
+
+def test_without_transformers_the_refusal_names_the_extra(
+    posbench: Give, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("posbench.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    refusal = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
+    assert "the package transformers is not installed: pip install 'posbench[huggingface]'" in refusal
+
+
+def test_an_export_of_our_own_class_is_scored_by_its_decoder(posbench: Give, runs: Path, folder: Path) -> None:
+    assert posbench("export", "demo/vo_rope/seed=0", "exported").status == 0
+    result = posbench("eval", "exported", *TEXT, *ON_CPU, "--length", "64", "--under", "base=100", FEW)
+    assert result.status == 0, result.error
+    assert "(PosbenchForCausalLM)" in result.out and "exported · base=100" in result.out
 
 
 def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Path) -> None:

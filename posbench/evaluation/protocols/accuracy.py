@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 BEYOND = (1, 1.25, 2, 4)  # lengths to score, as multiples of the longest trained length
 
@@ -44,7 +44,7 @@ class Accuracy(EvalProtocol):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,
         split: ProblemSplit,
         length: int,
@@ -87,7 +87,7 @@ class Accuracy(EvalProtocol):
         return [length for length in lengths if split is None or length <= (split.problems.config.longest or 0)]
 
 
-def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
+def score_problems(model: ScoredModel, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
     """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats).
 
     Arguments: batch, the problems; batch_tokens, the most tokens of a forward pass; advance, called after each pass
@@ -106,7 +106,7 @@ def score_problems(model: Decoder, batch: Batch, batch_tokens: int, advance: Adv
 
 
 def answered(
-    model: Decoder, batch: Batch, batch_tokens: int, advance: Advance = lambda tokens: None
+    model: ScoredModel, batch: Batch, batch_tokens: int, advance: Advance = lambda tokens: None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Predict each answer given the true tokens before it.
 
@@ -117,14 +117,15 @@ def answered(
     """
     import torch
 
-    device, (rows, width) = model.embedding.weight.device, batch.answers.shape
+    decoder = cast(Any, model)  # tasks are for models that were trained here, which are posbench's decoders
+    device, (rows, width) = decoder.embedding.weight.device, batch.answers.shape
     losses, predicted = np.zeros((rows, width)), np.full((rows, width), -1)
     size = max(1, batch_tokens // width)
     for first in range(0, rows, size):
         part = slice(first, first + size)
         sent = Batch(*(None if array is None else torch.from_numpy(array[part]).to(device) for array in batch))
         with torch.no_grad():
-            answer_losses, tokens = model.answered(sent.inputs, sent.targets, sent.positions)
+            answer_losses, tokens = decoder.answered(sent.inputs, sent.targets, sent.positions)
         scored = batch.answers[part] >= 0
         # Count NaN as infinite, since pandas leaves NaN out of its sums.
         losses[part][scored] = answer_losses.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -36,10 +36,11 @@ from posbench.runs import run_at
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from posbench.evaluation.scored import ScoredModel
     from posbench.model.decoder import Decoder
     from posbench.schemes import Bias
 
-WINDOWS = 32
+WINDOWS = 32  # at most; `evaluation.windows` can lower it
 LONGEST = 1024  # tokens of a window: attention is computed in float64, and time grows with the square of the length
 CELLS = 2**24  # attention weights of a layer in memory at a time
 
@@ -59,7 +60,7 @@ class Mechanism(EvalProtocol):
     of_tasks: ClassVar[bool] = True
     follows_lengths: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False
-    decided_by: ClassVar[tuple[str, ...]] = ()
+    decided_by: ClassVar[tuple[str, ...]] = ("windows",)
     figure_names: ClassVar[tuple[str, ...]] = ("previous_token", "induction")
     headline: ClassVar[str] = "previous-token score of the best head,"
     headline_key: ClassVar[str] = "previous_token"
@@ -79,9 +80,13 @@ class Mechanism(EvalProtocol):
         if "softmax" not in kinds:
             raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
 
+    def settings(self, config: Config) -> EvaluationConfig:
+        """Return the settings with at most WINDOWS windows."""
+        return replace(config.evaluation, windows=min(WINDOWS, config.evaluation.windows))
+
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,
         split: Any,
         length: int,
@@ -90,16 +95,17 @@ class Mechanism(EvalProtocol):
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         positions = repeated = None
+        count = min(WINDOWS, settings.windows)
         if isinstance(split, ProblemSplit):
-            problems = split.at_length(length, WINDOWS)
-            starts, tokens, positions = list(range(WINDOWS)), problems.tokens, problems.positions
+            problems = split.at_length(length, count)
+            starts, tokens, positions = list(range(count)), problems.tokens, problems.positions
         else:
-            starts = window_starts(split, length, WINDOWS)
+            starts = window_starts(split, length, count)
             tokens = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-            vocab_size = model.embedding.num_embeddings
+            vocab_size = model.vocab_size
             repeated = np.stack([_twice(start, length, vocab_size, corpus.bos_id) for start in starts])
         parts, losses = [], []
-        size = max(1, CELLS // (model.config.num_heads * tokens.shape[1] ** 2))
+        size = max(1, CELLS // (model.num_heads * tokens.shape[1] ** 2))
         for n in range(0, len(starts), size):
             part = slice(n, n + size)
             nll, measured = measure(model, tokens[part], positions=None if positions is None else positions[part])
@@ -114,7 +120,7 @@ class Mechanism(EvalProtocol):
         return rows, figures | {name: float(by_head.max()) for name, by_head in scores(rows).items() if len(by_head)}
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        return 2 * WINDOWS * length
+        return 2 * min(WINDOWS, settings.windows) * length
 
     def lengths(
         self, asked: Sequence[int], context_length: int, split: Any = None, configured: Sequence[int] = ()
@@ -250,7 +256,7 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def measure(
-    model: Decoder, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
+    model: ScoredModel, tokens: np.ndarray, are_repeated: bool = False, positions: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[Measured]]:
     """Measure all attention heads for the queries in the second halves of windows.
 
@@ -261,7 +267,9 @@ def measure(
     """
     import torch
 
-    device = model.embedding.weight.device
+    from posbench.model.decoder import Decoder
+
+    device = model.device
     ids, length = torch.from_numpy(tokens).to(device), tokens.shape[1] - 1
     position_ids = None if positions is None else torch.from_numpy(positions).to(device)
     measured: list[Measured] = []
@@ -274,9 +282,12 @@ def measure(
         else:
             measured.append(_by_head("first_token", n, weights[..., 0]))
             measured.extend(_by_distance(n, weights, layer.get("bias")))
-            measured.extend(_norms(n, model.scheme[n], layer))
+            if isinstance(model, Decoder):
+                measured.extend(_norms(n, model.scheme[n], layer))
 
-    with torch.no_grad(), _recording(model, record):
+    # A model of transformers records its own attention (`posbench.huggingface.subject`).
+    recording = _recording(model, record) if isinstance(model, Decoder) else cast(Any, model).recording(record)
+    with torch.no_grad(), recording:
         nll = model.nll(ids[:, :-1], ids[:, 1:], last=length - length // 2, positions=position_ids)
     return nll.double().cpu().numpy(), measured
 

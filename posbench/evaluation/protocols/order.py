@@ -49,7 +49,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training
@@ -94,7 +94,7 @@ class Order(EvalProtocol):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Corpus,
         split: Split,
         length: int,
@@ -348,7 +348,7 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
     return read
 
 
-def worth_beyond_near(model: Decoder, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
+def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
     """Return {`order_beyond_<d>`: nats per token}, what the order of tokens more than d back is worth, for d in NEAR.
 
     The key `copyable_order_beyond_32` is the same over copyable targets only; it is left out if there are none.
@@ -375,7 +375,7 @@ def copyable_targets(split: Split, starts: Sequence[int], length: int) -> np.nda
 
 
 def losses(
-    model: Decoder,
+    model: ScoredModel,
     split: Split,
     starts: Sequence[int],
     length: int,

@@ -22,7 +22,7 @@ from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
 Advance = Callable[[int], object]  # called with the number of tokens that were read
@@ -68,7 +68,7 @@ class EvalProtocol(ABC):
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 
     # The settings of `evaluation` that decide what is scored.
-    decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage")
+    decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage", "bos")
 
     # The figures by which results are compared, besides the loss table of `validation`.
     is_by_length: ClassVar[bool] = False  # perplexity against length
@@ -86,7 +86,7 @@ class EvalProtocol(ABC):
     @abstractmethod
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,  # text, or the problems of a task
         split: Any,
         length: int,

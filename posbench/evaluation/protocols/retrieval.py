@@ -25,7 +25,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, control and shuffled
 
@@ -59,7 +59,7 @@ class Retrieval(EvalProtocol):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Corpus,
         split: Split,
         length: int,
@@ -150,7 +150,7 @@ def _inside_document(split: Split, start: int, size: int) -> int | None:
 
 
 def probe(
-    model: Decoder,
+    model: ScoredModel,
     split: Split,
     length: int,
     settings: EvaluationConfig,

@@ -17,7 +17,7 @@ from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
 if TYPE_CHECKING:
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 
 class Validation(Windowed):
@@ -33,7 +33,7 @@ class Validation(Windowed):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,
         split: Any,
         length: int,

@@ -16,7 +16,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
 from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
 
 if TYPE_CHECKING:
-    from posbench.model.decoder import Decoder
+    from posbench.evaluation.scored import ScoredModel
 
 
 class Windowed(EvalProtocol):
@@ -42,7 +42,7 @@ class Windowed(EvalProtocol):
 
     def score(
         self,
-        model: Decoder,
+        model: ScoredModel,
         corpus: Any,
         split: Any,
         length: int,
@@ -52,6 +52,8 @@ class Windowed(EvalProtocol):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         windows = self.windows(split, length, settings, anchor)
         read = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
+        if settings.bos:  # the first token is read and never scored
+            read[:, 0] = corpus.bos_id
         losses = losses_of(model, read, windows[0].scored, settings.batch_tokens, advance)
         rows = self.tabulate(losses, windows, split, corpus.bos_id)
         figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}

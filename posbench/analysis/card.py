@@ -1,0 +1,282 @@
+"""Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
+
+"The loss does not rise" has a definition. Each scored length is compared with half of it, on the same targets, with 16
+windows or more. The loss does not rise if the upper end of the 95 % interval over documents is at most RISE nats; it
+rises if the lower end is above 0; otherwise it is open. A model with a sliding window never gets worse and never reads
+far, so the card also says how far back the order of tokens counts (`order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from posbench.analysis.statistics import document_error
+from posbench.evaluation.protocols import MECHANISM
+from posbench.evaluation.protocols.mechanism import scores
+from posbench.evaluation.protocols.order import REACH, Order
+from posbench.runs import Run
+from posbench.runs.results import Result
+
+RISE = 0.02  # nats/token against half the length; less counts as no rise
+ENOUGH_WINDOWS = 16
+FLAT, RISES, OPEN, TOO_FEW = "does not rise", "rises", "open", "too few windows"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference of losses on the same targets, nats/token, and half its 95 % interval over documents."""
+
+    nats: float
+    half: float | None  # None: too few documents
+
+
+@dataclass(frozen=True)
+class Step(Difference):
+    """The loss at a length minus the loss at half of it."""
+
+    length: int
+    windows: int
+
+    @property
+    def verdict(self) -> str:
+        """Return whether the loss rises: FLAT, RISES, OPEN or TOO_FEW."""
+        if self.windows < ENOUGH_WINDOWS or self.half is None:
+            return TOO_FEW
+        if self.nats + self.half <= RISE:
+            return FLAT
+        return RISES if self.nats - self.half > 0 else OPEN
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The option with the lowest loss at a length, among those that were scored there."""
+
+    length: int
+    best: str  # "" is the model as it is
+    options: Sequence[str]
+    difference: Difference  # see `rescaling` and `base` of the card
+
+
+@dataclass(frozen=True)
+class Head:
+    """An attention head, and the share of its attention that makes it a head of this kind."""
+
+    head: str  # layer.head
+    share: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model's results show. A field is None if it was not scored."""
+
+    name: str
+    path: str
+    trained_length: int
+    longest: int | None  # tokens that the model can read; None: no limit
+    is_instructed: bool
+    steps: Sequence[Step]
+    order_back: int | None  # tokens back up to which order counts
+    order_longest: int | None  # the farthest distance that was scored
+    rescaling: Choice | None  # its difference is to the model as it is at `reference`
+    reference: int | None  # the longest scored length within the training length
+    base: Choice | None  # its difference is the best's to the model as it is, at the same length
+    heads: dict[str, Head] | None
+    schema: int = _SCHEMA
+
+    @property
+    def flat_up_to(self) -> int | None:
+        """Return the longest length up to which the loss does not rise at any scored length; None if at none."""
+        longest = None
+        for step in self.steps:
+            if step.verdict != FLAT:
+                break
+            longest = step.length
+        return longest
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Return {what was not scored: the command that scores it}."""
+        command, T = f"posbench eval {self.path}", self.trained_length
+        commands = {}
+        if not self.steps:
+            commands["loss by length"] = f"{command} --length {T // 2},{T},{2 * T}"
+        if self.order_back is None:
+            commands["order"] = f"{command} --protocol order"
+        if self.rescaling is None:
+            commands["rescaling"] = f"{command} --length {T},{2 * T} --under rescale=pi,ntk,yarn"
+        if self.base is None:
+            commands["base"] = f"{command} --length {T} --under base=1e4,1e6"
+        if self.heads is None:
+            commands["heads"] = f"{command} --protocol mechanism"
+        return commands
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the card for scripts."""
+        steps = [asdict(step) | {"verdict": step.verdict} for step in self.steps]
+        return asdict(self) | {"steps": steps, "flat_up_to": self.flat_up_to, "missing": self.missing}
+
+
+def card_of(run: Run) -> Card | None:
+    """Return the card of a subject, or None if it has no results."""
+    results = [result for result in run.results()[0] if result.key.data is None]
+    subject = run.manifest.subject
+    if not results or subject is None:
+        return None
+    T = run.config.train.context_length
+    losses = _on_the_same_targets([result for result in results if result.protocol == "fixed"])
+    usual = _as_it_is(losses)
+    within = [length for length in usual if length <= T]
+    reference = max(within, default=None)
+    order, heads = (_nearest(results, name, T) for name in (Order.name, MECHANISM.name))
+    back, farthest = (None, None) if order is None else order_reach(order.windows)
+    return Card(
+        name=run.manifest.scheme,
+        path=subject["path"],
+        trained_length=T,
+        longest=subject.get("longest"),
+        is_instructed=bool(subject.get("is_instructed")),
+        steps=_steps(usual),
+        order_back=back,
+        order_longest=farthest,
+        rescaling=_rescaling(losses, usual.get(reference or 0)),
+        reference=reference,
+        base=_base(losses, T),
+        heads=None if heads is None else _heads(heads.windows),
+    )
+
+
+def _nearest(results: Sequence[Result], protocol: str, length: int) -> Result | None:
+    """Return the protocol's result without options whose length is nearest to `length`, or None."""
+    usual = [result for result in results if result.protocol == protocol and not result.key.under]
+    return min(usual, key=lambda result: abs(result.length - length), default=None)
+
+
+Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> result
+
+
+def _on_the_same_targets(results: Sequence[Result]) -> Losses:
+    """Return the results that share their targets, {(length, options): result}: those with the most lengths."""
+    by_anchor: dict[int, Losses] = {}
+    for result in results:
+        by_anchor.setdefault(result.key.anchor, {})[result.length, result.key.under] = result
+    largest = max(by_anchor, key=lambda anchor: (len(by_anchor[anchor]), anchor), default=None)
+    return {} if largest is None else by_anchor[largest]
+
+
+def _as_it_is(losses: Losses) -> dict[int, Result]:
+    """Return {length: result} without options."""
+    return {length: result for (length, options), result in losses.items() if not options}
+
+
+def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Return the loss of each model minus the first one's, at each length at which both read the same windows.
+
+    Arguments: runs, {name of a model: its run}. Returns: columns scheme, length, gap and half, nats/token.
+    """
+    results = {}
+    for name, run in runs.items():
+        fixed = [r for r in run.results()[0] if r.protocol == "fixed" and r.key.data is None]
+        results[name] = _as_it_is(_on_the_same_targets(fixed))
+    first, *others = results
+    rows = []
+    for name in others:
+        for length in sorted(results[name].keys() & results[first].keys()):
+            model, baseline = results[name][length], results[first][length]
+            if model.windows_digest == baseline.windows_digest:  # the same text, tokenizer and number format
+                apart = difference(model.windows, baseline.windows)
+                rows.append((name, length, apart.nats, np.nan if apart.half is None else apart.half))
+    return pd.DataFrame(rows, columns=["scheme", "length", "gap", "half"])
+
+
+def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
+    """Return the mean loss in `first` minus that in `second`, which have the same targets, with its interval.
+
+    Arguments: results of `fixed`, a row per window and document, with the summed losses (`nll`) and `targets`.
+    """
+    place = ["document", "start", "targets"]
+    both = first.merge(second, on=place, suffixes=("", "_other"), validate="one_to_one")
+    both["apart"] = both["nll"] - both["nll_other"]
+    sums = both.groupby("document")[["apart", "targets"]].sum()
+    half = float(document_error(sums["apart"].to_numpy()[None], sums["targets"].to_numpy())[0])
+    return Difference(float(sums["apart"].sum() / sums["targets"].sum()), None if np.isnan(half) else half)
+
+
+def _steps(usual: dict[int, Result]) -> list[Step]:
+    """Return a step for each length of which half was scored too, shortest first."""
+    steps = []
+    for length in sorted(usual):
+        if length % 2 == 0 and length // 2 in usual:
+            windows = usual[length].windows
+            apart = difference(windows, usual[length // 2].windows)
+            steps.append(Step(apart.nats, apart.half, length, int(usual[length].header["windows"])))
+    return steps
+
+
+def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
+    """Return how far back the order of tokens counts, and the farthest distance that was scored, in tokens.
+
+    Order counts up to a distance if all shorter distances are worth REACH at the lower end of their intervals.
+    Arguments: windows, a result of `order`, a row per document and bucket of distances.
+    """
+    reach, farthest, counts = 0, int(windows["bucket_end"].max()) - 1, True
+    for end in sorted(set(windows["bucket_end"])):
+        bucket = windows[windows["bucket_end"] == end]
+        sums = bucket.groupby("document")[["targets", "nll", "shuffled_nll"]].sum()
+        lost = (sums["shuffled_nll"] - sums["nll"]).to_numpy()
+        targets = sums["targets"].to_numpy()
+        low = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
+        counts = counts and bool(low >= REACH)
+        if counts:
+            reach = int(end) - 1
+    return reach, farthest
+
+
+def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, at_most: int | None) -> Choice | None:
+    """Return the best option at the longest length that has one of the wanted options, or None.
+
+    Its difference is the best's to the model as it is at that length, 0 if that is the best.
+    """
+    wanted = {length for length, options in losses if len(options) == 1 and is_wanted(options[0])}
+    within = {length for length in wanted if at_most is None or length <= at_most} or wanted
+    if not within:
+        return None
+    length = max(within)
+    scored = {}
+    for (at, options), result in losses.items():
+        is_usual = with_usual and not options
+        if at == length and (is_usual or (len(options) == 1 and is_wanted(options[0]))):
+            scored[options[0] if options else ""] = result
+    best = min(scored, key=lambda option: scored[option].loss)
+    usual = losses.get((length, ()))
+    apart = Difference(0.0, 0.0) if usual is None else difference(scored[best].windows, usual.windows)
+    return Choice(length, best, list(scored), apart)
+
+
+def _rescaling(losses: Losses, reference: Result | None) -> Choice | None:
+    """Return the best rescaling at the longest length, with its difference to the `reference`, the model as it is."""
+    choice = _choice(losses, lambda option: option.partition("=")[0].endswith("rescale"), False, None)
+    if choice is None or reference is None:
+        return None
+    apart = difference(losses[choice.length, (choice.best,)].windows, reference.windows)
+    return Choice(choice.length, choice.best, choice.options, apart)
+
+
+def _base(losses: Losses, trained: int) -> Choice | None:
+    """Return the best base of the rotation at the longest length within the trained one."""
+    return _choice(losses, lambda option: option.partition("=")[0].endswith("base"), True, trained)
+
+
+def _heads(windows: pd.DataFrame) -> dict[str, Head]:
+    """Return the best previous-token head and the best induction head, by name."""
+    heads = {}
+    for name, by_head in scores(windows).items():
+        if name != "first_token" and len(by_head):
+            layer, head = by_head.index[int(by_head.to_numpy().argmax())]
+            heads[name] = Head(f"{layer}.{head}", float(by_head.max()))
+    return heads

@@ -1,0 +1,106 @@
+"""Load the model of a subject (a run that was scored here and not trained) through transformers.
+
+transformers is optional, so it is imported when a subject is first read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posbench.config import ConfigError
+from posbench.evaluation.scored import ScoredModel
+from posbench.runs import Run
+from posbench.system.device import Device
+
+if TYPE_CHECKING:
+    from posbench.huggingface.loading import Source
+    from posbench.huggingface.rotations import Rotation
+
+
+def source_of(run: Run) -> Source:
+    """Return the model that a subject is. Raises: ConfigError if it is gone or has changed since it was scored."""
+    from posbench.huggingface.loading import Source
+
+    subject = run.manifest.subject
+    assert subject is not None
+    source = Source(Path(subject["path"]))
+    if not source.path.exists():
+        raise ConfigError(f"{source.path}, the model of {run.name}, is gone: put it back, or delete {run.path}")
+    source.content  # noqa: B018  (raises the error if there is no config.json)
+    if source.digest != run.weights_digest:
+        raise ConfigError(f"the weights in {source.path} have changed since {run.name} was scored")
+    return source
+
+
+def load(run: Run, options: Sequence[str], length: int, device: Device) -> ScoredModel:
+    """Return a subject's model with changed options, for windows of `length` tokens."""
+    from posbench.huggingface.loading import load as load_model
+
+    model, _ = load_model(source_of(run), options, length, device.dtype, device.torch)
+    return model
+
+
+def check_options(run: Run, options: Sequence[str]) -> None:
+    """Raise ConfigError if a subject's model does not have these options."""
+    rotations(run, options, run.config.train.context_length)
+
+
+def rotations(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
+    """Return the rotations that a subject uses at `length` tokens, with changed options.
+
+    The list is empty for a model without rotations, and for an export of posbench's own class.
+    """
+    from posbench.huggingface.loading import rotations_under
+
+    return rotations_under(source_of(run), options, length)
+
+
+def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
+    """Return whether options only rescale by length / training length, and `length` is not beyond the training length.
+
+    The factor is 1 there, unless it is given or the model's own rotation is rescaled.
+    """
+    names = {option.partition("=")[0].rpartition(".")[2] for option in options}
+    if names != {"rescale"} or any("{" in option for option in options):
+        return False
+    if length > run.config.train.context_length:
+        return False
+    changed, usual = rotations(run, options, length), rotations(run, (), length)
+    return all(new.factor == 1 and old.method == "none" for new, old in zip(changed, usual, strict=True)) and bool(
+        changed
+    )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a loaded model says about itself."""
+
+    class_name: str
+    parameters: dict[str, int]  # in the embedding tables, and in the rest
+    longest: int | None  # the longest input in tokens, for learned positions; None: no limit
+
+
+def loaded(source: Source, length: int, device: Device) -> ScoredModel:
+    """Return a model as it is, for windows of `length` tokens. Raises: ConfigError for tensors that do not fit."""
+    from posbench.huggingface.loading import load as load_model
+
+    return load_model(source, (), length, device.dtype, device.torch)[0]
+
+
+def facts(model: Any) -> Facts:
+    """Return facts about a loaded model."""
+    from posbench.model.decoder import Decoder
+
+    if isinstance(model, Decoder):
+        longest, name, module = model.scheme.longest, "PosbenchForCausalLM", model
+        tables = [model.embedding.weight, model.unembedding.weight]
+    else:
+        longest, name, module = model.longest, type(model.model).__name__, model.model
+        head = module.get_output_embeddings()
+        tables = [module.get_input_embeddings().weight, *([] if head is None else [head.weight])]
+    total = sum(parameter.numel() for parameter in module.parameters())
+    embedding = sum(table.numel() for table in {id(table): table for table in tables}.values())
+    return Facts(name, {"embedding": embedding, "body": total - embedding}, longest)

@@ -1,0 +1,357 @@
+"""Load a causal model that transformers knows, from a folder or a GGUF file, and refuse what it would load wrongly.
+
+transformers fills in missing tensors with random numbers, warns, or raises an error of Python. Here a person gets one
+sentence. No code in a folder is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from omegaconf import OmegaConf
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers.utils import logging
+
+from posbench.catalogue.own_files import kinds_in
+from posbench.config import ConfigError
+from posbench.data.text.tokenizer import CONVERT
+from posbench.evaluation.scored import ScoredModel
+from posbench.huggingface.modeling import PosbenchForCausalLM
+from posbench.huggingface.rotations import Rotation, change_rotations, rotations_in, trained_length
+from posbench.huggingface.subject import SubjectModel
+from posbench.runs import folder_check, pretrained
+from posbench.runs.pretrained import SAVE
+from posbench.schemes.building import with_option
+from posbench.system.files import sum_of
+
+ADAPTER = 1  # version of this adapter; a change that may change a loss raises it
+GGUF = ".gguf"
+_COMPLETE = "download all files of the model"
+_NOT_POSITIONS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache", "architectures")
+
+
+@lru_cache(maxsize=8)  # reading a GGUF file takes seconds
+def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True, **source.file_word)
+
+
+@lru_cache(maxsize=8)  # reading large weights takes as long as loading them
+def _digest(is_gguf: bool, files: tuple[tuple[Path, int], ...]) -> str:
+    """Return the SHA-256 of weight files. Arguments: files, each with the time of its last change."""
+    paths = [path for path, _ in files]
+    return sum_of(paths[0]) if is_gguf else pretrained.digest(paths)
+
+
+def versions() -> dict[str, Any]:
+    """Return {name: version} of what computes a subject's losses."""
+    return {"transformers": transformers.__version__, "adapter": ADAPTER}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model in Hugging Face's format: a folder, or a GGUF file."""
+
+    path: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.suffix == GGUF
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent if self.is_gguf else self.path
+
+    @property
+    def name(self) -> str:
+        """Return the name of the subject, from the name of the folder or file."""
+        name = self.path.stem if self.is_gguf else self.path.resolve().name
+        return re.sub(r"[^\w.+-]", "_", name).lstrip("_.+-")
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """Return the content of `config.json`, or of the configuration in a GGUF file."""
+        if self.is_gguf:
+            return self.config.to_dict()
+        if not (self.path / "config.json").is_file():
+            raise ConfigError(f"{self.path} has no config.json: {_COMPLETE}{self._gguf_hint()}")
+        return pretrained.read_json(self.path / "config.json")
+
+    def _gguf_hint(self) -> str:
+        files = sorted(self.path.glob(f"*{GGUF}"))
+        return f", or give its GGUF file ({files[0]})" if files else ""
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """Return the configuration as transformers reads it. Raises: ConfigError if it cannot."""
+        with _explained(self):
+            file = self.path if self.is_gguf else self.path / "config.json"
+            return _read_config(self, file.stat().st_mtime_ns)
+
+    @property
+    def file_word(self) -> dict[str, Any]:
+        """Return the argument of `from_pretrained` that names a GGUF file, {} for a folder."""
+        return {"gguf_file": self.path.name} if self.is_gguf else {}
+
+    @property
+    def config_digest(self) -> str:
+        """Return a digest of the settings in `config.json` that decide what the model computes."""
+        settings = {key: value for key, value in self.content.items() if key not in _NOT_POSITIONS}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 of the weights."""
+        files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
+        return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
+
+    @property
+    def length(self) -> int:
+        """Return the training length, in tokens. Raises: ConfigError if the configuration does not record it."""
+        length = trained_length(self.config, self.content)
+        if length is None:
+            raise ConfigError(
+                f"{self.folder}/config.json has no max_position_embeddings or context_length, the length that the "
+                "model was trained on: add max_position_embeddings"
+            )
+        return length
+
+    @property
+    def rotations(self) -> dict[str, dict[str, Any]]:
+        """Return {layer type: rope_parameters} as read; the type is "" if all layers share one rotation."""
+        rotations = rotations_in(self.config)
+        known: Any = self.config.get_text_config()
+        for layer_type in filter(None, rotations):
+            if layer_type not in known.nested_rope_parameter_keys(rotations):
+                raise ConfigError(_nested_refused(self, layer_type, type(self.config).__name__))
+        return rotations
+
+    @property
+    def is_instructed(self) -> bool:
+        """Return whether the model has a chat template, as instruction-tuned models do."""
+        if (self.folder / "chat_template.jinja").is_file():
+            return True
+        file = self.folder / "tokenizer_config.json"
+        return file.is_file() and bool(pretrained.read_json(file).get("chat_template"))
+
+    def tokenizer_file(self, target: Path) -> Path:
+        """Return the path of the model's `tokenizer.json`. That of a GGUF file is written to the folder `target`."""
+        if not self.is_gguf:
+            if not (self.path / "tokenizer.json").is_file():
+                others = folder_check.tokenizer_files(self.path)
+                raise ConfigError(f"{self.path} has no tokenizer.json{others}: {CONVERT}")
+            return self.path / "tokenizer.json"
+        with _explained(self):
+            tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, **self.file_word)
+        target.mkdir(parents=True, exist_ok=True)
+        tokenizer.backend_tokenizer.save(str(target / "tokenizer.json"))
+        return target / "tokenizer.json"
+
+    def check(self) -> list[str]:
+        """Check `config.json` and the headers of the weights, and return notes about what is read in another way.
+
+        Raises: ConfigError for what transformers would not load, or load wrongly, as far as it can be seen from these.
+        """
+        folder_check.check_adapter(self.folder)
+        if self.is_gguf:
+            return []
+        content, file = self.content, self.path / "config.json"
+        folder_check.check_numbers(content, file)
+        folder_check.check_rotation_lists(content, file)
+        if content.get("quantization_config") is not None:
+            raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
+        files = pretrained.weight_files(self.path)
+        folder_check.check_number_types(files)
+        is_untied = bool(getattr(self.config, "tie_word_embeddings", False)) and folder_check.stores_another_head(files)
+        if files_named := kinds_in(content.get("scheme") or {}):
+            raise ConfigError(f"{file} names {next(iter(files_named))}, and posbench runs no code that a folder names")
+        _ = self.rotations  # reading them checks their types of layers
+        return folder_check.notes(self.path, content, is_untied)
+
+
+def load(
+    source: Source, options: Sequence[str], length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[ScoredModel, list[Rotation]]:
+    """Return the model, with changed options of its rotations, and the rotations it uses at `length` tokens.
+
+    Arguments: options, such as `rescale=yarn`, whose factor is length / training length unless it is given.
+    Raises: ConfigError if transformers cannot load it, or for tensors that do not fit its configuration.
+    """
+    if isinstance(source.config, _POSBENCH):
+        return _posbench_decoder(source, options, dtype, device), []
+    config = _copy(source)
+    with _explained(source):
+        rotations = change_rotations(config, options, length, source.length, source.name)
+    settings = json.dumps(rotations_in(config), sort_keys=True)
+    model = _load(source, config, settings, dtype, device)
+    return model, rotations
+
+
+def rotations_under(source: Source, options: Sequence[str], length: int) -> list[Rotation]:
+    """Return the rotations that the model uses at `length` tokens, with changed options, without loading its weights.
+
+    Raises: ConfigError for options that it does not have.
+    """
+    config = _copy(source)
+    if isinstance(config, _POSBENCH):
+        config.scheme = _posbench_scheme(config, options)
+        config.build()  # raises the error
+        return []
+    with _explained(source):
+        return change_rotations(config, options, length, source.length, source.name)
+
+
+_POSBENCH = PosbenchForCausalLM.config_class
+
+
+def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
+    """Return the decoder inside an exported model of our own class, with changed options of its scheme."""
+    config = _copy(source)
+    config.scheme = _posbench_scheme(config, options)
+    model = _from_pretrained(source, config, torch.float32)
+    decoder = model.decoder.to(device)
+    decoder.compute_dtype = dtype
+    return decoder
+
+
+def _copy(source: Source) -> Any:
+    """Return a copy of the model's configuration, because options change it."""
+    with _explained(source):
+        return source.config.__class__.from_dict(source.config.to_dict())
+
+
+def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
+    """Return the scheme of an exported model with changed options, which are not checked."""
+    scheme = dict(config.scheme)
+    for option in options:
+        key, _, value = option.partition("=")
+        scheme = with_option(scheme, key, OmegaConf.from_dotlist([f"value={value}"])["value"])
+    return scheme
+
+
+class _Loaded:
+    """The last model that was loaded, so that one command loads it once for its check and its lengths."""
+
+    key: tuple[Any, ...] = ()
+    model: SubjectModel | None = None
+
+
+def _load(
+    source: Source, config: PreTrainedConfig, settings: str, dtype: torch.dtype, device: torch.device
+) -> SubjectModel:
+    key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
+    if _Loaded.key != key or _Loaded.model is None:
+        _Loaded.key, _Loaded.model = (), None  # before the next one, so that memory holds one
+        model = _from_pretrained(source, config, dtype)
+        _check_nested(source, model)
+        _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device).eval())
+    return _Loaded.model
+
+
+def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    with _explained(source):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by their names
+            **(source.file_word or {"use_safetensors": True}),
+        )
+    model, info = loaded
+    _check_tensors(source, info, type(model).__name__)
+    return model
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Turn any error of transformers in a `with` block into a ConfigError, and keep its warnings and bars silent."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers raises KeyError, TypeError and others for a configuration
+        nested = folder_check.nested_rotations(source.content) if not source.is_gguf else []
+        if nested:
+            raise ConfigError(_nested_refused(source, nested[0], "its class")) from error
+        if source.is_gguf:
+            raise ConfigError(
+                f"transformers {transformers.__version__} cannot load {source.path}: {type(error).__name__}: "
+                f"{_line(error)} (GGUF files need two packages: pip install gguf accelerate)"
+            ) from error
+        kind = f" (model_type={source.content.get('model_type')})"
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot load {source.path}{kind} without code from the folder: "
+            f"{type(error).__name__}: {_line(error)}. Install the version that the model needs, or save the model "
+            f"again with it ({SAVE})"
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+
+
+def _line(error: BaseException) -> str:
+    """Return an error's message in one line of 200 characters."""
+    return " ".join(str(error).split())[:200]
+
+
+def _check_nested(source: Source, model: Any) -> None:
+    """Raise ConfigError if the model has one rotation for all layers, and `config.json` one for each type of layer.
+
+    Rotations of their own are buffers that begin with the type of layer.
+    """
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    for layer_type in filter(None, source.rotations):
+        if not any(name.startswith(layer_type) for name in buffers):
+            raise ConfigError(_nested_refused(source, layer_type, type(model).__name__))
+
+
+def _nested_refused(source: Source, layer_type: str, class_name: str) -> str:
+    return (
+        f"{source.folder}/config.json has rope_parameters.{layer_type}, which is for some of the layers, and "
+        f"{class_name} has one rotation for all: write rope_parameters without layer types"
+    )
+
+
+def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> None:
+    """Raise ConfigError unless the files have the tensors of the class, in its shapes, and no others.
+
+    Arguments: info, what transformers reports of loading.
+    """
+    stored_in = {} if source.is_gguf else folder_check.stored_tensors(pretrained.weight_files(source.path))
+
+    def place(name: str) -> Path:
+        return stored_in[name].file if name in stored_in else source.path
+
+    differences = []
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        differences.append(
+            f"{place(name)} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
+            f"makes it {list(expected)}: correct the one that is wrong"
+        )
+    for name in sorted(info["missing_keys"]):
+        is_head = name == "lm_head.weight"
+        reason = " (tie_word_embeddings=false)" if is_head else ""
+        differences.append(f"{source.path} lacks {name}{reason}: download the model again, or correct its config.json")
+    for name in sorted(info["unexpected_keys"]):
+        differences.append(
+            f"{place(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
+            f"transformers, which leaves out what its class has not ({SAVE})"
+        )
+    if differences:
+        others = f" ({len(differences) - 1} more tensors do not fit)" if len(differences) > 1 else ""
+        raise ConfigError(f"{differences[0]}{others}")

@@ -1,0 +1,212 @@
+"""Read and change the rotation settings (RoPE) in the configuration of a transformers model.
+
+`--under` names the options as for posbench's own rotations: `base`, `rescale`, `factor`, and `rescale.KEY` for a key of
+`rope_parameters`. A model with one rotation for each type of layer takes `full_attention.rescale=yarn` for one of them.
+
+posbench's rescalings are passed on as the factors of "longrope", which divide the frequencies one by one, because
+transformers lacks some of them (`ntk`, the ramp of `yarn` by turns). So they mean the same as for posbench's decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from posbench.config import ConfigError
+from posbench.schemes.rescaling import ROPE_TYPES, Rescaling, RopeParameters, TrainedFrequencies
+from posbench.schemes.rotary import inverse_frequencies
+
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+_OPTIONS = ("base", "rescale", "factor")
+_LENGTH = "original_max_position_embeddings"
+_LENGTH_KEYS = (  # in the order of preference
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "context_length",
+    "max_sequence_length",
+)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotation of one type of layer: its settings in a few words, and its frequencies in radians per token."""
+
+    layer_type: str  # empty if all layers share it
+    base: float
+    method: str  # `none`, a rescaling of posbench, or a `rope_type`
+    factor: float
+    frequencies: Tensor  # [channel pairs], the fastest first
+
+
+def rotations_in(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
+    """Return {layer type: rope_parameters}; the type is "" if all layers share one. Without rotations it is empty."""
+    text = config.get_text_config()
+    parameters = getattr(text, "rope_parameters", None)
+    if not parameters or getattr(text, "alibi", False):
+        return {}
+    nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
+    return nested or {"": parameters}
+
+
+def trained_length(config: PreTrainedConfig, content: Mapping[str, Any]) -> int | None:
+    """Return the longest input in the model's own training, in tokens, or None if it is not recorded.
+
+    Arguments: content, of `config.json`, which may have a length that the class does not know.
+    """
+    text = config.get_text_config()
+    for parameters in rotations_in(config).values():
+        if parameters.get("rope_type") == "yarn" and parameters.get(_LENGTH):
+            return int(parameters[_LENGTH])  # training with the other types reaches the length that they are for
+    if isinstance(content.get("text_config"), dict):
+        content = content["text_config"]
+    for key in _LENGTH_KEYS:
+        value = getattr(text, key, None) or content.get(key)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def change_rotations(
+    config: PreTrainedConfig, options: Sequence[str], length: int, trained: int, name: str
+) -> list[Rotation]:
+    """Change the rotations in `config` in place, and return those that the model will use at `length` tokens.
+
+    Arguments: options, such as `rescale=yarn`; trained, the training length in tokens; name, the model's, for errors.
+    Raises: ConfigError if the model has no rotations, or for an option that they do not have.
+    """
+    parameters = rotations_in(config)
+    by_type = _options_by_type(options, parameters, name)
+    text, width = config.get_text_config(), _head_width(config) if parameters else 0
+    used, methods = {}, {}
+    for layer_type, settings in parameters.items():
+        chosen = by_type.get(layer_type, {})
+        used[layer_type], methods[layer_type] = _changed(settings, chosen, width, length, trained, name)
+    if any(by_type.values()):
+        text.rope_parameters = used.get("", used)
+    return [_rotation(config, key, methods[key], length) for key in used]
+
+
+def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """Return {layer type: {option: value}}. An option without a layer type is for all of them."""
+    by_type: dict[str, dict[str, Any]] = {layer_type: {} for layer_type in parameters}
+    for option in options:
+        key, _, value = option.partition("=")
+        layer_type, _, rest = key.partition(".")
+        is_typed = layer_type in LAYER_TYPES
+        key = rest if is_typed else key
+        if key not in _OPTIONS and not key.startswith("rescale."):
+            raise ConfigError(
+                f"--under {option} is not for {name}: a model of transformers takes rescale=, factor=, base= and "
+                "rescale.KEY= (a key of its rope_parameters), also as full_attention.rescale="
+            )
+        if not parameters:
+            raise ConfigError(f"{name} has no rotations in its config.json, so --under {option} has nothing to change")
+        if is_typed and layer_type not in parameters:
+            known = ", ".join(filter(None, parameters)) or "one rotation for all layers"
+            raise ConfigError(f"--under {option}: {name} has {known}; leave {layer_type} out, or name one of these")
+        for chosen in [layer_type] if is_typed else parameters:
+            by_type[chosen][key] = yaml.safe_load(value)
+    return by_type
+
+
+def _changed(
+    parameters: Mapping[str, Any], options: Mapping[str, Any], width: int, length: int, trained: int, name: str
+) -> tuple[dict[str, Any], tuple[str, float]]:
+    """Return the changed parameters of one rotation, and the method and factor of its rescaling in words.
+
+    Arguments: parameters, the rotation's in `config.json`; options, {option: value}; width, channels of a head.
+    """
+    common = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+    changed = dict(parameters)
+    if "base" in options:
+        common["rope_theta"] = changed["rope_theta"] = _base(str(options["base"]))
+    own = {key.removeprefix("rescale."): value for key, value in options.items() if key.startswith("rescale.")}
+    channels = int(width * common.get("partial_rotary_factor", 1.0))
+    if own:
+        if changed.get("rope_type", "default") == "default":
+            raise ConfigError(f"{name} has no rescaling to change: --under rescale=yarn gives it one")
+        keys = ("rope_type", *ROPE_TYPES.get(changed["rope_type"], ()))
+        if wrong := [key for key in own if key not in keys]:
+            raise ConfigError(
+                f"{name} has rope_type={changed['rope_type']}, which has no {wrong[0]} ({', '.join(keys)})"
+            )
+        changed |= own
+    if "factor" in options and "rescale" not in options:
+        raise ConfigError(f"--under factor={options['factor']} needs a rescaling for {name}: add --under rescale=yarn")
+    if "rescale" in options:
+        value = options["rescale"]
+        if isinstance(value, Mapping):
+            rescaling = RopeParameters(dict(value))
+            rescaling.check_lists(channels)
+            changed = {**common, **value}
+        elif value is None:
+            changed = {**common, "rope_type": "default"}
+        else:
+            return _as_lists(Rescaling(str(value), options.get("factor")), common, channels, length, trained)
+    kind = str(changed.get("rope_type", "default"))
+    factor = changed.get("factor")
+    return changed, ("none" if kind == "default" else kind, 1.0 if factor is None else float(factor))
+
+
+def _base(value: str) -> float:
+    """Return the base of a rotation as a number; YAML reads 1e6 as text. Raises: ConfigError if it is not one."""
+    with suppress(ValueError):
+        if 1 < float(value) < 1e15:
+            return float(value)
+    raise ConfigError(f"--under base={value} must be a number between 1 and 1e15")
+
+
+def _as_lists(
+    rescaling: Rescaling, common: dict[str, Any], channels: int, length: int, trained: int
+) -> tuple[dict[str, Any], tuple[str, float]]:
+    """Return a rescaling of posbench as `rope_parameters`, for windows of `length` tokens, and its name and factor."""
+    factor = rescaling.factor_at(length, trained)
+    usual = inverse_frequencies(channels, common["rope_theta"])
+    rescaled = rescaling.inv_freq(TrainedFrequencies(usual, common["rope_theta"], trained), length)
+    factors = (usual / rescaled).tolist()
+    parameters = {
+        **common,
+        "rope_type": "longrope",
+        "short_factor": factors,  # up to the training length
+        "long_factor": factors,  # and beyond
+        "factor": 1.0,
+        "attention_factor": rescaling.temperature(length, trained) ** 0.5,  # multiplies q and k
+        _LENGTH: trained,
+    }
+    return parameters, (rescaling.name, factor)
+
+
+def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, float], length: int) -> Rotation:
+    parameters = rotations_in(config)[layer_type]
+    kind, base = str(parameters.get("rope_type", "default")), float(parameters["rope_theta"])
+    if kind in ROPE_INIT_FUNCTIONS:
+        text = config.get_text_config()
+        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](text, torch.device("cpu"), length, layer_type=layer_type or None)
+    else:
+        channels = int(_head_width(config) * parameters.get("partial_rotary_factor", 1.0))
+        frequencies = inverse_frequencies(channels, base)
+    return Rotation(layer_type, base, *method, frequencies)
+
+
+def _head_width(config: PreTrainedConfig) -> int:
+    text = config.get_text_config()
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+def is_dynamic(config: PreTrainedConfig) -> bool:
+    """Return whether the frequencies depend on the length of the input, so that a cache of keys is not exact."""
+    for parameters in rotations_in(config).values():
+        kind = parameters.get("rope_type")
+        if kind == "dynamic" or (kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]):
+            return True
+    return False

@@ -1,0 +1,211 @@
+"""Score a model of transformers: token losses of a window, and the attention weights of one layer at a time.
+
+The base model gives hidden states, whole or in pieces with the model's own cache. The head is applied to a few rows at
+a time, so that memory never holds the logits of a long window. The model's own `forward` does it, with hidden states
+put in place of the base model's: so a softcap or another scaling of logits is applied as the class applies it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from posbench.config import ConfigError
+from posbench.huggingface.rotations import is_dynamic
+
+_LOGITS = 1 << 25  # logits in memory at a time: 128 MiB in float32
+_SAME = 0.02  # nats; rounding in bfloat16 is less, another part's losses differ by more
+_TABLES = ("gptj", "codegen", "mpt")  # model types whose sines or biases are a table of the trained length
+_CACHED_EXACTLY = {"full_attention", "sliding_attention"}
+
+
+class SubjectModel:
+    """A model of transformers as the protocols need it (`posbench.evaluation.scored.ScoredModel`)."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.piece: int | None = None
+        self.base: nn.Module | None = None  # gives the hidden states that the head reads; None: read logits whole
+        self.base = self._find_base()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        table: Any = self.model.get_input_embeddings()
+        return int(table.weight.shape[0])
+
+    @property
+    def num_heads(self) -> int:
+        return int(getattr(self.model.config.get_text_config(), "num_attention_heads", None) or 1)
+
+    @property
+    def longest(self) -> int | None:
+        """Return the longest input in tokens, the size of a table of positions; None if there is no such table.
+
+        A table of learned positions has the trained length in rows, and sometimes a few more for padding.
+        """
+        text: Any = self.model.config.get_text_config()
+        if text.model_type in _TABLES:
+            return int(getattr(text, "max_seq_len", None) or text.max_position_embeddings)
+        length = getattr(text, "max_position_embeddings", None)
+        if length is None:
+            return None
+        for name, module in self.model.named_modules():
+            is_table = isinstance(module, nn.Embedding) and module is not self.model.get_input_embeddings()
+            if is_table and ("pos" in name or "wpe" in name) and 0 <= module.weight.shape[0] - length <= 8:
+                return int(length)
+        return None
+
+    @property
+    def has_exact_cache(self) -> bool:
+        """Return whether reading a window in pieces gives the same losses as reading it whole."""
+        text = self.model.config.get_text_config()
+        layer_types = set(getattr(text, "layer_types", None) or ())
+        return not (is_dynamic(text) or getattr(self.model, "_is_stateful", False) or layer_types - _CACHED_EXACTLY)
+
+    def nll(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        offset: int = 0,
+        last: int | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of the `last` targets of each window, [B, last] float32 in nats; None means all.
+
+        Arguments: tokens and targets, [B, T]; offset and positions are not supported, and must be left out.
+        """
+        assert offset == 0 and positions is None
+        last = last or tokens.shape[1]
+        targets = targets[:, -last:]
+        if self.base is None:
+            logits = self.model(input_ids=tokens, use_cache=False).logits[:, -last:]
+            return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+        output = self._hidden(self.base, tokens, last)
+        rows = max(1, _LOGITS // (self.vocab_size * len(tokens)))
+        hidden = output.last_hidden_state.split(rows, dim=1)
+        losses = []
+        for part, target in zip(hidden, targets.split(rows, dim=1), strict=True):
+            logits = self._logits(self.base, output, part, target)
+            losses.append(F.cross_entropy(logits.float().transpose(1, 2), target, reduction="none"))
+        return torch.cat(losses, dim=1)
+
+    @torch.no_grad()
+    def _find_base(self) -> nn.Module | None:
+        """Return the part of the model that gives the hidden states, or None if there is no such part.
+
+        Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading it
+        and the head one after the other gives the losses of the whole model.
+        """
+        tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]
+        whole = self.nll(tokens[:, :-1], tokens[:, 1:])
+        for part in (self.model.base_model, self.model.get_decoder()):
+            if part is None or part is self.model:
+                continue
+            self.base = part
+            try:
+                losses = self.nll(tokens[:, :-1], tokens[:, 1:])
+            except (AttributeError, TypeError, RuntimeError, IndexError, KeyError):
+                continue  # it does not take tokens, or its output has no hidden states
+            if torch.allclose(losses, whole, atol=_SAME, rtol=0):
+                return part
+        return None
+
+    def _hidden(self, base: nn.Module, tokens: Tensor, last: int) -> Any:
+        """Return the base model's output for `tokens`, with the hidden states of the `last` tokens only."""
+        piece = self.piece if self.has_exact_cache else None
+        if piece is None or tokens.shape[1] <= piece:
+            output = base(input_ids=tokens, use_cache=False, return_dict=True)
+            output.last_hidden_state = output.last_hidden_state[:, -last:]
+            return output
+        cache, parts = DynamicCache(config=self.model.config.get_text_config()), []
+        for part in tokens.split(piece, dim=1):
+            output = base(input_ids=part, past_key_values=cache, use_cache=True, return_dict=True)
+            parts.append(output.last_hidden_state)
+        output.past_key_values = None
+        output.last_hidden_state = torch.cat(parts, dim=1)[:, -last:]
+        return output
+
+    def _logits(self, base: nn.Module, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits of hidden states [B, rows, C], computed by the model's own `forward`.
+
+        Arguments: output, of the base model, for its other fields; tokens, [B, rows], of which only the shape counts.
+        """
+        answer = copy.copy(output)
+        answer.last_hidden_state = hidden
+        base.forward = lambda *args, **kwargs: answer
+        try:
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            del base.forward  # the class's own is used again
+        return logits
+
+    @contextmanager
+    def recording(self, record: Callable[[int, dict[str, Tensor]], None]) -> Iterator[None]:
+        """Record attention weights in a `with` block; memory holds one layer's.
+
+        Arguments: record, called in each layer with its number and {"weights": [B, heads, T, T] float64}.
+        Raises: ConfigError if no layer gave weights.
+        """
+        modules = {name: module for name, module in self.model.named_modules() if _is_attention(module)}
+        recorded: list[int] = []
+        usual, piece = self.model.config._attn_implementation, self.piece
+
+        def hook(number: int, module: nn.Module, inputs: Any, output: Any) -> None:
+            maps = [part for part in output if isinstance(part, Tensor) and part.ndim == 4] if _is_tuple(output) else []
+            for weights in maps[:1]:
+                if weights.shape[-1] == weights.shape[-2]:
+                    recorded.append(number)
+                    record(number, {"weights": weights.double()})
+
+        def hooked(number: int) -> Callable[..., None]:
+            return lambda module, inputs, output: hook(number, module, inputs, output)
+
+        handles = []
+        for number, module in enumerate(modules.values()):
+            layer = getattr(module, "layer_idx", None)
+            handles.append(module.register_forward_hook(hooked(number if layer is None else layer)))
+        self.piece = None
+        try:
+            if usual != "eager":
+                self.model.set_attn_implementation("eager")
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            if usual != "eager":
+                self.model.set_attn_implementation(usual)
+            self.piece = piece
+        if not recorded:
+            raise ConfigError(
+                f"{type(self.model).__name__} gives no attention weights (its layers are recurrent, or fuse them): "
+                "protocol mechanism cannot be scored"
+            )
+
+
+def _is_tuple(output: object) -> bool:
+    return isinstance(output, (tuple, list))
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """Return whether a module is a layer's attention itself, and not a wrapper of it."""
+    inner = [child for child in module.modules() if child is not module]
+    return _is_named_attention(module) and not any(_is_named_attention(child) for child in inner)
+
+
+def _is_named_attention(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Attention")

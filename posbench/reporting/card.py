@@ -1,0 +1,117 @@
+"""Write a subject's card (`posbench.analysis.card`) as lines of text, and as `card.md` for a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from posbench.analysis.card import ENOUGH_WINDOWS, OPEN, RISES, TOO_FEW, Card, Choice, Difference, card_of
+from posbench.config.units import DASH
+from posbench.runs import Run
+from posbench.runs.finding import SUBJECTS
+from posbench.system.files import write_text
+from posbench.version import __version__
+
+
+def show_cards(runs: Sequence[Run], console: Console) -> None:
+    """Print the card of each subject among `runs` that has results, and write its `card.md`."""
+    for run in runs:
+        if run.path.parents[1].name != SUBJECTS:
+            continue
+        card = card_of(run)
+        if card is None:
+            continue
+        console.out("")
+        for line in card_lines(card):
+            console.out(line)
+        file = run.path.parent / "card.md"
+        write_text(file, card_page(card, run))
+        console.out(f"wrote {file}")
+
+
+def card_lines(card: Card) -> list[str]:
+    """Return the card as lines: how far it reads, the options and heads, and the commands for what is missing."""
+    kind = " (instruction-tuned)" if card.is_instructed else ""
+    order = f"order: {DASH}"
+    if card.order_back is not None:
+        order = f"order is used up to {card.order_back:,} tokens back"
+        if card.order_back == card.order_longest:
+            order += ", the farthest scored"
+    parts = [_rescaling(card), _base(card.base), _heads(card)]
+    lines = [f"{card.name}{kind}: {_loss(card)}; {order}", "; ".join(parts)]
+    lines += [f"{DASH} {name}: {command}" for name, command in card.missing.items()]
+    return lines
+
+
+def card_page(card: Card, run: Run) -> str:
+    """Return the content of `card.md`."""
+    text, *others = card_lines(card)
+    subject = run.manifest.subject or {}
+    versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())
+    source = f"posbench {__version__} ({versions}), data={run.config.data.name}, weights {str(run.weights_digest)[:12]}"
+    listed = "\n".join(f"- {line}" for line in others)
+    return f"## Context length\n\n{text}.\n\n{listed}\n\nMeasured by {source}.\n"
+
+
+def _loss(card: Card) -> str:
+    """Return up to which length the loss does not rise, and what happens at the first length after it."""
+    trained = f"trained: {card.trained_length:,}"
+    if card.longest is not None:
+        trained += f"; reads at most {card.longest:,}: {DASH} beyond"
+    if not card.steps:
+        return f"loss by length: {DASH} ({trained})"
+    if card.steps[0].verdict == TOO_FEW:
+        largest = max(card.steps, key=lambda step: step.nats)
+        change = f"at most {_nats(largest, sign=True)} nats, at {largest.length:,}"
+        few = f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
+        return f"{few}: {change}"
+    flat = card.flat_up_to
+    said = []
+    for step in [step for step in card.steps if flat is None or step.length > flat]:
+        if step.verdict == RISES:
+            said.append(f"rises by {_nats(step)} nats at {step.length:,}")
+            break
+        if step.verdict == OPEN:
+            said.append(f"may rise at {step.length:,} ({_nats(step, sign=True)} nats)")
+    if flat is None:
+        return f"loss ({trained}) {' and '.join(said)}"
+    return " and ".join([f"loss does not rise up to {flat:,} tokens ({trained})", *said])
+
+
+def _rescaling(card: Card) -> str:
+    choice = card.rescaling
+    if choice is None:
+        return f"rescaling: {DASH}"
+    names = ", ".join(_value(option) for option in choice.options)
+    gain = f"{_nats(choice.difference, sign=True)} nats against {card.reference or 0:,}"
+    return f"best of {names} at {choice.length:,}: {_value(choice.best)}, {gain}"
+
+
+def _base(choice: Choice | None) -> str:
+    if choice is None:
+        return f"base: {DASH}"
+    if not choice.best:
+        return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
+    gain, half = f"{_nats(choice.difference, sign=True)} nats", choice.difference.half
+    is_certain = half is not None and choice.difference.nats + half < 0
+    verdict = "is better than the one in config.json" if is_certain else "is lowest, but not certainly better"
+    return f"base {_value(choice.best)} {verdict} at {choice.length:,}: {gain}"
+
+
+def _heads(card: Card) -> str:
+    if card.heads is None:
+        return f"heads: {DASH}"
+    names = {"previous_token": "previous-token", "induction": "induction"}
+    return ", ".join(f"{names[name]} head {head.head} ({head.share:.2f})" for name, head in card.heads.items())
+
+
+def _value(option: str) -> str:
+    return option.partition("=")[2]
+
+
+def _nats(difference: Difference, sign: bool = False) -> str:
+    """Return a difference with half its interval, with as many digits as the interval has."""
+    digits = 2 if difference.half is None or difference.half < 0.1 else 1
+    value = f"{difference.nats:+.{digits}f}" if sign else f"{difference.nats:.{digits}f}"
+    return value if difference.half is None else f"{value} ±{difference.half:.{digits}f}"
