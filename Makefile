@@ -46,8 +46,8 @@ ROUND_7b := train -m experiment=headline runs_dir=runs/reference seed=0,1,2 $(TO
 	'train.from_run=runs/reference/extend_base/qk_rope/seed=$${seed}/checkpoints/step=00004800' \
 	'scheme.name=qk_rope_$${scheme.rescale}' scheme.rescale=null,pi,ntk,yarn
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
-ROUND_8 := train -m $(MUON) scheme=qk_rope,fope,hype,kda,hybrid_kda_nope,mla,mla_nope,gqa_qk_rope model.num_layers=4 seed=0 \
-	scheme.lr=$(RATE) experiment_name=headline_muon_rows
+ROUND_8 := train -m $(MUON) scheme=qk_rope,hype,kda,hybrid_kda_nope model.num_layers=4 seed=0 scheme.lr=$(RATE) \
+	experiment_name=headline_muon_rows4
 ROUND_9 := train -m experiment=demo runs_dir=runs/reference experiment_name=demo_muon train.optimizer=muon train.dtype=float32 \
 	train.tokens=512_000 train.validate_every=100
 

@@ -139,6 +139,23 @@ def four_schemes() -> list[str]:
     return lines
 
 
+def test_the_pilots_of_rows_that_came_last() -> None:
+    results = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    losses = {
+        name: at_rate("headline_muon_rows", name, 4e-3).loc[0] for name in ("fope", "gqa_qk_rope", "mla", "mla_nope")
+    }
+    qk = at_rate("headline_muon-tune", "qk_rope", 4e-3)
+    sentences = [
+        f"QK's five seeds there have {qk.min():.3f} to {qk.max():.3f}",
+        f"FoPE has {losses['fope']:.3f}",
+        f"one head of keys and values (`gqa_qk_rope`) {losses['gqa_qk_rope']:.3f}",
+        f"decoupled RoPE (`mla`) {losses['mla']:.3f}, without (`mla_nope`) {losses['mla_nope']:.3f}",
+    ]
+    assert len(qk) == 5
+    for sentence in sentences:
+        assert sentence in results, sentence
+
+
 @pytest.mark.parametrize("lines", [main_table, table_by_rate, four_schemes])
 def test_the_page_has_the_table(lines: object) -> None:
     assert callable(lines)
