@@ -73,7 +73,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Card:
-    """What a model's results show. A field is None if it was not scored."""
+    """The results of one model in a few figures. A field is None if it was not scored."""
 
     name: str
     path: str

@@ -31,7 +31,7 @@ _PAIRS = {  # columns of `statistics.compare` and their names here
 
 @dataclass(frozen=True)
 class DistantOrder:
-    """What order beyond 32 tokens is worth to each scheme, at one length, and what the tests decide."""
+    """The worth of order beyond 32 tokens to each scheme at one length, with its tests."""
 
     length: int  # of the windows, in tokens
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme

@@ -18,9 +18,9 @@ from posbench.data import Dataset
 from posbench.evaluation import subject_models
 from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
 from posbench.evaluation.request import Request
-from posbench.evaluation.scored import ScoredModel
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
+from posbench.model.scored import ScoredModel
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint

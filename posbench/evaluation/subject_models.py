@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import ConfigError
-from posbench.evaluation.scored import ScoredModel
+from posbench.model.scored import ScoredModel
 from posbench.runs import Run
 from posbench.system.device import Device
 
@@ -76,7 +76,7 @@ def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a loaded model says about itself."""
+    """Facts that a loaded model gives about itself."""
 
     class_name: str
     parameters: dict[str, int]  # in the embedding tables, and in the rest

@@ -32,7 +32,7 @@ from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
 from posbench.evaluation import subject_models
 from posbench.evaluation.request import Request
-from posbench.evaluation.scored import ScoredModel
+from posbench.model.scored import ScoredModel
 from posbench.runs import FINISHED, Manifest, Run, run_folder
 from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity

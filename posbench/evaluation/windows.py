@@ -12,7 +12,7 @@ import pandas as pd
 
 if TYPE_CHECKING:
     from posbench.data import Split
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 
 @dataclass(frozen=True)

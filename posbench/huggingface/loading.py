@@ -25,10 +25,10 @@ from transformers.utils import logging
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
-from posbench.evaluation.scored import ScoredModel
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.rotations import Rotation, change_rotations, rotations_in, trained_length
 from posbench.huggingface.subject import SubjectModel
+from posbench.model.scored import ScoredModel
 from posbench.runs import folder_check, pretrained
 from posbench.runs.pretrained import SAVE
 from posbench.schemes.building import with_option

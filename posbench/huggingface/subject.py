@@ -27,7 +27,7 @@ _CACHED_EXACTLY = {"full_attention", "sliding_attention"}
 
 
 class SubjectModel:
-    """A model of transformers as the protocols need it (`posbench.evaluation.scored.ScoredModel`)."""
+    """A model of transformers as the protocols need it (`posbench.model.scored.ScoredModel`)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -54,7 +54,7 @@ class SubjectModel:
 
     @property
     def longest(self) -> int | None:
-        """Return the longest input in tokens, the size of a table of positions; None if there is no such table.
+        """Return the longest input in tokens, which a table of positions sets, or None without such a table.
 
         A table of learned positions has the trained length in rows, and sometimes a few more for padding.
         """
@@ -106,7 +106,7 @@ class SubjectModel:
 
     @torch.no_grad()
     def _find_base(self) -> nn.Module | None:
-        """Return the part of the model that gives the hidden states, or None if there is no such part.
+        """Return the module whose output the head reads, or None if no module is found.
 
         Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading it
         and the head one after the other gives the losses of the whole model.

@@ -111,7 +111,7 @@ def _value(option: str) -> str:
 
 
 def _nats(difference: Difference, sign: bool = False) -> str:
-    """Return a difference with half its interval, with as many digits as the interval has."""
+    """Return a difference and half its interval as text, rounded to the interval's digits."""
     digits = 2 if difference.half is None or difference.half < 0.1 else 1
     value = f"{difference.nats:+.{digits}f}" if sign else f"{difference.nats:.{digits}f}"
     return value if difference.half is None else f"{value} ±{difference.half:.{digits}f}"

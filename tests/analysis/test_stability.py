@@ -1,4 +1,4 @@
-"""What the pages say about the stability of orders, and about tasks and text, recomputed from the packs."""
+"""The pages' figures on the stability of orders and on tasks and text follow from the packs."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ from posbench.runs import run_at
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posbench.evaluation.scored import ScoredModel
     from posbench.model.decoder import Decoder
+    from posbench.model.scored import ScoredModel
     from posbench.schemes import Bias
 
 WINDOWS = 32  # at most; `evaluation.windows` can lower it

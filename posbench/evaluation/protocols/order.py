@@ -49,7 +49,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training

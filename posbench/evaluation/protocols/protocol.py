@@ -22,7 +22,7 @@ from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
 Advance = Callable[[int], object]  # called with the number of tokens that were read

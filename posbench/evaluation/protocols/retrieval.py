@@ -25,7 +25,7 @@ from posbench.evaluation.windows import choose_evenly, losses_of
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 LOSSES = ("second_nll", "control_nll", "shuffled_nll")  # columns of again, control and shuffled
 

@@ -17,7 +17,7 @@ from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
 if TYPE_CHECKING:
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 
 class Validation(Windowed):

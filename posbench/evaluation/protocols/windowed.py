@@ -16,7 +16,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
 from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
 
 if TYPE_CHECKING:
-    from posbench.evaluation.scored import ScoredModel
+    from posbench.model.scored import ScoredModel
 
 
 class Windowed(EvalProtocol):
