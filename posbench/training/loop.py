@@ -475,11 +475,11 @@ class Training:
 
         Raises: Died if a loss is not finite.
         """
-        length, step = self.config.train.context_length, self.state.steps_done
+        train, step = self.config.train, self.state.steps_done
+        # On a CPU, passes as small as a training step's stay in the cache: 0.8 of the time of passes of 16,384 tokens.
+        pass_tokens = train.tokens_per_step // train.accumulation
         with _evaluated(self.step.model) as model:
-            worth = order.worth_beyond_near(
-                model, self.corpus.splits["validation"], length, self.config.evaluation.batch_tokens
-            )
+            worth = order.worth_beyond_near(model, self.corpus.splits["validation"], train.context_length, pass_tokens)
         if not all(map(math.isfinite, worth.values())):
             raise Died(f"a loss without distant order at step {step} is NaN or infinite. {self._remedy(step)}")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})

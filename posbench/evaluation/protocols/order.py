@@ -56,7 +56,7 @@ FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averag
 ONSET = 0.05  # nats/token; a model has begun to use distant order when FAR is worth this
 THRESHOLDS = (0.02, ONSET, 0.1)  # onsets at these are shown beside each other
 ONSETS = "When schemes begin to use distant order"  # title of a section
-NEAR = (8, 16, 32, 64)  # tokens; during training, the order of everything further back is scored for each of these
+NEAR = (8, 16, 32)  # tokens; during training, the order of everything further back is scored for each of these
 WINDOWS = 64  # windows of the validation text for these scores
 REACH = 0.01  # nats/token that order must be worth, at the lower end of its interval, to count as used
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences, in their order
@@ -357,8 +357,12 @@ def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_token
     whose last d + 1 to 2 d tokens are not shuffled. A d is left out if half a window of
     `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
     """
+    middle = length // 2
     starts = window_starts(split, length, WINDOWS)
-    whole, shuffled = losses(model, split, starts, length, batch_tokens, scored=2)
+    # No figure needs the tokens after the last of these targets, so the model does not read them.
+    scored = min(length - middle, FAR_LAST)
+    versions = sequences(split, starts, length, 2)[:, :, : middle + scored + 1]
+    whole, shuffled = (losses_of(model, version, scored, batch_tokens).astype(float) for version in versions)
     worth = shuffled - whole
     figures = {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
     distances = slice(COPY_DISTANCE, 2 * COPY_DISTANCE)
@@ -381,16 +385,15 @@ def losses(
     length: int,
     batch_tokens: int,
     advance: Advance = lambda tokens: None,
-    scored: int = 3,
 ) -> np.ndarray:
-    """Return the losses of targets in the windows' second halves, nats, float64 [scored, windows, distances from 1].
+    """Return the losses of targets in the windows' second halves, nats, float64 [3, windows, distances from 1].
 
     The distance is the number of tokens between the target and the first half.
     Arguments: starts, token indices of windows; length, a window's tokens less one; batch_tokens, the most tokens of a
-    forward pass; advance, called after each forward pass with its number of tokens; scored, how many versions of a
-    window to score, of whole, first half shuffled, and first half of another document, in this order.
+    forward pass; advance, called after each forward pass with its number of tokens.
+    The three: the whole window, its first half shuffled, its first half from another document.
     """
-    read = sequences(split, starts, length, scored)
+    read = sequences(split, starts, length)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
 
 
