@@ -323,7 +323,12 @@ def _continue(mapping: dict[str, Any]) -> None:
     from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.folder_check import tokenizer_files
     from posbench.runs.start import start_of
-    from posbench.schemes.building import with_option, without_option
+    from posbench.schemes.building import (
+        FULL_ATTENTION,
+        with_option,
+        with_option_in_full_attention,
+        without_option,
+    )
 
     words = HydraConfig.get().overrides.task
     keys = {word.lstrip("+").partition("=")[0] for word in words}
@@ -352,7 +357,10 @@ def _continue(mapping: dict[str, Any]) -> None:
         row = {key: value for key, value in start.positions.checked_row(from_run).items() if key != "lr"}
         if "scheme.rescale" in keys:
             row = without_option(row, "factor")  # of the source's own rescaling
-        for option, value in options_of("scheme").items():
+        options = options_of("scheme")
+        for option, value in (options.pop(FULL_ATTENTION, None) or {}).items():
+            row = with_option_in_full_attention(row, option, value)
+        for option, value in options.items():
             row = with_option(row, option, value)
         mapping["scheme"] = row
     if "scheme.name" not in keys:

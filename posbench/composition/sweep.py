@@ -2,7 +2,7 @@
 
 Hydra calls a `SweepJob` for one run. In a sweep, a launcher calls it for each job, in this process or another one, and
 its `Outcome` is returned to the sweeper. If `train.branch_tokens` names shorter runs (branches), they are trained
-after all runs that they branch off (trunks).
+after all runs that they branch off (trunks). So are runs that go on from a trunk in another way (arms, `train.arms`).
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SweepJob:
     check: Callable[[Config], None]  # raises ConfigError for a configuration that the job would refuse
     stacks: Stacks  # returns lists of numbers of jobs that run as one
     stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None  # runs such jobs: each one's result or error
-    work: Sequence[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
+    work: list[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
     numbers: Sequence[int] | None = None  # numbers in the sweep of the jobs that are launched
@@ -264,22 +264,49 @@ class PosbenchSweeper(Sweeper):
         branches = [self._composed(words, number) for number, words in enumerate(words_of_branches, len(trunks))]
         jobs = [*trunks, *branches]
         check_folders(jobs)
-        finished = [self.task.is_finished(Path(job.config.runs_dir, run_name(job.config))) for job in jobs]
-        tokens = [job.config.train.num_steps * job.config.train.tokens_per_step for job in jobs]
-        self.task.work = [0 if done else count for done, count in zip(finished, tokens, strict=True)]
+        self.task.work = self._work(jobs)
         default = len(jobs) if "submitit" in str(self.master.hydra.launcher) else 1
         self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))
         self.task.started = time.time()
-        num_finished = f", {sum(finished)} of them already finished" if any(finished) else ""
-        self.task.say(f"{count_of(len(jobs), 'run')}{num_finished}")
+        self._announce(jobs, "run")
         with TemporaryDirectory(prefix="posbench-sweep-") as journal:
             self.task.journal = Path(journal) if "joblib" in str(self.master.hydra.launcher) else None
             for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
                 if batch:
-                    numbered = dict(enumerate(batch, first))
-                    outcomes = self._stacked_outcomes(numbered)
-                    outcomes |= self._outcomes({n: job for n, job in numbered.items() if n not in outcomes})
-                    self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
+                    self._run(batch, first)
+            # Arms can be composed only now, because each one's settings follow from its trunk's checkpoint.
+            failed = {outcome.name for outcome in self.task.outcomes if outcome.error is not None}
+            arms: list[Job] = []
+            for trunk in trunks:
+                if run_name(trunk.config) not in failed:
+                    arms += [self._composed(words, len(jobs) + len(arms)) for words in words_of_arms(trunk)]
+            if arms:
+                check_folders(arms)
+                self.task.work += self._work(arms)
+                self._announce(arms, "arm")
+                self._run(arms, len(jobs))
+
+    def _work(self, jobs: Sequence[Job]) -> list[int]:
+        """Return for each job the tokens that it trains on, 0 if it is finished."""
+        work = []
+        for job in jobs:
+            is_finished = self.task.is_finished(Path(job.config.runs_dir, run_name(job.config)))
+            work.append(0 if is_finished else job.config.train.num_steps * job.config.train.tokens_per_step)
+        return work
+
+    def _announce(self, jobs: Sequence[Job], noun: str) -> None:
+        """Print how many jobs follow, and how many of them are finished."""
+        assert self.task.work is not None
+        num_finished = self.task.work[-len(jobs) :].count(0)
+        finished = f", {num_finished} of them already finished" if num_finished else ""
+        self.task.say(f"{count_of(len(jobs), noun)}{finished}")
+
+    def _run(self, jobs: Sequence[Job], first: int) -> None:
+        """Run the jobs, whose numbers in the sweep begin with `first`, and store their outcomes."""
+        numbered = dict(enumerate(jobs, first))
+        outcomes = self._stacked_outcomes(numbered)
+        outcomes |= self._outcomes({n: job for n, job in numbered.items() if n not in outcomes})
+        self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
         """Run the jobs that run as one, and return {number in the sweep: outcome}."""
@@ -351,6 +378,23 @@ class PosbenchSweeper(Sweeper):
         self.task.check(job.config)
         OmegaConf.copy_cache(composed, self.master)  # so that `${now:...}` is the same time in all jobs
         return job
+
+
+def words_of_arms(trunk: Job) -> list[list[str]]:
+    """Return the overrides of each arm of a run: the run's own, except for what its checkpoint decides, and the arm's.
+
+    The last override of a key counts.
+    """
+    kept = {}
+    for word in trunk.words:
+        key = word.partition("=")[0]
+        if key == "scheme.lr" or not key.startswith(("scheme", "model", "experiment_name")):
+            kept[key] = word
+    words_of_arms = []
+    for words in trunk.config.arm_words():
+        by_key = kept | {word.partition("=")[0]: word for word in words}
+        words_of_arms.append(list(by_key.values()))
+    return words_of_arms
 
 
 def check_folders(jobs: Sequence[Job]) -> None:

@@ -130,6 +130,24 @@ class Config(Group):
             for tokens in self.train.branch_tokens
         ]
 
+    def arm_words(self) -> list[list[str]]:
+        """Return the overrides of each run (arm) that goes on from where the decay of this run's rate begins.
+
+        Returns: a list of overrides for each arm of this run's scheme in `train.arms`.
+        """
+        run = f"{self.runs_dir}/{self.experiment_name}/{self.scheme.name}/seed={self.seed}"
+        shared = [
+            f"train.from_run='{run}/checkpoints/step={self.train.decay_begins:08d}'",
+            "train.keep_schedule=true",
+            "train.arms=null",
+            f"experiment_name='{self.experiment_name}-arms'",
+        ]
+        arms = self.train.arms or {}
+        words = []
+        for arm, own in arms.get(self.scheme.name, {}).items():
+            words.append([*shared, *arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *own])
+        return words
+
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> Config:
         """Return a `Config` made from nested dicts, such as a run folder's `config.yaml`; `${...}` in it is plain text.

@@ -326,6 +326,9 @@ class TrainConfig(Group):
         list_of(token_count), []
     )  # wsd: lengths of shorter runs that branch off this one, ascending
     trunk_tokens: Any = ruled(token_count, None)  # wsd: tokens of the run that this one branches off; null means none
+    # wsd: {scheme: {arm: [overrides]}}, runs that go on, changed, from where the decay of this one begins; overrides
+    # in `every` hold for all of them; null means none
+    arms: Any = None
     optimizer: str = ruled(class_name("adamw", "muon"), "adamw")  # or a class in a file, my_optimizer.py:Lion
     matrix_lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the rate of attention's and SwiGLU's matrices
     momentum: float = ruled(between(0, 0.9999999), 0.95)  # muon: share of the last momentum in the next
@@ -390,6 +393,11 @@ class TrainConfig(Group):
             drawn % self.context_length == 0 and self.batch_size % (drawn // self.context_length) == 0,
             f"train.drawn_length={drawn} must be a multiple of train.context_length={self.context_length}, and "
             f"train.batch_size={self.batch_size} a multiple of the windows that one is cut into",
+        )
+        require(
+            not self.arms or self.schedule == "wsd",
+            f"train.schedule={self.schedule} has no step from which arms could go on: set train.schedule=wsd, or leave "
+            "out train.arms",
         )
         self._check_family()
 
@@ -474,11 +482,14 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the steps from whose checkpoints shorter versions of this run (branches) can start; empty without any.
+        """Return the steps from whose checkpoints other runs start: shorter versions of this run (branches), and arms.
 
-        At these steps the learning rates of the shorter runs begin to decay.
+        At these steps the learning rates of the shorter runs begin to decay, or that of this run.
         """
-        return frozenset(self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens)
+        steps = {self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens}
+        if self.arms:
+            steps.add(self.decay_begins)
+        return frozenset(steps)
 
     def is_ordered(self, step: int) -> bool:
         """Return whether the order of tokens more than 32 back is scored after `step`: what it is worth to the model.

@@ -101,7 +101,7 @@ HIDDEN_SETTINGS = {
     "train_split", "validation_split", "test_split", "validation_fraction", "test_fraction", "tuning_fraction",
     "cache_dir", "articles", "device", "dtype", "compile", "validate_every", "checkpoint_every", "keep_checkpoints",
     "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
-    "validation_tokens", "order_every", "tokens", "from_run",
+    "arms", "validation_tokens", "order_every", "tokens", "from_run",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ _TRAIN_NOT_IN_IDENTITY = (
     "log_every",
     "max_skipped_steps",
     "branch_tokens",
+    "arms",
     "trunk_tokens",
     "lr_of",  # the learning rate that it gives this run is `scheme.lr`
     "from_run",  # see `Start.comparable`

@@ -269,13 +269,21 @@ class Run:
         """Return the run's configuration with changed options of its task or scheme, or with another scheme.
 
         Arguments: options, such as `rescale=yarn` or `scheme=nope`. If the scheme is made of other schemes, an option
-        that only they have is set in them. With `scheme=nope`, other options belong to the new scheme.
+        that only they have is set in them; `full_attention.rescale=yarn` sets it in those without a window. With
+        `scheme=nope`, other options belong to the new scheme.
         Raises: ConfigError for unknown options, or a scheme of another kind of attention.
         """
         from omegaconf import OmegaConf
 
         from posbench.catalogue.choices import read_row
-        from posbench.schemes.building import WINDOW, layer_entries, with_option, without_option
+        from posbench.schemes.building import (
+            FULL_ATTENTION,
+            WINDOW,
+            layer_entries,
+            with_option,
+            with_option_in_full_attention,
+            without_option,
+        )
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
@@ -299,6 +307,9 @@ class Run:
                 scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
                 data = data | {name: changed[name]}
+            elif name.startswith(f"{FULL_ATTENTION}."):
+                [inner] = changed[FULL_ATTENTION]
+                scheme = with_option_in_full_attention(scheme, inner, changed[name])
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))
             else:

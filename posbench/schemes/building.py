@@ -21,6 +21,7 @@ from posbench.schemes.rescaling import BY_WINDOW, RopeParameters
 from posbench.schemes.rotary import Rotary
 
 WINDOW = "window"  # an option of every scheme: see `Scheme.window`
+FULL_ATTENTION = "full_attention"  # the members of a scheme that have no window, as transformers calls such layers
 
 _OURS = classes_in("posbench.schemes", Scheme)
 SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.schemes")
@@ -289,6 +290,31 @@ def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, 
         return with_option(member, option, value) if takes_option(member, option) else member
 
     return {name: list(map(changed, entries_in(part))) if entries_in(part) else part for name, part in entry.items()}
+
+
+def with_option_in_full_attention(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
+    """Return a copy of `entry`, a scheme as in its YAML file, with `option` set where a query sees all earlier tokens.
+
+    These are the schemes that `entry` is made of, or itself, that have the option and no window.
+    Raises: ConfigError if there are none.
+    """
+
+    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
+        new = dict(part)
+        for name, value_of_name in part.items():
+            if members := entries_in(value_of_name):
+                new[name] = [changed(member) for member in members]
+        if _has_option(part, option) and part.get(WINDOW) is None:
+            new[option] = value
+        return new
+
+    scheme = changed(entry)
+    if scheme == entry:
+        raise ConfigError(
+            f"{FULL_ATTENTION}.{option}={value}: no layer of {entry.get('name')} without a window takes {option}: give "
+            f"{option}={value} for all of its layers"
+        )
+    return scheme
 
 
 def without_option(entry: Mapping[str, Any], option: str) -> dict[str, Any]:
