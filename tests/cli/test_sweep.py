@@ -13,9 +13,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from rich.console import Console
 
+from posbench import cli
 from posbench.catalogue.choices import choices
 from posbench.composition.sweep import Outcome, run_application, show_outcomes, sweep_of
 from posbench.config import Config, ConfigError
+from posbench.runs import Run
 from posbench.system.console import SweepClock
 from tests.cli.commands import Give, snapshot
 
@@ -225,3 +227,35 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
     again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
     assert again.error.startswith("6 runs, 6 of them already finished\n")
     assert again.out.splitlines()[-1] == "6 runs: 6 finished before (*)"
+
+
+@pytest.mark.slow
+def test_arms_go_on_from_their_trunks_and_one_without_a_trunk_is_left_out(
+    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arms of `alibi` are not begun, because it failed."""
+    trained = cli._train_job
+
+    def train(config: Config) -> object:
+        if config.scheme.name == "alibi":
+            raise ZeroDivisionError("oh")
+        return trained(config)
+
+    monkeypatch.setattr("posbench.cli._train_job", train)
+    words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
+    words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
+    words += ["train.schedule=wsd", "train.tokens=1280", "train.checkpoint_every=10", "seed=0"]
+    words.append(
+        'train.arms={every:["train.context_length=64","train.batch_size=2"],alibi:{plain:[]},'
+        'qk_rope:{plain:[],yarn:["scheme.rescale=yarn"],dropped:["scheme=nope","train.batch_size=2"]}}'
+    )
+    result = posbench("train", "-m", *words, "scheme=qk_rope,alibi")
+    assert "2 runs\n" in result.error and "3 arms\n" in result.error and "alibi_plain" not in result.error, result.error
+    for arm in ("plain", "yarn", "dropped"):
+        manifest = Run(Path(f"runs/demo-arms/qk_rope_{arm}/seed=0")).manifest
+        assert manifest.continued and manifest.continued["name"] == "demo/qk_rope/seed=0 at step 8"
+        assert (manifest.branched_at, manifest.num_steps) == (8, 10)
+        assert manifest.identity["scheme.continued.context_length"] == 64
+    assert Run(Path("runs/demo-arms/qk_rope_yarn/seed=0")).config.scheme.options["factor"] == 2
+    again = posbench("train", "-m", *words, "scheme=qk_rope")
+    assert "1 run, 1 of them already finished\n" in again.error and "3 arms, 3 of them already" in again.error

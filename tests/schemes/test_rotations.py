@@ -12,7 +12,7 @@ from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.reference.rotations import rescaled, rotation
 from posbench.schemes import Shape, build_scheme, rotate, with_option
-from posbench.schemes.building import takes_option
+from posbench.schemes.building import takes_option, with_option_in_full_attention
 from posbench.schemes.rescaling import RESCALINGS
 from posbench.schemes.rotary import Rotary, Turn, inverse_frequencies, turn
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
@@ -249,3 +249,13 @@ def test_an_option_goes_to_the_members_that_have_it():
     hot = {**qk, "rescale": "pi"}
     assert changed["layers"] == [hot, {"name": "x", "kind": "combined", "of": [hot, nope]}] and "rescale" not in changed
     assert "rescale" not in qk
+
+
+def test_an_option_goes_to_the_layers_without_a_window_only():
+    near = {"name": "window_qk_rope", "kind": "rotary", "sites": ["q", "k"], "window": 64}
+    far, nope = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}, {"name": "nope", "kind": "nope"}
+    row = {"name": "both", "kind": "interleaved", "layers": [near, far, nope]}
+    changed = with_option_in_full_attention(row, "rescale", "yarn")
+    assert changed["layers"] == [near, {**far, "rescale": "yarn"}, nope]
+    with pytest.raises(ConfigError, match=r"full_attention\.rescale=yarn: no layer of both without a window takes"):
+        with_option_in_full_attention({**row, "layers": [near, nope]}, "rescale", "yarn")
