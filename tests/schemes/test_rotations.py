@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posbench.config import SchemeConfig
+from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.reference.rotations import rescaled, rotation
 from posbench.schemes import Shape, build_scheme, rotate, with_option
