@@ -20,7 +20,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experiment (EXPERIMENT=demo); finished work is skipped
-	$(BIN)/posbench train -m experiment=$(EXPERIMENT) $(if $(filter demo,$(EXPERIMENT)),train.order_every=200704)
+	$(BIN)/posbench train -m experiment=$(EXPERIMENT) $(if $(filter demo,$(EXPERIMENT)),train.order_every=196608)
 	$(BIN)/posbench eval $(EXPERIMENT) --jobs $(JOBS)
 	$(BIN)/posbench report $(EXPERIMENT)
 
@@ -49,8 +49,6 @@ ROUND_7b := train -m experiment=headline runs_dir=runs/reference seed=0,1,2 $(TO
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
 ROUND_8 := train -m $(MUON) scheme=qk_rope,hype,kda,hybrid_kda_nope model.num_layers=4 seed=0 scheme.lr=$(RATE) \
 	experiment_name=headline_muon_rows4
-ROUND_9 := train -m experiment=demo runs_dir=runs/reference experiment_name=demo_muon train.optimizer=muon train.dtype=float32 \
-	train.tokens=512_000 train.validate_every=100
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)
 	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)
