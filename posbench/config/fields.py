@@ -180,9 +180,6 @@ class DataConfig(Group):
     token_budget: Any = ruled(token_count, None)  # about how many tokens of train text to use; null means all
     validation_fraction: float = ruled(between(0, 0.5), 0.05)  # share of the documents, if splits are cut by hash
     test_fraction: float = ruled(between(0, 0.5), 0.10)
-    tuning_fraction: float = ruled(
-        between(0, 0.5), 0.0
-    )  # share of the train documents that becomes validation when learning rates are tuned
     document_mask: bool = False  # attention and positions start again at each document of a window
     cache_dir: str | None = ruled(user_path, None)  # null means $POSBENCH_CACHE, else the user's cache folder
 
