@@ -185,8 +185,8 @@ def _write_corpus(
     """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
 
     The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
-    streamed from the source through the tokenizer into the files. If train gets far less text than asked, or a split none,
-    because of a few long files, all of this is done again with these files cut (`are_cut`).
+    streamed from the source through the tokenizer into the files. If train gets far less text than asked, or a
+    split none, because of a few long files, all of this is done again with these files cut (`are_cut`).
     Arguments: held_out, whether the text is only scored.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
