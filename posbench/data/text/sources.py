@@ -200,8 +200,13 @@ class Files(Source):
         )
 
     def identity(self) -> Any:
-        stats = {split: [(str(path), path.stat()) for path in paths] for split, paths in self.paths.items()}
-        return {split: [[name, s.st_size, s.st_mtime_ns] for name, s in files] for split, files in stats.items()}
+        files: dict[str, list[list[Any]]] = {}
+        for split, paths in self.paths.items():
+            files[split] = []
+            for path in paths:
+                stat = path.stat()
+                files[split].append([str(path), stat.st_size, stat.st_mtime_ns])
+        return files
 
     def streams(self) -> dict[str, Iterable[str]]:
         streams = {split: chain.from_iterable(map(self._documents, paths)) for split, paths in self.paths.items()}
@@ -243,13 +248,11 @@ class Files(Source):
         Text files next to files of rows describe them, like the README of a data set. Hidden files and folders are left
         out.
         """
-        files = [
-            file
-            for file in folder.rglob("*")
-            if file.is_file()
-            and file.name not in _METADATA
-            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        ]
+        files = []
+        for file in folder.rglob("*"):
+            is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
+            if file.is_file() and file.name not in _METADATA and not is_hidden:
+                files.append(file)
         data = _without_caches(files)
         if len(data) < len(files):
             self.skipped["cached .arrow"] += len(files) - len(data)
