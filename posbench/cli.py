@@ -163,7 +163,10 @@ Overrides = Annotated[
 
 def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
     """Return a command's overrides for `compose`, with `--config-dir=...` if the user gave a folder of own choices."""
-    return [*(words or []), *ctx.args, *([f"--config-dir={config_dir}"] if config_dir else [])]
+    overrides = [*(words or []), *ctx.args]
+    if config_dir:
+        overrides.append(f"--config-dir={config_dir}")
+    return overrides
 
 
 Jobs = Annotated[

@@ -1,12 +1,15 @@
-"""The rows of conf/scheme as parameters of a test: one of each way to act in the fast tests, all in `test-all`."""
+"""The rows of conf/scheme as parameters of a test (the fast ones have one of each way to act), and decoders of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from posbench.catalogue.choices import choices
+from posbench.model.decoder import Decoder, build_model
+from posbench.verify import VOCAB, certificate_config, randomise
 
 # Of each way of a scheme to act, of each kind of attention, and of what attention may share.
 ONE_OF_EACH = (
@@ -45,3 +48,19 @@ def rows() -> list[Any]:
     """Return all rows as parameters of a test."""
     marks = {name: () if name in ONE_OF_EACH else pytest.mark.slow for name in choices("scheme")}
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+def built(name: str, *words: str) -> Decoder:
+    """Return a decoder in float64 with random weights under a row, changed by `words`."""
+    model = build_model(certificate_config(name, words), VOCAB)
+    randomise(model)
+    return model.double()
+
+
+class Float64:
+    """torch, with float64 under the name of float32: transformers casts to float32 by name."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)

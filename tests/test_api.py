@@ -23,9 +23,9 @@ def test_a_run_is_trained_evaluated_and_reported(documents, cache, tmp_path, cap
     stored, _ = run.results()
     assert frame["loss"].tolist() == [result.loss for result in stored if result.protocol == "fixed"]
     assert frame["perplexity"].tolist() == [perplexity(loss) for loss in frame["loss"]]
-    both = posbench.evaluate([run.path, nope_run], lengths=[64], protocols=["fixed", "position"], quiet=True)
+    both = posbench.evaluate([run.path, nope_run], lengths=[64], protocols=["fixed", "order"], quiet=True)
     assert both["scheme"].tolist() == ["qk_rope", "qk_rope", "nope", "nope"]
-    assert both["bits_per_byte"].isna().tolist() == [False, True, False, True]  # by position no bytes are counted
+    assert both["bits_per_byte"].isna().tolist() == [False, True, False, True]  # order counts no bytes
     capsys.readouterr()
     files = posbench.report(run.path.parents[1], output=tmp_path / "report")
     assert tmp_path / "report" / "report.html" in files and "One seed only" in capsys.readouterr().out

@@ -48,10 +48,12 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
     for line in left_out:
         console.out(f"left out: {line}")
     is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
-    same = ["scheme", "seed", *(["data.name"] if is_of_tasks(runs) else [])]
+    same, tables = ["scheme", "seed"], [runs]
+    if is_of_tasks(runs):
+        same.append("data.name")
+        tables = [table for _, table in runs.groupby("data.name")]
     repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
     own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
-    tables = [table for _, table in runs.groupby("data.name")] if is_of_tasks(runs) else [runs]
     differing = [line for table in tables for line in differences(table)]
     if differing:
         schemes = own_runs[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)

@@ -294,8 +294,9 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
     for pair in significant:
         split = {group - {scheme} for group in groups if pair <= group for scheme in pair}
         groups = [group for group in groups if not pair <= group]
-        groups += [group for group in split if not any(group <= larger for larger in groups)]
-        groups = [group for group in groups if not any(group < larger for larger in groups)]
+        for group in sorted(split, key=len, reverse=True):
+            if not any(map(group.issubset, groups)):  # else another group shows the same
+                groups.append(group)
     place = {name: n for n, name in enumerate(order)}
     groups.sort(key=lambda group: sorted(place[name] for name in group))
     names = [chr(ord("a") + n) if n < 26 else f"({n + 1})" for n in range(len(groups))]

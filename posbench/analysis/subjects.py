@@ -12,6 +12,10 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs.results import MARKS, row_name
 
 
+def _without_marks(under: object) -> str:
+    return " ".join(word for word in str(under).split() if word not in MARKS)
+
+
 def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
     """Return the Comparison of one model with itself under other options, each a scheme; None without results.
 
@@ -20,7 +24,7 @@ def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | No
     rows = rows[rows["run"].isin(model.index)].copy()
     if rows.empty:
         return None
-    rows["under"] = [" ".join(word for word in str(text).split() if word not in MARKS) for text in rows["under"]]
+    rows["under"] = rows["under"].map(_without_marks)
     name = str(model["scheme"].iloc[0])
     options = sorted({"", *rows["under"]}, key=lambda text: (text != "", text))
     schemes = [row_name(name, text.split()) for text in options]

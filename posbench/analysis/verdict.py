@@ -182,8 +182,12 @@ def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
 def _own(summary: pd.DataFrame, place: Path) -> list[str]:
     """Return the paths of the runs at this place and in its search, without those of a reference experiment."""
     folder = folder_of(place)
-    parts = (folder, search_folder(folder))
-    return [path for path in summary["path"] if any(Path(path).is_relative_to(part) for part in parts)]
+    search = search_folder(folder)
+    return [path for path in summary["path"] if _is_below(path, folder) or _is_below(path, search)]
+
+
+def _is_below(path: str, folder: Path) -> bool:
+    return Path(path).is_relative_to(folder)
 
 
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
@@ -508,4 +512,7 @@ def _warnings(
         yield "the experiment fixed its pairs before training, and this is not one of them: --family N tests it"
     for scheme, seed, reason in runs.dropna(subset="diverged")[["scheme", "seed", "diverged"]].to_numpy().tolist():
         yield f"{scheme} seed {seed} diverged: {reason}"
-    yield from (f"left out: {line}" for line in c.left_out if line.startswith(tuple(f"{name} " for name in names)))
+    starts = tuple(f"{name} " for name in names)
+    for line in c.left_out:
+        if line.startswith(starts):
+            yield f"left out: {line}"

@@ -155,7 +155,9 @@ def hydra_word(word: str) -> str:
     plain = word if re.search(r"[\"'(){}\\]", value) else parts
     if not takes_text or value[:1] in ("", "'", '"'):
         return plain
-    tries = [plain, *([parts] if value[0] == "[" else []), key + equals + quoted(value)]
+    tries = [plain, key + equals + quoted(value)]
+    if value[0] == "[":
+        tries.insert(1, parts)
     return next(filter(_is_readable, tries), plain)
 
 
@@ -466,8 +468,11 @@ def _no_choice(choice: str, known: Sequence[str]) -> str:
 
 def no_option(word: str, known: Iterable[str] = ()) -> str:
     """Return the error message for an unknown option such as `--word`, with the most similar of the `known` ones."""
-    setting = word.lstrip("-") if "=" in word else f"{word[2:]}=..." if word[2:] in GROUPS else ""
-    hint = f": settings have no dashes, write {setting}" if setting else nearest(word, known, 0.75)
+    hint = nearest(word, known, 0.75)
+    if "=" in word:
+        hint = f": settings have no dashes, write {word.lstrip('-')}"
+    elif word[2:] in GROUPS:
+        hint = f": settings have no dashes, write {word[2:]}=..."
     return f"there is no option {word!r}{hint} (--help lists them)"
 
 

@@ -422,8 +422,8 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     losses: dict[str, dict[str, str]] = {}
     for outcome in outcomes:
         row, _, seed = outcome.name.rpartition("/seed=")
-        loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}{'*' * outcome.was_finished}"
-        losses.setdefault(row, {})[seed] = loss
+        loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}"
+        losses.setdefault(row, {})[seed] = f"{loss}*" if outcome.was_finished else loss
     has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
     seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
     table = plain_table(f"loss, nats/{'answer' if has_tasks else 'token'}", *(f"seed {seed}" for seed in seeds))

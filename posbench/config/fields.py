@@ -180,9 +180,6 @@ class DataConfig(Group):
     token_budget: Any = ruled(token_count, None)  # about how many tokens of train text to use; null means all
     validation_fraction: float = ruled(between(0, 0.5), 0.05)  # share of the documents, if splits are cut by hash
     test_fraction: float = ruled(between(0, 0.5), 0.10)
-    tuning_fraction: float = ruled(
-        between(0, 0.5), 0.0
-    )  # share of the train documents that becomes validation when learning rates are tuned
     document_mask: bool = False  # attention and positions start again at each document of a window
     cache_dir: str | None = ruled(user_path, None)  # null means $POSBENCH_CACHE, else the user's cache folder
 
@@ -519,11 +516,10 @@ class EvaluationConfig(Group):
     lengths: Any = ruled(list_of(scored_length), [])
     protocols: list[str] = field(default_factory=list)  # names of posbench/evaluation/protocols
     targets: int = ruled(at_least(1), 64)  # fixed: targets scored at the end of each window
-    windows: int = ruled(at_least(1), 64)  # fixed and retrieval: number of windows, spread over all documents
+    windows: int = ruled(at_least(1), 64)  # fixed: number of windows, spread over all documents
     order_windows: int = ruled(at_least(1), 64)  # order: number of windows, spread over all documents
     max_tokens: Any = ruled(token_count, 1_000_000)  # other protocols: read at most this many tokens per length
     problems: int = ruled(at_least(1), 512)  # accuracy: problems for each length
-    passage: int = ruled(at_least(2), 32)  # retrieval: tokens of the passage that is repeated
     bos: bool = False  # protocols of windows: put BOS in the place of each window's first token
     ngram_tokens: Any = ruled(token_count, 20_000_000)  # count n-gram models for runs up to this size; 0 means never
     batch_tokens: Any = ruled(token_count, 16_384)  # tokens of one forward pass

@@ -83,7 +83,7 @@ def evaluate_runs(
             "\n  ".join(["not all runs could be scored", *lines]) if len(names) < len(scorable) else error
         )
     asked = [set(variant.under) for variant in request.variants if variant.under or not request.under]
-    return [(run, result) for run, result in evaluations if any(options <= set(result.key.under) for options in asked)]
+    return [(run, result) for run, result in evaluations if any(map(set(result.key.under).issuperset, asked))]
 
 
 def _ignore(*_: object, **__: object) -> None:
@@ -170,8 +170,14 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
         if is_new:
             lengths.setdefault(row_name(result.protocol, result.key.under), []).append(short_length(result.length))
     scored = "; ".join(f"{protocol} {', '.join(of_protocol)}" for protocol, of_protocol in lengths.items())
-    done = f"scored {scored}" if scored else "already there" if results else ""
-    return ", then ".join(filter(None, [done, "failed" * has_failed])) or "nothing to score"
+    parts = []
+    if scored:
+        parts.append(f"scored {scored}")
+    elif results:
+        parts.append("already there")
+    if has_failed:
+        parts.append("failed")
+    return ", then ".join(parts) or "nothing to score"
 
 
 def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
@@ -251,20 +257,26 @@ def _show(
     protocol_ = PROTOCOLS[protocol]
     counted = f"{protocol}, {scored} {protocol_.count_column}"
     console.out(f"\n{title}: {protocol_.headline} by length in {protocol_.unit} ({counted})")
-    seeds = {row: sorted({seed for seed, _ in results}) for row, results in of_row.items()}
-    uneven = len(set(map(tuple, seeds.values()))) > 1
+    seeds = {}
+    for row, seeded in of_row.items():
+        seeds[row] = ",".join(map(str, sorted({seed for seed, _ in seeded})))
+    uneven = len(set(seeds.values())) > 1
     fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
     shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
-    table = plain_table("scheme", *(["seeds"] if uneven else []), *map(short_length, shown))
-    digests = {n: [result.windows_digest for _, result in evaluations if result.length == n] for n in shown}
-    most_common, has_mark = {length: mode(of_length) for length, of_length in digests.items() if of_length}, False
+    titles = ["scheme", "seeds"] if uneven else ["scheme"]
+    table = plain_table(*titles, *map(short_length, shown))
+    digests: dict[int, list[str]] = {}
+    for _, result in evaluations:
+        digests.setdefault(result.length, []).append(result.windows_digest)
+    has_mark = False
     for row in rows:
-        cells = [",".join(map(str, seeds[row]))] if uneven else []
+        cells = [seeds[row]] if uneven else []
         for length in shown:
             results = [result for _, result in of_row[row] if result.length == length]
-            mark = "*" * (protocol_.is_compared and any(r.windows_digest != most_common[length] for r in results))
-            cells.append(protocol_.headline_of([result.header for result in results]) + mark if results else "–")
-            has_mark |= bool(mark)
+            cell = protocol_.headline_of([result.header for result in results]) if results else "–"
+            if protocol_.is_compared and any(r.windows_digest != mode(digests[length]) for r in results):
+                cell, has_mark = f"{cell}*", True
+            cells.append(cell)
         table.add_row(row, *cells)
     console.print(table)
     if has_mark:

@@ -60,7 +60,6 @@ def score_split(
         "protocol": protocol,
         "split": split.name,
         "length": length,
-        **({"anchor": anchor or length} if protocol_.shares_targets else {}),
         **figures,
         "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
         "data": corpus.fingerprint,
@@ -70,6 +69,8 @@ def score_split(
         "device": str(model.device),
         "code": code_fingerprint(),
     }
+    if protocol_.shares_targets:
+        header["anchor"] = anchor or length
     return rows, header
 
 

@@ -51,7 +51,7 @@ class Request:
             typer.Option(
                 "--protocol",
                 "-p",
-                help="How to score, such as fixed or retrieval; an unknown name lists them all. Default: as in the "
+                help="How to score, such as fixed or order; an unknown name lists them all. Default: as in the "
                 "run's experiment.",
                 show_default=False,
             ),

@@ -102,5 +102,6 @@ def facts(model: Any) -> Facts:
         head = module.get_output_embeddings()
         tables = [module.get_input_embeddings().weight, *([] if head is None else [head.weight])]
     total = sum(parameter.numel() for parameter in module.parameters())
-    embedding = sum(table.numel() for table in {id(table): table for table in tables}.values())
+    distinct = {id(table): table for table in tables}  # a tied table counts once
+    embedding = sum(table.numel() for table in distinct.values())
     return Facts(name, {"embedding": embedding, "body": total - embedding}, longest)

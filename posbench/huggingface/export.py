@@ -54,7 +54,9 @@ def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int
     """
     model = run.load_model(options, at_step)
     config = run.config_under(options) if options else run.config
-    name = " ".join([run.name, *options, *([f"step {at_step}"] if at_step is not None else [])])
+    name = " ".join([run.name, *options])
+    if at_step is not None:
+        name += f" step {at_step}"
     return export_model(model, config, run.tokenizer, folder, name, config.scheme == run.config.scheme)
 
 

@@ -70,7 +70,9 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
     if is_partial:
         return TransformersModel("Phi3ForCausalLM", config, _weights(model, is_packed=True))
     if all(layers_with):
-        family = "Qwen3" if sizes.qk_norm else "Qwen2" if sizes.qkv_bias else "Llama"
+        family = "Qwen2" if sizes.qkv_bias else "Llama"
+        if sizes.qk_norm:
+            family = "Qwen3"
         return TransformersModel(f"{family}ForCausalLM", config, _weights(model, is_packed=False))
     config |= {"no_rope_layers": [int(is_rotated) for is_rotated in layers_with], "use_sliding_window": False}
     return TransformersModel("SmolLM3ForCausalLM", config, _weights(model, is_packed=False))

@@ -35,8 +35,13 @@ class Rows:
     @cached_property
     def by_member(self) -> list[Rows]:
         """Return a copy for each scheme of a combination of schemes, which has only this scheme's gate values."""
-        count = len(self.gates[0][0])
-        return [replace(self, gates=[[gate[n] for gate in head] for head in self.gates]) for n in range(count)]
+        copies = []
+        for n in range(len(self.gates[0][0])):
+            heads = []
+            for head in self.gates:
+                heads.append([gate[n] for gate in head])
+            copies.append(replace(self, gates=heads))
+        return copies
 
 
 class Definition:

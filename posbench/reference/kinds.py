@@ -79,7 +79,7 @@ def linear(
 
 def elu(x: Array) -> Array:
     """Return x [T, D] with entries y < 0 replaced by e^y - 1."""
-    return np.array([[y if y >= 0 else exp(y) - 1 for y in row] for row in x])
+    return np.where(x >= 0, x, np.exp(np.minimum(x, 0)) - 1)
 
 
 def decay(
@@ -198,9 +198,10 @@ def gqa(
     Arguments: as for `softmax`; k and v, empty; learned, W_k and W_v.
     """
     group = len(q) // kv_heads
-    keys, values = ([x @ W.T for W in np.split(learned[name], kv_heads)] for name in ("W_k", "W_v"))
-    repeated = [h // group for h in range(len(q))]
-    return softmax(scheme, q, [keys[n] for n in repeated], [values[n] for n in repeated], x, positions, window=window)
+    W_k, W_v = np.split(learned["W_k"], kv_heads), np.split(learned["W_v"], kv_heads)
+    keys = [x @ W_k[h // group].T for h in range(len(q))]
+    values = [x @ W_v[h // group].T for h in range(len(q))]
+    return softmax(scheme, q, keys, values, x, positions, window=window)
 
 
 def sigmoid(x: Any) -> Any:
@@ -244,10 +245,9 @@ def _rows(
     positions, of the T tokens; use_hooks, whether the scheme changes q and k.
     """
     gates = [scheme.gates(x, h) for h in range(num_heads)]
-    hook_positions = [
-        [scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)] for h in range(num_heads)
-    ]
-
+    hook_positions = []
+    for h in range(num_heads):
+        hook_positions.append([scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)])
     if use_hooks:
         q = [scheme.after_hook("q", q[h], hook_positions[h], h) for h in range(num_heads)]
         k = [scheme.after_hook("k", k[h], hook_positions[h], h) for h in range(num_heads)]

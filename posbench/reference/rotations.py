@@ -260,7 +260,9 @@ def rescaled(
             result.append(w * larger ** (-2 * t / r))
         elif name == "yarn":
             turns = L * w / (2 * pi)
-            unchanged = 0.0 if turns < slow else 1.0 if turns > fast else (turns - slow) / (fast - slow)
+            unchanged = float(turns > fast)
+            if slow <= turns <= fast:
+                unchanged = (turns - slow) / (fast - slow)
             result.append(w * (1 - unchanged) / s + w * unchanged)
         elif name == "yarn_code":
             first, last = (r * log(L / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))

@@ -32,10 +32,15 @@ class Combined(Definition):
             member.window(length)
 
     def gates(self, x: Array, h: int) -> list[Any]:
-        return [list(values) for values in zip(*(member.gates(x, h) for member in self.members), strict=True)]
+        by_member = [member.gates(x, h) for member in self.members]
+        return list(map(list, zip(*by_member, strict=True)))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
-        return [member.locate(p, [gate[n] for gate in gates], h) for n, member in enumerate(self.members)]
+        positions = []
+        for n, member in enumerate(self.members):
+            own = [gate[n] for gate in gates]
+            positions.append(member.locate(p, own, h))
+        return positions
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         members = list(enumerate(self.members))

@@ -326,23 +326,6 @@ def by_distance(plot: Plot, look: Looks) -> Figure:
     return _lines(plot.points, look, finish, plot.x_label, 3.8)
 
 
-def by_group(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with a line per scheme against the groups of runs, which are at equal distances in their order.
-
-    Arguments: plot, the data: `points` (scheme, x, y), `marks` (x, text: the groups) and axis labels; a NaN breaks a
-    line.
-    """
-    assert plot.marks is not None
-    groups = plot.marks
-
-    def finish(axes: Axes) -> None:
-        axes.set_xticks(groups["x"].to_list(), groups["text"].to_list())
-        axes.minorticks_off()
-        axes.set_ylabel(plot.y_label)
-
-    return _lines(plot.points, look, finish, plot.x_label, 4.1)
-
-
 def cells(plot: Plot, look: Looks) -> Figure:
     """Return a figure with panels of coloured cells, a text in each, shaded from 0 (white) to 1.
 
@@ -453,7 +436,6 @@ KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "distances": by_distance,
     "lengths": by_length,
     "characters": by_characters,
-    "groups": by_group,
     "cells": cells,
     "heads": by_head,
     "heads by channel": by_head,

@@ -16,7 +16,7 @@ from posbench.analysis.statistics import fixed_pairs, interaction, interval, ver
 from posbench.analysis.table import config_of, settings_of
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, pivot
+from posbench.evaluation.protocols.section import Format, Section, Table, half, pivot
 from posbench.reporting.page import Page, paragraph, prose
 from posbench.reporting.sections import models, numbers
 from posbench.reporting.text import group_text
@@ -140,7 +140,7 @@ def sections_of_groups(groups: Groups, group_by: str) -> list[Section]:
     gap = Section(title, table=gap_by_group(groups, cells), note=prose("gaps_by"), latex=latex)
     # Losses answer the question about learning rates, gaps the others: the terminal shows the first table.
     shown, other = (loss, gap) if is_rate else (gap, loss)
-    sections = [Section("", plots=trend(groups, cells, group_by)), shown, other]
+    sections = [shown, other]
     by_pair = pairs_by_group(groups)
     if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=prose("pairs_by", groups)))
@@ -202,23 +202,6 @@ def _sorted(cells: pd.DataFrame, is_rate: bool) -> pd.DataFrame:
     of_scheme = cells.groupby("scheme")
     level = of_scheme["loss"].transform("min") if is_rate else of_scheme["gap"].transform("mean")
     return cells.assign(level=level).sort_values(["level", "scheme"], kind="stable").drop(columns="level")
-
-
-def trend(groups: Groups, cells: pd.DataFrame, group_by: str) -> list[Plot]:
-    """Return a picture of the loss or the gap to the baseline against the groups, if a scheme is in two or more."""
-    value = "loss" if group_by == "train.lr" else "gap"
-    place = {group: n for n, group in enumerate(groups)}
-    points = cells.assign(x=cells["group"].map(place), y=cells[value]).dropna(subset="y")
-    points = points[points.groupby("scheme")["x"].transform("size") > 1].sort_values("x", kind="stable")
-    if value == "gap":
-        points = points[points["scheme"] != next(iter(groups.values())).wanted_baseline]
-    if points.empty:
-        return []
-    label = "Loss" if value == "loss" else "Gap to the baseline"
-    marks = pd.DataFrame({"x": list(place.values()), "text": [group.replace(" ", "\n") for group in place]})
-    caption = f"{label} against {group_by}, mean over seeds."
-    x_label = group_by.replace(",", ", ")
-    return [Plot("trend", "groups", caption, points, x_label, f"{label.lower()}, nats/token", marks)]
 
 
 def pairs_by_group(groups: Groups) -> Table:

@@ -182,8 +182,10 @@ def show(console: Console, page: Page) -> None:
     """Print a page in the terminal: its title, the first MOST_ROWS rows of its first table, and its paragraph."""
     table = as_text(page.table)
     shown = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    rows = [[cell.replace("**", "").replace("\\*", "*") for cell in row] for row in table.head(MOST_ROWS).to_numpy()]
-    titles = list(map(str, table.columns))
+    plain = table.head(MOST_ROWS).replace(
+        {r"\*\*": "", r"\\\*": "*"}, regex=True
+    )  # Markdown's bold, and its escaped stars
+    titles, rows = list(map(str, table.columns)), plain.to_numpy().tolist()
     columns = list(zip(titles, *rows, strict=True))
     folded = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]  # the width with a folded title
     room = console.width - 2 * len(titles)

@@ -116,15 +116,17 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
     """Return the first screen of a report for scripts."""
-    return {
+    screen: dict[str, object] = {
         "title": page.title,
         "schemes": page.numbers,
         "table": as_text(page.table).to_dict("records"),
         "conclusions": page.paragraph,
         "left_out": page.holes,
-        **({"cards": page.cards} if page.cards else {}),
         "files": paths,
     }
+    if page.cards:
+        screen["cards"] = page.cards
+    return screen
 
 
 def _default_output(folder: Path, options: ReportOptions) -> Path:
@@ -139,7 +141,10 @@ def _default_output(folder: Path, options: ReportOptions) -> Path:
     name = f"report-by-{options.by}" if options.by else "report"
     for title, chosen in (("of", options.schemes), ("seeds", options.seeds)):
         text = ",".join(map(str, chosen))
-        name += f"-{title}-{text if len(text) <= 80 else f'{len(chosen)}-{digest(text)[:6]}'}" if chosen else ""
+        if len(text) > 80:
+            text = f"{len(chosen)}-{digest(text)[:6]}"
+        if chosen:
+            name += f"-{title}-{text}"
     return folder / name
 
 
@@ -149,12 +154,12 @@ def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportO
     reason = "none of its runs was chosen with --schemes or --seeds"
     if not options.schemes and not options.seeds:
         reason = "it contains no runs"
-    folders = {folder: (folder, search_folder(folder)) for folder in map(folder_of, map(Path, places))}
-    return [
-        f"{folder.name} is not in this report: {reason}"
-        for folder, with_search in folders.items()
-        if not any(path.is_relative_to(part) for path in paths for part in with_search)
-    ]
+    lines = []
+    for folder in dict.fromkeys(map(folder_of, map(Path, places))):
+        search = search_folder(folder)
+        if not any(path.is_relative_to(folder) or path.is_relative_to(search) for path in paths):
+            lines.append(f"{folder.name} is not in this report: {reason}")
+    return lines
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:

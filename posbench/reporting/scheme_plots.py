@@ -61,8 +61,8 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
-    names = list(dict.fromkeys([*choices("scheme", *([config_dir] if config_dir else [])), *trained]))
-    extra = (f"--config-dir={config_dir}",) if config_dir else ()
+    folders, extra = [config_dir] if config_dir else [], [f"--config-dir={config_dir}"] if config_dir else []
+    names = list(dict.fromkeys([*choices("scheme", *folders), *trained]))
     drawn: dict[str, Curves] = {}
     for name in names:
         if name in trained:
@@ -152,7 +152,9 @@ def _rows(pos: Any, rows: Tensor) -> Any:
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
-    return pos if pos.ndim == 0 else pos[rows] if pos.ndim == 1 else pos[..., rows, :]
+    if pos.ndim < 2:
+        return pos[rows] if pos.ndim else pos
+    return pos[..., rows, :]
 
 
 def _gates_of_last(gates: Any) -> Any:

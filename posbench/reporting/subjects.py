@@ -139,7 +139,10 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
         cells = in_order(cells[cells["protocol"].isin(losses_of(c)["protocol"])], _in_order(c), "length")
         characters = cells["length"] * facts[name]["characters"]
         parts.append(cells.assign(characters=[f" ({short_count(count)})" for count in characters]))
-    lengths = {n: short_length(n) for n in sorted({n for c in compared.values() for n in losses_of(c)["length"]})}
+    scored: set[int] = set()
+    for c in compared.values():
+        scored.update(losses_of(c)["length"])
+    lengths = {n: short_length(n) for n in sorted(scored)}
     table_rows = pd.concat(parts)
     table = pivot(table_rows, lengths, "length", format=Format(digits=4, after="characters"))
     note = "Bits per byte by length in tokens; in brackets the length in characters. "

@@ -138,7 +138,11 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 def _sums(checkpoint: Path) -> dict[str, str]:
     """Return {file: SHA-256} of a checkpoint, as recorded in its `SHA256SUMS`. Raises: OSError if it cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    sums = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        sums[name] = digest
+    return sums
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

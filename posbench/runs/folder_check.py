@@ -291,6 +291,8 @@ def _expected_shapes(
         return {f"decoder.{name}": tuple(tensor.shape) for name, tensor in ours.items()}
     block = cast(Block, decoder.blocks[0])
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.ffn_width]}
-    packed = {product for product in PARTS if any(LAYER[product] in name for name in stored)}
-    theirs = to_hugging_face(ours, {product: split for product, split in rows.items() if product not in packed})
+    for product in PARTS:
+        if any(LAYER[product] in name for name in stored):  # their file has this product in one piece too
+            rows.pop(product, None)
+    theirs = to_hugging_face(ours, rows)
     return {name: tuple(tensor.shape) for name, tensor in theirs.items()}

@@ -171,11 +171,15 @@ def positions(config: Mapping[str, Any]) -> Positions:
         except ConfigError as error:
             return Positions(None, f"{described_rope} ({error})", length)
     is_rotated = _rotated_layers(config)
-    rows = [
-        (rotary if rotated else {"name": "nope", "kind": "nope"}) | ({"window": window} if window else {})
-        for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True)
-    ]
-    period = next(n for n in range(1, len(rows) + 1) if all(row == rows[i % n] for i, row in enumerate(rows)))
+    rows = []
+    for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True):
+        row = dict(rotary) if rotated else {"name": "nope", "kind": "nope"}
+        if window:
+            row["window"] = window
+        rows.append(row)
+    period = 1
+    while rows[period:] != rows[: len(rows) - period]:
+        period += 1
     row = rows[0] if period == 1 else {"name": "interleaved", "kind": "interleaved", "layers": rows[:period]}
     return Positions(row, described(row), length)
 

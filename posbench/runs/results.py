@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BFLOAT16, FILE_CHANGED = "weights=bfloat16", "file=changed"
 MARKS = (BFLOAT16, FILE_CHANGED)
 # Columns that identify the scored windows.
-_WINDOW_COLUMNS = ("document", "start", "gap", "bucket_start", "bucket_end", "targets", "problem", "answers")
+_WINDOW_COLUMNS = ("document", "start", "bucket_start", "bucket_end", "targets", "problem", "answers")
 _ANCHOR = "anchor="
 _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 

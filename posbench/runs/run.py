@@ -329,8 +329,14 @@ def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 
 
-# Settings that posbench no longer has but older runs recorded. None of them decides what a run computes.
-_REMOVED_SETTINGS = (("train", "cuda_graph"), ("launch", "nproc"))
+# Settings that posbench no longer has but older runs recorded. None of them decides what a run computes from its text,
+# which has its own fingerprint.
+_REMOVED_SETTINGS = (
+    ("train", "cuda_graph"),
+    ("launch", "nproc"),
+    ("data", "tuning_fraction"),
+    ("evaluation", "passage"),
+)
 
 
 def run_folder(config: Config) -> Path:

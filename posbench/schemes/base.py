@@ -167,7 +167,9 @@ class Scheme(nn.Module):
             return "biases on the scores"
         if self.looks_back:
             return "earlier tokens"
-        return "added once" if "embed" in self.acts_on else "rotations" if self.acts_on else "no position"
+        if "embed" in self.acts_on:
+            return "added once"
+        return "rotations" if self.acts_on else "no position"
 
     @property
     def acts_on(self) -> frozenset[str]:

@@ -54,15 +54,17 @@ class Device:
     def describe(self) -> dict[str, Any]:
         """Return the device's type, name, dtype and settings, as the run's manifest records them."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
-        return {
+        settings = {
             "type": self.torch.type,
             "name": name,
             "dtype": str(self.dtype).removeprefix("torch."),
             "compiled": self.compiled,
             "threads": torch.get_num_threads(),
             "processes": self.processes,
-            **({"stacked": True} if self.is_stacked else {}),
         }
+        if self.is_stacked:
+            settings["stacked"] = True
+        return settings
 
     def send(self, rows: NDArray[Any]) -> Tensor:
         """Return the array `rows` as a tensor on the device. A GPU copies it while the host continues."""

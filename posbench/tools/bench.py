@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,9 +40,7 @@ class TimedScheme:
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one per round
         self.ratios: list[float] = []  # this rate / the rate of the first scheme, measured just before; one per round
-        self.peak_memory_bytes: int | None = None
-        self.first_seconds = self._seconds(1)
-        self._seconds(WARMUP_STEPS - 1)
+        self._seconds(WARMUP_STEPS)
 
     def rate(self, steps: int) -> float:
         """Run `steps` steps and return their tokens per second."""
@@ -76,10 +74,7 @@ class TimedScheme:
             **self.sizes,
             "tokens_per_second": rate,
             "step_to_first": median(self.ratios),
-            "step_to_first_quartiles": quantiles(self.ratios, method="inclusive")[::2] if self.ratios[1:] else None,
             "mfu": rate * self.sizes["flops_per_token"] / matmul_rate,
-            "first_step_seconds": self.first_seconds,
-            "peak_memory_bytes": self.peak_memory_bytes,
         }
 
 
@@ -114,8 +109,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     Arguments: words, configuration overrides that choose the model and the batch; rounds, how often each scheme is
     timed, in turn; steps, training steps per turn.
     Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (parameters, FLOPs per token, cache
-    bytes), the medians of tokens per second and of the ratio to the first scheme, the ratio's quartiles (None with one
-    round), MFU, seconds of the first step (including compilation), and peak memory in bytes.
+    bytes), the medians of tokens per second and of the ratio to the first scheme, and MFU.
     """
     keep_freed_memory()
     torch.compiler.reset()
@@ -124,16 +118,9 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     first = next(iter(configs.values()))
     device = choose_device(first.train)
     entries = vocab_size(first)
-    timed_schemes: dict[str, TimedScheme] = {}
-    for name, config in configs.items():
-        allocated = torch.cuda.memory_allocated(device.torch) if device.is_cuda else 0  # by the previous schemes
-        device.reset_peak_memory()
-        timed = TimedScheme(config, device, build_model(config, entries))
-        if (
-            device.is_cuda or not timed_schemes
-        ):  # on a CPU the process has one peak, so only the first scheme's is known
-            timed.peak_memory_bytes = device.peak_memory_bytes() - allocated
-        timed_schemes[name] = timed
+    timed_schemes = {
+        name: TimedScheme(config, device, build_model(config, entries)) for name, config in configs.items()
+    }
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
@@ -175,7 +162,7 @@ def bench(
     steps: int,
     console: Console,
 ) -> None:
-    """Time the training step of each scheme and print two tables. Raises: ConfigError if an override is refused.
+    """Time the training step of each scheme and print a table. Raises: ConfigError if an override is refused.
 
     Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
     steps, training steps per turn.
@@ -191,22 +178,15 @@ def bench(
     )
     if datasheet := datasheet_rate(device["name"]):
         console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")
-    table = plain_table("scheme", "tokens/s", "ratio", "quartiles", "MFU")
+    table = plain_table("scheme", "tokens/s", "ratio", "MFU", "parameters", "cache\nB/token", "state\nB")
     for name, figures in result["schemes"].items():
-        quartiles = figures["step_to_first_quartiles"]
         table.add_row(
             name,
             f"{figures['tokens_per_second']:,.0f}",
             f"{figures['step_to_first']:.3f}",
-            f"{quartiles[0]:.3f}-{quartiles[1]:.3f}" if quartiles else "–",
             f"{100 * figures['mfu']:.1f}%",
+            f"{figures['parameters']:,.0f}",
+            f"{figures['cache_bytes_per_token']:,.0f}",
+            f"{figures['state_bytes']:,.0f}",
         )
-    console.print(table)
-    titles = ("parameters", "FLOPs/token", "cache\nB/token", "state\nB", "first step\ns", "memory\nMiB")
-    table = plain_table("scheme", *titles)
-    for name, figures in result["schemes"].items():
-        keys = ("parameters", "flops_per_token", "cache_bytes_per_token", "state_bytes")
-        memory = figures["peak_memory_bytes"]
-        measured = (f"{figures['first_step_seconds']:.1f}", f"{memory / 2**20:,.0f}" if memory else "–")
-        table.add_row(name, *(f"{figures[key]:,.0f}" for key in keys), *measured)
     console.print(table)

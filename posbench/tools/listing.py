@@ -47,7 +47,9 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
     Arguments: rows, the states of the runs.
     """
     states = {row.state for row in rows}
-    return 1 if states & {*FAILED} else 0 if states <= {FINISHED} else 3
+    if states & {*FAILED}:
+        return 1
+    return 0 if states <= {FINISHED} else 3
 
 
 def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -120,7 +122,9 @@ def _table(rows: Sequence[RunSummary]) -> Table:
             "-" if row.changed is None else duration(max(0.0, time.time() - row.changed)),
             _lengths(row.evaluated),
         )
-        style = "red" if row.state in FAILED else "yellow" if row.state != FINISHED else ""
+        style = "" if row.state == FINISHED else "yellow"
+        if row.state in FAILED:
+            style = "red"
         table.add_row(*map(Text, cells), style=style)
     return table
 

@@ -1,19 +1,17 @@
 """Estimate what an experiment would cost before it is run: runs, FLOPs, memory, hours.
 
-Memory is computed from counts of tensors (`training_memory`); `tests/tools/test_plan.py` compares it with a measured
-peak.
+Memory is computed from counts of tensors (`training_memory`); `tests/tools/test_plan.py` compares it with what a step
+keeps.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -35,15 +33,12 @@ from posbench.composition.compose import compose
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of, duration, short_bytes, short_count
-from posbench.data import Problems, vocab_size
+from posbench.data import vocab_size
 from posbench.data.text.preparation import find_prepared
-from posbench.evaluation.protocols import EvalProtocol, protocol_named
-from posbench.evaluation.protocols.order import WINDOWS
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.layers import layer_matrices
 from posbench.model.size import (
-    forward_flops_per_token,
     num_parameters,
     training_flops_per_token,
     training_memory,
@@ -59,7 +54,10 @@ MOST_SECONDS = 20.0  # longest time to spend on timing this machine
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of an experiment. FLOPs are model FLOPs (`posbench.system.device`); memory and hours are estimates."""
+    """The estimated cost of training an experiment's runs. FLOPs are model FLOPs (`posbench.system.device`).
+
+    Validation and evaluation come on top.
+    """
 
     first: Config  # configuration of the sweep's first run
     schemes: list[str]
@@ -68,11 +66,11 @@ class Plan:
     tokens_a_run: int  # training tokens of the first run
     tokens_in_all: int
     epochs: float | None  # epochs of the first run; None if its text is not prepared yet, or for a task
-    flops: dict[str, float]  # FLOPs of all runs: training, validation during training (with order), evaluation
+    flops: float  # of all runs
     device: str
     mfu: float
     gpus: int
-    hours: float  # GPU-hours of all runs: training, validation and evaluation
+    hours: float  # GPU-hours of all runs
     wall_hours: float  # hours if `gpus` of them are always busy
     machine: str | None  # the device of this machine, if it was timed
     machine_hours: float  # hours of all runs on this machine, one after another
@@ -99,23 +97,23 @@ def plan(
     """
     if device not in DATASHEET:
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
-    rate = DATASHEET[device]
     configs, seeds = _rows(words)
     seeds = runs_per_scheme(configs[0].experiment.planned_seeds) if search else seeds
-    first, architecture = configs[0], build_architecture(configs[0])
-    costs = [_cost(first, architecture), *(_cost(config, build_architecture(config)) for config in configs[1:])]
-    largest = max(costs, key=lambda cost: sum(cost.memory.values()))
+    first = configs[0]
+    costs = [_cost(config, build_architecture(config)) for config in configs]
+    schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     text = find_prepared(first)
-    flops = dict.fromkeys(costs[0].flops, 0.0)
-    for cost in costs:
-        for name, count in cost.flops.items():
-            flops[name] += seeds * count
-    hours = sum(flops.values()) / mfu / rate / 3600
-    machine, machine_rate = _time_machine(first, architecture, mfu) if time_here else (None, math.inf)
+    flops = seeds * sum(cost.flops for cost in costs)
+    hours = flops / mfu / DATASHEET[device] / 3600
+    machine, machine_rate = _time_machine(first, mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
+    muon_shares = {}
+    for config, cost in zip(configs, costs, strict=True):
+        if config.train.optimizer == "muon":
+            muon_shares[config.scheme.name] = cost.muon_share
     return Plan(
         first=first,
-        schemes=list(dict.fromkeys(config.scheme.name for config in configs)),
+        schemes=schemes,
         seeds=seeds,
         runs=runs,
         tokens_a_run=costs[0].tokens,
@@ -128,15 +126,11 @@ def plan(
         hours=hours,
         wall_hours=math.ceil(runs / gpus) / runs * hours,
         machine=machine,
-        machine_hours=sum(flops.values()) / machine_rate / 3600,
-        largest=largest,
-        muon_shares={
-            config.scheme.name: cost.muon_share
-            for config, cost in zip(configs, costs, strict=True)
-            if config.train.optimizer == "muon"
-        },
+        machine_hours=flops / machine_rate / 3600,
+        largest=max(costs, key=lambda cost: cost.memory),
+        muon_shares=muon_shares,
         is_search=search,
-        detectable=_detectable(first, len({config.scheme.name for config in configs})) if search else "",
+        detectable=_detectable(first, len(schemes)) if search else "",
     )
 
 
@@ -160,13 +154,13 @@ def _detectable(config: Config, schemes: int) -> str:
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
-def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
+def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
     """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
     If a few steps would take too long, they are not timed, and the rate is `mfu` times the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
-    device, entries = choose_device(config.train), vocab_size(config)
+    device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
     flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
@@ -194,100 +188,45 @@ def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run: parameters, tokens, FLOPs by activity, and memory in bytes by purpose."""
+    """The cost of training one run."""
 
     parameters: dict[str, int]
     tokens: int
-    flops: dict[str, float]
-    memory: dict[str, int]
+    flops: float
+    memory: int  # bytes
     muon_share: float  # share of the parameters, the scheme's own included, that Muon trains
 
 
-def _steps_of_trunk(config: Config) -> int:
-    """Return the number of first steps that a longer run takes for this one, if it is named as a branch of one."""
-    return config.train.decay_begins if config.trunk_name else 0
-
-
 def _cost(config: Config, architecture: Architecture) -> Cost:
-    entries = vocab_size(config)
-    parameters = num_parameters(architecture, entries)
-    train, settings = config.train, config.evaluation
-    evaluation = sum(
-        protocol.tokens_read(settings, length, max(lengths)) * forward_flops_per_token(architecture, entries, length)
-        for protocol in map(protocol_named, settings.protocols)
-        for lengths in [_windows(config, protocol)]
-        for length in lengths
-    )
-    num_steps = train.num_steps - _steps_of_trunk(config)
+    entries, train = vocab_size(config), config.train
+    # A longer run takes the first steps of a run that is named as its branch.
+    num_steps = train.num_steps - (train.decay_begins if config.trunk_name else 0)
     tokens = num_steps * train.tokens_per_step
-    muon_flops = muon_parameters = 0
+    flops = tokens * training_flops_per_token(architecture, entries)
     with torch.device("meta"):
         model = Decoder(architecture, entries)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
+    muon_parameters = 0
     if train.optimizer == "muon":
-        muon_flops = flops_per_step(model, train.ns_steps)
+        flops += num_steps * flops_per_step(model, train.ns_steps)
         muon_parameters = sum(sizes[name] for name in layer_matrices(model))
-    memory = training_memory(config, architecture, entries)
-    memory["state"] -= 4 * muon_parameters  # one moment instead of two
     return Cost(
-        parameters=parameters,
-        muon_share=muon_parameters / sum(sizes.values()),
+        parameters=num_parameters(architecture, entries),
         tokens=tokens,
-        flops={
-            "training": tokens * training_flops_per_token(architecture, entries) + num_steps * muon_flops,
-            "validation": _validation_flops(config, architecture, entries)
-            + _order_flops(config, architecture, entries),
-            "evaluation": evaluation,
-        },
-        memory=memory,
+        flops=flops,
+        memory=sum(training_memory(config, architecture, entries).values())
+        - 4 * muon_parameters,  # one moment, not two
+        muon_share=muon_parameters / sum(sizes.values()),
     )
 
 
-def _validation_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs of all validations of one run: before the first step, during training, after the last step.
-
-    A branch, which starts from another run's checkpoint, has only those after that checkpoint.
-    """
-    train, context = config.train, config.train.context_length
-    tokens = max(train.validation_tokens, context) // context * context
-    interval = train.steps_between_validations
-    validations = 1 + (train.num_steps - 1) // interval + 1
-    if config.trunk_name:
-        validations -= 1 + train.decay_begins // interval  # the trunk has done these
-    return validations * tokens * forward_flops_per_token(architecture, vocab_size, context)
-
-
-def _order_flops(config: Config, architecture: Architecture, vocab_size: int) -> float:
-    """Return the FLOPs that one run spends on scoring how much the order of distant tokens helps the model.
-
-    It is 0 if `train.order_every` is not set. Each window is read twice (whole and shuffled), with logits for its
-    second half only.
-    """
-    train, length = config.train, config.train.context_length
-    if not train.order_every:
-        return 0.0
-    num_scores = sum(map(train.is_ordered, range(_steps_of_trunk(config) + 1, train.num_steps + 1)))
-    body = forward_flops_per_token(architecture, 0, length)
-    logits = forward_flops_per_token(architecture, vocab_size, length) - body
-    return num_scores * 2 * WINDOWS * (length * body + (length - length // 2) * logits)
-
-
-def _windows(config: Config, protocol: EvalProtocol) -> list[int]:
-    """Return the window sizes in tokens, one for each length that the evaluation protocol scores."""
-    configured = config.evaluation.lengths
-    if not config.is_task:
-        return protocol.lengths((), config.train.context_length, configured=configured)
-    problems = Problems(config.data)
-    return [*map(problems.window, protocol.lengths((), config.trained_length, problems.splits["test"], configured))]
-
-
 def _muon_text(shares: Mapping[str, float]) -> str:
-    """Return which share of their parameters Muon trains for these schemes, as text; "" for none."""
+    """Return which share of their parameters Muon trains for these schemes, as text."""
     schemes: dict[str, list[str]] = {}
     for scheme, share in shares.items():
         schemes.setdefault(f"{share:.0%}", []).append(scheme)
     parts = [f"{share} of the parameters ({', '.join(names)})" for share, names in schemes.items()]
-    return f"muon trains {'; '.join(parts)}" if parts else ""
+    return f"muon trains {'; '.join(parts)}"
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -295,45 +234,46 @@ def show(plan: Plan, console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    first, memory, parameters = plan.first, plan.largest.memory, plan.largest.parameters
-    time_here = (
-        "more than a year" if plan.machine_hours > MOST_HOURS else f"about {duration(3600 * plan.machine_hours)}"
-    )
-    settings = plan.runs // (len(plan.schemes) * plan.seeds)
-    are_branches = settings == 1 + len(first.train.branch_tokens)
-    kind_of_setting = "lengths (each run and its branches)" if are_branches else "other settings"
-    rows: dict[str, Any] = {
-        "experiment": first.experiment.name + (f" (after {first.experiment.source})" * bool(first.experiment.source)),
-        "runs": f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x "
-        + (
-            f"{plan.seeds} ({NUM_RATES} rates with {FIRST_SEEDS} seeds, the best {KEPT} with "
-            f"{plan.first.experiment.planned_seeds})"
-            if plan.is_search
-            else count_of(plan.seeds, "seed")
-        )
-        + (f" x {settings} {kind_of_setting}" if settings > 1 else ""),
-        "parameters": f"{short_count(sum(parameters.values()))}: {short_count(parameters['body'])} in the layers, "
-        f"{short_count(parameters['embedding'])} in the embeddings",
-        "optimizer": _muon_text(plan.muon_shares),
-        "tokens": f"{short_count(plan.tokens_a_run)} per run, {short_count(plan.tokens_in_all)} in all; context "
-        f"{first.train.context_length:,}",
-        "epochs": "unknown until the text is prepared (posbench prepare)"
-        if plan.epochs is None
-        else f"{plan.epochs:.2g} per run",
-        "FLOPs": f"{plan.flops['training']:.3g} to train, {plan.flops['validation']:.3g} to validate during training, "
-        f"{plan.flops['evaluation']:.3g} to evaluate",
-        "memory": f"{short_bytes(sum(memory.values()))} per GPU (estimate): weights, gradients and moments "
-        f"{short_bytes(memory['state'])}, activations {short_bytes(memory['activations'])}, "
-        f"logits {short_bytes(memory['logits'])}",
-        "on a GPU": duration(3600 * plan.hours)
-        + (f" ({plan.hours:,.0f} GPU-hours)" if plan.hours >= 10 else "")
-        + f" on one {plan.device} at {plan.mfu:.0%} of {DATASHEET[plan.device] / 1e12:,.3g} TFLOP/s"
-        + (f"; {duration(3600 * plan.wall_hours)} on {plan.gpus} of them, one run on each" if plan.gpus > 1 else ""),
-        "finds gaps of": plan.detectable,
-        "here": f"{time_here} on this machine ({plan.machine}), one run at a time; measured now, at a load average of "
-        f"{os.getloadavg()[0]:.1f} on {count_of(os.cpu_count() or 1, 'core')}",
-    }
-    for name, text in rows.items():
-        if text and (name != "epochs" or not first.is_task):
-            table.add_row(name, text)
+    first, parameters = plan.first, plan.largest.parameters
+    table.add_row("experiment", first.experiment.name)
+    table.add_row("runs", _runs_text(plan))
+    size = short_count(sum(parameters.values()))
+    body, embedding = short_count(parameters["body"]), short_count(parameters["embedding"])
+    table.add_row("parameters", f"{size}: {body} in the layers, {embedding} in the embeddings")
+    if plan.muon_shares:
+        table.add_row("optimizer", _muon_text(plan.muon_shares))
+    in_all, context = short_count(plan.tokens_in_all), f"{first.train.context_length:,}"
+    table.add_row("tokens", f"{short_count(plan.tokens_a_run)} per run, {in_all} in all; context {context}")
+    if plan.epochs is not None:
+        table.add_row("epochs", f"{plan.epochs:.2g} per run")
+    elif not first.is_task:
+        table.add_row("epochs", "unknown until the text is prepared (posbench prepare)")
+    table.add_row("FLOPs", f"{plan.flops:.3g} to train")
+    table.add_row("memory", f"about {short_bytes(plan.largest.memory)} per GPU")
+    rate = DATASHEET[plan.device] / 1e12
+    on_gpus = f"{_time(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {rate:,.3g} TFLOP/s"
+    if plan.gpus > 1:
+        on_gpus += f"; {_time(plan.wall_hours)} on {plan.gpus} of them, one run on each"
+    table.add_row("on a GPU", on_gpus)
+    if plan.is_search:
+        table.add_row("finds gaps of", plan.detectable)
+    table.add_row("here", f"{_time(plan.machine_hours)} on this machine ({plan.machine}), one run at a time")
     console.print(table)
+
+
+def _time(hours: float) -> str:
+    return "more than a year" if hours > MOST_HOURS else f"about {duration(3600 * hours)}"
+
+
+def _runs_text(plan: Plan) -> str:
+    """Return the number of runs, as text, and the numbers of which it is the product."""
+    seeds = count_of(plan.seeds, "seed")
+    if plan.is_search:
+        planned = plan.first.experiment.planned_seeds
+        seeds = f"{plan.seeds} ({NUM_RATES} rates with {FIRST_SEEDS} seeds, the best {KEPT} with {planned})"
+    text = f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x {seeds}"
+    settings = plan.runs // (len(plan.schemes) * plan.seeds)
+    if settings == 1:
+        return text
+    are_branches = settings == 1 + len(plan.first.train.branch_tokens)
+    return f"{text} x {settings} {'lengths (each run and its branches)' if are_branches else 'other settings'}"

@@ -146,7 +146,9 @@ def relativity(drift: float) -> str:
 
     It is `relative` (no change but rounding), `absolute` (a clear change) or `unclear` (in between).
     """
-    return "relative" if drift <= EXACT else "absolute" if drift > APART else "unclear"
+    if drift <= EXACT:
+        return "relative"
+    return "absolute" if drift > APART else "unclear"
 
 
 @contextmanager

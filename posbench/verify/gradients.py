@@ -140,7 +140,7 @@ def training_errors(
     sensitivity = random_model.sensitivity
     allowance = ALLOWANCE[dtype] * sensitivity**2  # a gradient passes through the model twice
     allowance *= KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0
-    for mode in ("eager", *(["compiled"] if compiled else [])):
+    for mode in ("eager", "compiled") if compiled else ("eager",):
         set_kernels(narrow, [None for _ in narrow.architecture.kinds])
         narrow.piece = None
         if mode == "compiled":

@@ -213,7 +213,9 @@ def path_errors(
         return float(difference.norm() / (expected.norm() or 1.0)) / rounding
 
     stretch = _stretch(random_model)
-    for device in devices or ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+    if devices is None:
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    for device in devices:
         narrow = copy.deepcopy(random_model.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = random_model.tokens.to(device)

@@ -85,9 +85,11 @@ def randomise(model: Decoder) -> None:
 
 def learned(model: Decoder) -> dict[str, nn.Parameter]:
     """Return {name: parameter} of the scheme, the kind of attention, and layer 0's projection to q, k and v."""
-    substrings = (".attention.kind.", "blocks.0.attention.qkv.weight")
-    extra = {name: p for name, p in model.named_parameters() if any(part in name for part in substrings)}
-    return {**dict(model.scheme.named_parameters()), **extra}
+    parameters = dict(model.scheme.named_parameters())
+    for name, parameter in model.named_parameters():
+        if ".attention.kind." in name or "blocks.0.attention.qkv.weight" in name:
+            parameters[name] = parameter
+    return parameters
 
 
 def set_kernels(model: Decoder, kernels: Sequence[Any]) -> None:
@@ -216,8 +218,9 @@ class RandomModel:
         """
         if self.text_only:
             return ("text",)
-        masks_documents = all(kind.takes_windows for kind in self.wide.architecture.kinds)
-        return ("text", "positions", *(["documents"] if masks_documents else []))
+        if all(kind.takes_windows for kind in self.wide.architecture.kinds):
+            return ("text", "positions", "documents")
+        return ("text", "positions")
 
     @property
     def sensitivity(self) -> float:

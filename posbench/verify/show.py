@@ -150,15 +150,16 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name in names or choices("scheme", *folders):
         group, kind, promise, comment = _row(name, folders)
-        groups.setdefault(group, []).append((name, *([kind] if names else []), promise, comment))
+        cells = (name, kind, promise, comment) if names else (name, promise, comment)
+        groups.setdefault(group, []).append(cells)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
-    for column in ("scheme", *(["kind"] if names else []), "promises"):
+    for column in ("scheme", "kind", "promises") if names else ("scheme", "promises"):
         table.add_column(column, no_wrap=True)
     table.add_column("what it is", ratio=1, no_wrap=not names, overflow="ellipsis")
     for group in sorted(groups, key=lambda group: _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)):
         table.add_row(Text(group, style="bold"))
-        for cells in groups[group]:
-            table.add_row(*map(Text, cells))
+        for texts in groups[group]:
+            table.add_row(*map(Text, texts))
         table.add_section()
     console.print(table)
     if not names:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +117,7 @@ def write_run(
         write_evaluation(run, "fixed", length, "test", _scored(split["test"], worse, world.random))
         write_evaluation(run, "nonoverlapping", length, "test", _scored(split["test"], worse + 0.05, world.random))
     if world.probes:
-        write_evaluation(run, "position", 4 * T, "test", _position(world, scheme, level))
         write_evaluation(run, "order", T, "test", _order(world, scheme, seed))
-        for length in world.lengths:
-            write_evaluation(run, "retrieval", length, "test", _retrieval(world, scheme, length))
     return run
 
 
@@ -182,34 +178,6 @@ def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) ->
     noise = random.normal(0, 0.01, len(windows))
     noise -= np.average(noise, weights=windows["targets"])
     return windows.drop(columns="ease").assign(nll=(level + windows["ease"] + noise) * windows["targets"])
-
-
-def _position(world: World, scheme: str, level: float) -> pd.DataFrame:
-    edges = [0, *[2**n for n in range(11)]]
-    rise = 0.05 if scheme == "alibi" else 1.0
-    rows = [
-        {
-            "document": d,
-            "bucket_start": lo,
-            "bucket_end": hi,
-            "targets": hi - lo,
-            "nll": (hi - lo) * (level + 3 / (1 + lo) ** 0.5 + rise * max(0, math.log2(hi / T))),
-        }
-        for d in range(world.documents)
-        for lo, hi in pairwise(edges)
-    ]
-    return pd.DataFrame(rows)
-
-
-def _retrieval(world: World, scheme: str, length: int) -> pd.DataFrame:
-    """Return trials of 32-token passages whose drop falls with the gap."""
-    gain, gap, targets = {"alibi": 0.1, "nope": 0.05}.get(scheme, 1.5), length + 1 - 64, 31
-    level = 4.0 + world.random.normal(0, 0.2, world.documents)
-    second = level - gain * math.exp(-gap / (2 * T)) + world.random.normal(0, 0.01, world.documents)
-    trials = {"document": np.arange(world.documents), "start": np.arange(world.documents) * 64, "gap": gap}
-    losses = {"second_nll": targets * second, "control_nll": targets * level}
-    losses["shuffled_nll"] = targets * (second + (level - second) / 3)  # a third of it is by order
-    return pd.DataFrame({**trials, "targets": targets, **losses})
 
 
 def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:

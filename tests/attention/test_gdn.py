@@ -11,15 +11,10 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens
+from tests.rows import Float64, built
 
 B, H, HKV, D, E, T = 2, 6, 2, 8, 5, 150
-
-
-def built(name, *words):
-    model = build_model(certificate_config(name, words), VOCAB)
-    randomise(model)
-    return model.double()
 
 
 def inputs(*, heads=HKV, decay=1.0, decays=1):
@@ -81,13 +76,14 @@ def test_a_full_strength_overwrites_the_value_of_a_key_and_leaves_other_keys():
     assert torch.allclose(o.flatten(), torch.tensor([1, 2.5, 6.0], dtype=torch.float64), rtol=0, atol=1e-14)
 
 
-class Float64:
-    """torch, with float64 under the name of float32: transformers casts to float32 by name."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
+def assert_alike(model, layer, weights, length):
+    """Compare the first layer's attention with another library's, which gets our weights by its names."""
+    layer.load_state_dict(weights, strict=True)
+    x = torch.randn(B, length, model.config.d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
+    expected = layer(x)
+    assert expected.dtype == torch.float64 and expected.abs().max() > 1
+    assert (model.blocks[0].attention(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
 
 
 @torch.no_grad()
@@ -115,12 +111,7 @@ def test_a_layer_is_qwen3_nexts_with_its_weights(length, monkeypatch):
         "A_log": kind.A_log,
         "dt_bias": kind.dt_bias,
     }
-    layer.load_state_dict(theirs, strict=True)
-    x = torch.randn(B, length, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
-    expected = layer(x)
-    assert expected.dtype == torch.float64 and expected.abs().max() > 1
-    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
+    assert_alike(model, layer, theirs, length)
 
 
 @torch.no_grad()
@@ -150,12 +141,7 @@ def test_a_layer_is_kimi_linears_with_its_weights(length, monkeypatch):
         "o_norm.weight": kind.norm_weight,
         "o_proj.weight": ours.out.weight,
     }
-    layer.load_state_dict(theirs, strict=True)
-    x = torch.randn(B, length, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
-    expected = layer(x)
-    assert expected.dtype == torch.float64 and expected.abs().max() > 1
-    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
+    assert_alike(model, layer, theirs, length)
 
 
 @torch.no_grad()
@@ -179,19 +165,6 @@ def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(mo
     at = model._embed(random_tokens(T), 5, 0, T, None)[1][0]
     assert expected.abs().max() > 1
     assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-11
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "words",
-    [[], ["scheme.kind=rotary", "+scheme.sites=[q,k,v,o]"], ["+scheme.attention.decay=channel"]],
-    ids=["nope", "qkvo_rope", "channel"],
-)
-def test_pieces_of_any_size_give_the_logits_of_the_whole_window(words):
-    model, tokens = built("gdn", *words), random_tokens(T)
-    caches = model.caches(T)
-    pieces = [model.hidden(piece, 5, caches) for piece in tokens.split([1, 2, 1, 70, 76], 1)]
-    assert (torch.cat(pieces, 1) - model.hidden(tokens, 5)).abs().max() < 1e-12
 
 
 @pytest.mark.slow

@@ -6,27 +6,12 @@ import torch
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture, checked_architecture
-from posbench.model.decoder import build_model
 from posbench.model.size import cache_size, forward_flops_per_token, num_parameters
-from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens
+from tests.rows import Float64, built
 
 B, H, D, C, R = 2, 6, 16, 48, 4
 LATENT = 2 * D - R
-
-
-def built(name, *words):
-    model = build_model(certificate_config(name, words), VOCAB)
-    randomise(model)
-    return model.double()
-
-
-class Float64:
-    """torch, with float64 under the name of float32: transformers casts to float32 by name."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 def their_weights(attention):

@@ -59,22 +59,6 @@ def test_a_gated_scheme_is_certified_with_sinks_and_a_shared_kv(gate):
         assert certify(gated(gate, scheme)).holds
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("gate", ROWS)
-def test_documents_are_read_as_if_each_were_alone_in_pieces_and_by_token(gate):
-    config, bos = gated(gate, "qk_rope", "data.document_mask=true"), VOCAB - 1
-    model = build_model(config, VOCAB, None, bos)
-    randomise(model)
-    model.double()
-    tokens = random_tokens(40) % bos
-    tokens[0, 17] = bos
-    model.bos_id = None
-    alone = torch.cat([model(document) for document in tokens.split([17, 23], 1)], 1)
-    model.bos_id = bos
-    for model.piece in (None, 9, 1):
-        assert (model(tokens) - alone).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("gate", ROWS)
 def test_its_weights_and_products_are_counted_and_other_weights_are_as_without(gate):
     models = [build_model(config, VOCAB) for config in (gated(gate), certificate_config("nope"))]

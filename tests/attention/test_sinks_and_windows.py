@@ -17,15 +17,10 @@ from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size
 from posbench.training.optimizers.optimizer import decayed_parameters
-from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, random_tokens
+from tests.rows import built
 
 D, H, HKV, C = 16, 6, 2, 48
-
-
-def built(name):
-    model = build_model(certificate_config(name), VOCAB)
-    randomise(model)
-    return model.double()
 
 
 def gpt_oss(attention):

@@ -40,12 +40,12 @@ def test_lengths_beyond_those_of_a_scheme_are_not_scored_and_show_a_dash(config:
     assert console.file.getvalue().rstrip().endswith("learned/seed=0: nothing to score")  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("protocol", ["nonoverlapping", "retrieval"])
+@pytest.mark.parametrize("protocol", ["nonoverlapping", "order"])
 def test_a_loss_that_is_not_finite_is_not_a_result(
     config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """Pandas leaves NaN out of its sums: a model that overflows looked better than any other."""
-    run = train(config("train.steps=1", "evaluation.windows=4", "evaluation.passage=4"))
+    run = train(config("train.steps=1", "evaluation.windows=4"))
     model = run.load_model()
     torch.nn.init.constant_(model.norm.weight, torch.nan)
     monkeypatch.setattr(Run, "load_model", lambda *arguments: model)
@@ -55,7 +55,10 @@ def test_a_loss_that_is_not_finite_is_not_a_result(
 
 
 def test_no_zero_has_a_minus() -> None:
-    assert [PROTOCOLS["retrieval"].headline_of([{"drop": drop}]) for drop in (-0.00004, -0.0006)] == ["0.000", "-0.001"]
+    assert [PROTOCOLS["order"].headline_of([{"lost_order": lost}]) for lost in (-0.00004, -0.0006)] == [
+        "0.000",
+        "-0.001",
+    ]
 
 
 ROWS = ("qk_rope", "nope", "rope_nope_interleaved")

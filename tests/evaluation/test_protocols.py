@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 import posbench
@@ -21,8 +19,6 @@ from posbench.data import Corpus, prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol, Score
-from posbench.evaluation.protocols.position import bucket_edges
-from posbench.evaluation.protocols.retrieval import _inside_document, trial_starts
 from posbench.evaluation.protocols.section import ComparedRuns, Plot, Section
 from posbench.evaluation.request import Request
 from posbench.model.decoder import Decoder, build_model
@@ -32,7 +28,7 @@ from posbench.training import train
 from tests.conftest import write_documents
 
 Make = Callable[..., Config]
-SETTINGS = EvaluationConfig(targets=16, windows=10, max_tokens=2000, passage=8, batch_tokens=400)
+SETTINGS = EvaluationConfig(targets=16, windows=10, max_tokens=2000, batch_tokens=400)
 
 
 @pytest.fixture
@@ -93,113 +89,6 @@ def test_the_batch_size_changes_nothing_beyond_a_millionth(protocol: str, model:
     pd.testing.assert_frame_equal(single.drop(columns=nll), many.drop(columns=nll))
 
 
-def test_loss_by_position_adds_up_to_the_windows(model: Decoder, corpus: Corpus) -> None:
-    rows, summary = score_split(model, corpus, "test", "position", 48, SETTINGS)
-    whole, of_whole = score_split(model, corpus, "test", "nonoverlapping", 48, SETTINGS)
-    assert rows["nll"].sum() == pytest.approx(whole["nll"].sum()) and rows["targets"].sum() == whole["targets"].sum()
-    assert summary["nll_mean"] == pytest.approx(of_whole["nll_mean"])
-    edges = bucket_edges(48)
-    assert sorted(set(rows["bucket_start"])) == edges[:-1].tolist() and edges[-1] == 48
-    tokens = np.array(corpus.test.tokens)
-    first = [
-        _nll(model, tokens[window.start : window.start + 2])[0]
-        for window in PROTOCOLS["position"].windows(corpus.test, 48, SETTINGS, 48)
-        if tokens[window.start + 1] != corpus.bos_id
-    ]
-    alone = rows[rows["bucket_start"] == 0]
-    assert alone["nll"].sum() == pytest.approx(sum(first), abs=1e-3) and alone["targets"].sum() == len(first)
-
-
-@given(st.integers(2, 20_000))
-def test_buckets_of_positions_never_become_narrower(length: int) -> None:
-    """A last bucket of a few left-over positions would have a noisy loss."""
-    edges = bucket_edges(length)
-    widths = np.diff(edges)
-    assert (edges[0], edges[-1]) == (0, length) and widths[0] == 1
-    assert (np.diff(widths) >= 0).all()
-
-
-def test_a_document_has_room_from_its_second_token_on(corpus: Corpus) -> None:
-    first = int(corpus.test.starts[1])
-    assert _inside_document(corpus.test, first, 8) == first + 1 == _inside_document(corpus.test, first - 7, 8)
-
-
-def test_the_probe_reads_the_passage_twice_or_shuffled_or_once(model: Decoder, corpus: Corpus) -> None:
-    length = 60
-    rows, summary = score_split(model, corpus, "test", "retrieval", length, SETTINGS)
-    tokens, gap = np.array(corpus.test.tokens), length + 1 - 16
-    assert (rows["gap"] == gap).all() and (rows["targets"] == 7).all()
-    for row, (start, text, other_start) in zip(
-        rows.itertuples(), trial_starts(corpus.test, length, SETTINGS), strict=True
-    ):
-        passage, between, another = (
-            tokens[start : start + 8],
-            tokens[text : text + gap],
-            tokens[other_start : other_start + 8],
-        )
-        assert corpus.bos_id not in passage and corpus.bos_id not in another
-        begin = corpus.test.starts[np.searchsorted(corpus.test.starts, start, side="right") - 1]
-        assert (start - begin - 1) % 8 == 0  # passages tile a document from its first token on
-        total = corpus.test.num_tokens
-        assert text == min((start + total // 3) % total, total - gap)
-        again = _nll(model, np.concatenate((passage, between, passage)))
-        control = _nll(model, np.concatenate((another, between, passage)))
-        assert row.second_nll == pytest.approx(again[-7:].sum(), abs=1e-3)
-        assert row.control_nll == pytest.approx(control[-7:].sum(), abs=1e-3)
-        order = np.random.default_rng(start).permutation(8)
-        assert sorted(order) == list(range(8)) and list(order) != list(range(8))
-        shuffled = _nll(model, np.concatenate((passage[order], between, passage)))
-        assert row.shuffled_nll == pytest.approx(shuffled[-7:].sum(), abs=1e-3)
-    for score, column in (("drop", "control_nll"), ("by_order", "shuffled_nll")):
-        expected = (rows[column] - rows["second_nll"]).sum() / rows["targets"].sum()
-        assert summary[score] == pytest.approx(expected)
-
-
-def test_the_probe_tells_a_model_that_copies_from_one_that_cannot(model: Decoder, corpus: Corpus) -> None:
-    """A model that repeats what it has read gains from the passage and its order; an untrained decoder does not."""
-
-    class Copier(Decoder):
-        def nll(
-            self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None
-        ) -> torch.Tensor:
-            losses = torch.full(targets.shape, math.log(257.0))
-            for b, t in np.ndindex(*targets.shape):
-                context = tokens[b, :t]
-                bigrams = (
-                    (context[:-1] == tokens[b, t - 1]) & (context[1:] == tokens[b, t])
-                    if t >= 2
-                    else torch.zeros(0, dtype=torch.bool)
-                )
-                followers = [int(tokens[b, n + 2]) for n in torch.nonzero(bigrams).flatten().tolist() if n + 2 <= t]
-                if int(targets[b, t]) in followers:
-                    losses[b, t] = 0.1
-            return losses if last is None else losses[:, -last:]
-
-    untrained = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
-    model.__class__ = Copier
-    copying = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
-    for score in ("drop", "by_order"):
-        assert abs(untrained[score]) < 0.3 and copying[score] > 1
-
-
-def test_a_memory_of_words_without_order_benefits_from_repetition_but_not_by_order(
-    model: Decoder, corpus: Corpus
-) -> None:
-    """A cache of word frequencies: each token has the probability of its count so far."""
-
-    class Cache(Decoder):
-        def nll(
-            self, tokens: torch.Tensor, targets: torch.Tensor, offset: int = 0, last: int | None = None
-        ) -> torch.Tensor:
-            counts = torch.nn.functional.one_hot(tokens, 257).cumsum(1) + 0.01
-            chosen = counts.gather(2, targets[..., None])[..., 0] / counts.sum(2)
-            return -chosen.log()[:, -(last or targets.shape[1]) :]
-
-    model.__class__ = Cache
-    figures = score_split(model, corpus, "test", "retrieval", 60, SETTINGS)[1]
-    assert figures["drop"] > 0.1 and figures["by_order"] == pytest.approx(0, abs=1e-6)
-
-
 def _evaluate(run: Run, *lengths: int, protocol: str = "fixed", **options: Any) -> list[Result]:
     request = Request(lengths, (protocol,), device="cpu", dtype="float32", **options)
     return [result for _, result in evaluate_runs([run], request, Console(quiet=True))]
@@ -224,9 +113,9 @@ def test_what_is_there_is_not_scored_again_and_lengths_of_one_command_share_thei
     assert {name for name in files if (run.path / "eval/fixed" / name).stat().st_mtime_ns == files[name]} == set(files)
 
 
-@pytest.mark.parametrize("protocol", ["fixed", "retrieval"])
+@pytest.mark.parametrize("protocol", ["fixed", "order"])
 def test_pieces_give_the_same_losses_in_every_window(config: Make, protocol: str) -> None:
-    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8"))
+    run = train(config("train.steps=1", "evaluation.targets=16"))
     _evaluate(run, 64, protocol=protocol)
     [file] = (run.path / "eval" / protocol).glob("64*.parquet")
     whole = pd.read_parquet(file)
@@ -247,10 +136,10 @@ def test_other_text_or_no_finished_run_is_refused(config: Make, tmp_path: Path) 
 
 
 def test_lengths_alone_are_scored_with_the_training_length_and_nothing_else(config: Make) -> None:
-    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.protocols=[fixed,order,retrieval]"))
+    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.protocols=[fixed,order,nonoverlapping]"))
     evaluate_runs([run], Request(lengths=(64,)), Console(quiet=True))
     stored = [(key.protocol, key.length) for key in run.evaluated()]
-    assert stored == [("fixed", 32), ("fixed", 64), ("retrieval", 64), ("validation", 32)]
+    assert stored == [("fixed", 32), ("fixed", 64), ("nonoverlapping", 32), ("nonoverlapping", 64), ("validation", 32)]
 
 
 @pytest.mark.parametrize(("test_words", "says"), [(0, "has no test text"), (1, "ask for shorter lengths")])
@@ -297,13 +186,11 @@ def test_a_protocol_is_one_class(config: Make, monkeypatch: pytest.MonkeyPatch) 
     assert "## By half\n\n![Loss by half.](halves.svg)\n\nTwo halves." in text
 
 
-@pytest.mark.parametrize("protocol", ["fixed", "position", "retrieval"])
+@pytest.mark.parametrize("protocol", ["fixed", "nonoverlapping"])
 def test_default_lengths_beyond_the_text_are_left_out(
     config: Make, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(
-        config("train.steps=1", "evaluation.targets=16", "evaluation.passage=8", "evaluation.lengths=[64,8192]")
-    )
+    run = train(config("train.steps=1", "evaluation.targets=16", "evaluation.lengths=[64,8192]"))
     results = evaluate_runs([run], Request(protocols=(protocol,)), Console(width=200))
     assert [result.length for _, result in results] == [64]
     assert f"{protocol}: without 8192 of the default lengths: length 8192 is " in capsys.readouterr().out

@@ -15,9 +15,7 @@ from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.windowed import Windowed
 from posbench.evaluation.windows import Window, choose_evenly
 
-VALIDATION, FIXED, NONOVERLAPPING, POSITION = (
-    PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping", "position")
-)
+VALIDATION, FIXED, NONOVERLAPPING = (PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping"))
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
 documents = st.lists(st.integers(2, 200), min_size=1, max_size=8)
 
@@ -83,7 +81,7 @@ def test_places_are_dealt_to_documents_in_rounds(rooms: list[int], number: int) 
     assert all(share >= shares.max() - 1 or share == room for share, room in zip(shares, rooms, strict=True))
 
 
-@pytest.mark.parametrize("protocol", [VALIDATION, FIXED, NONOVERLAPPING, POSITION], ids=lambda p: p.name)
+@pytest.mark.parametrize("protocol", [VALIDATION, FIXED, NONOVERLAPPING], ids=lambda p: p.name)
 def test_windows_are_of_all_documents_though_one_is_most_of_the_text(protocol: Windowed) -> None:
     split = _split([20_000, *[500] * 19])
     bounded = replace(SETTINGS, max_tokens=40 * 64, windows=40)
@@ -93,7 +91,7 @@ def test_windows_are_of_all_documents_though_one_is_most_of_the_text(protocol: W
     assert np.bincount(documents, minlength=20).tolist() == [2] * 20
 
 
-@pytest.mark.parametrize("protocol", [NONOVERLAPPING, POSITION, FIXED], ids=lambda p: p.name)
+@pytest.mark.parametrize("protocol", [NONOVERLAPPING, FIXED], ids=lambda p: p.name)
 def test_lengths_that_divide_the_longest_score_the_same_targets(protocol: Windowed) -> None:
     split = _split([3000, 700, 900])
     bounded = replace(SETTINGS, max_tokens=1024)

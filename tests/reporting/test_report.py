@@ -83,7 +83,7 @@ def test_runs_of_another_name_do_not_take_the_description_and_the_publication_of
 def test_every_picture_is_in_both_pages_and_wide_tables_scroll(full: Path) -> None:
     text, page = ((full / f"report.{kind}").read_text() for kind in ("md", "html"))
     pictures = set(re.findall(r"\]\((\S+\.svg)\)", text))
-    assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 8
+    assert pictures == {file.name for file in full.glob("*.svg")} and len(pictures) == 7
     assert page.count("<figure ") == 8 and "<img" not in page and "<script" not in page and "http:" not in page[:2000]
     assert page.count("<table>") == page.count('<div class="scroll"><table>') == text.count("\n:-- |")
 

@@ -33,18 +33,10 @@ from posbench.schemes.alibi import slopes
 from posbench.schemes.path import reflected
 from posbench.schemes.t5 import buckets_of
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
+from tests.rows import Float64
 
 H, HKV, T, D = 6, 2, 300, 16
 SHAPE = Shape(d_model=48, num_heads=H, num_kv_heads=HKV, head_dim=D, context_length=512)
-
-
-class Float64:
-    """torch, with float64 under the name of float32: transformers casts norms and angles to float32 by name."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 def random(*shape, seed=2):

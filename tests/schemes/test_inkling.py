@@ -11,7 +11,7 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
-from tests.schemes.test_independent import Float64
+from tests.rows import Float64
 
 H, HKV, D, C, EXTENT, T = 6, 2, 16, 48, 24, 60
 SHAPE = Shape(C, H, HKV, D, context_length=128)

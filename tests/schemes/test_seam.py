@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from posbench.attention import build_kind
-from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.architecture import build_architecture, checked_architecture
@@ -68,18 +67,11 @@ GATED = {
 }
 
 
-ROWS = {name: pytest.param(name, marks=pytest.mark.slow) for name in choices("scheme")}
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("name", {**ROWS, **{name: name for name in GATED}}.values())
+@pytest.mark.parametrize("name", GATED)
 def test_whole_windows_pieces_and_single_tokens_are_one_result(name):
-    scheme = GATED.get(name) or certificate_config(name).scheme
-    (model, wide), tokens = (
-        (built(scheme, "train.context_length=256") for _ in range(2)),
-        random_tokens(140).view(2, 70),
-    )
-    wide = wide.double()
+    model, wide = (built(GATED[name], "train.context_length=256") for _ in range(2))
+    wide, tokens = wide.double(), random_tokens(140).view(2, 70)
     exact = wide(tokens, offset=5)
     limit = 24 * 2.0**-24 * max(kind.sensitivity for kind in model.architecture.kinds)
     assert (exact - model(tokens, offset=5)).norm() / exact.norm() < limit

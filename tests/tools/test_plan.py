@@ -13,15 +13,12 @@ from typer.testing import CliRunner
 from posbench import build_model, compose
 from posbench.cli import app
 from posbench.config import TokenizerConfig
-from posbench.data import vocab_size
 from posbench.data.text.tokenizer import TOKENIZERS
-from posbench.model.architecture import build_architecture
-from posbench.model.decoder import Decoder
 from posbench.model.size import forward_flops_per_token, num_parameters, training_flops_per_token
 from posbench.tools.bench import bench_training
 from posbench.tools.plan import plan, training_memory
 from posbench.training import train
-from tests.conftest import small_run, write_documents
+from tests.conftest import small_run
 
 
 def test_flops_are_those_of_the_products_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +46,7 @@ def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     more = plan(["experiment=demo", "seed=0,1", "scheme=nope,alibi", "train.tokens=400_000"])
     assert (more.runs, more.schemes, more.seeds) == (4, ["nope", "alibi"], 2)
     assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).first.experiment.name == "tasks", "not the first task's"
-    assert more.flops["training"] == pytest.approx(4 / 11 * 390 / 977 * demo.flops["training"])
+    assert more.flops == pytest.approx(4 / 11 * 390 / 977 * demo.flops)
 
 
 @pytest.mark.slow
@@ -58,32 +55,7 @@ def test_hours_follow_from_the_rate_and_the_share() -> None:
     half, quarter = plan(words, mfu=0.5), plan(words, mfu=0.25, gpus=4)
     assert quarter.hours == pytest.approx(2 * half.hours)
     assert quarter.wall_hours == pytest.approx(quarter.hours * 2 / 6)  # 6 runs on 4: two rounds
-    total = sum(half.flops.values())
-    assert half.hours == pytest.approx(total / 0.5 / 989e12 / 3600)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("train.validate_every=null",), ("train.validate_every=7", "train.order_every=900")])
-def test_validation_is_what_a_run_reads_without_a_gradient(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, logits = [], []
-    nll = Decoder.nll
-
-    def counted(model: Decoder, tokens: torch.Tensor, targets: torch.Tensor, last: int | None = None) -> torch.Tensor:
-        read.append(tokens.numel())
-        logits.append(tokens[:, -last:].numel() if last else tokens.numel())
-        return nll(model, tokens, targets, last=last)
-
-    monkeypatch.setattr(Decoder, "nll", counted)
-    run = small_run(write_documents(tmp_path / "text", 12, 3000), tmp_path / "cache", tmp_path)
-    of_run = [*run, "scheme=nope", "seed=0", "train.context_length=128", "train.validation_tokens=400", *words]
-    config = compose(of_run)
-    train(config)
-    architecture = build_architecture(config)
-    body = forward_flops_per_token(architecture, 0, 128)
-    of_logits = forward_flops_per_token(architecture, vocab_size(config), 128) - body
-    assert plan(of_run).flops["validation"] == sum(read) * body + sum(logits) * of_logits > 0
+    assert half.hours == pytest.approx(half.flops / 0.5 / 989e12 / 3600)
 
 
 @pytest.mark.slow
@@ -127,11 +99,10 @@ def test_the_real_vocabulary_of_a_tokenizer_is_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_prints_within_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("os.getloadavg", lambda: (7.5, 0.0, 0.0))
     shown = CliRunner().invoke(app, ["plan", "experiment=demo", "scheme=nope,alibi", "seed=0", "--gpus", "4"])
     assert shown.exit_code == 0 and max(map(len, shown.output.splitlines())) <= 80
-    assert "on 4 of them" in shown.output and "on this machine" in shown.output
-    assert "measured now, at a load average of 7.5 on " in " ".join(shown.output.split())
+    output = " ".join(shown.output.split())
+    assert "on 4 of them" in output and "on this machine" in output
 
 
 @pytest.mark.slow
@@ -162,6 +133,6 @@ def test_a_plan_knows_what_muon_trains_and_what_its_step_costs() -> None:
     assert muon.muon_shares["qk_rope"] == pytest.approx(matrices / (matrices + 2 * 512 * 96 + 7 * 96))
     assert muon.muon_shares["path"] < muon.muon_shares["qk_rope"]
     a_step = 3 * 5 * (4 * (4 + 2) * 96**3 + 3 * (4 * 96**2 * 256 + 2 * 96**3))
-    assert muon.flops["training"] - adamw.flops["training"] == pytest.approx(2 * 6000 * a_step)
-    assert adamw.largest.memory["state"] - muon.largest.memory["state"] == 4 * matrices
+    assert muon.flops - adamw.flops == pytest.approx(2 * 6000 * a_step)
+    assert adamw.largest.memory - muon.largest.memory == 4 * matrices
     assert muon.tokens_a_run == 6_144_000, "it is no branch, because its name is not the name of one"

@@ -31,6 +31,7 @@ from posbench.schemes.alibi import slopes
 from posbench.schemes.t5 import buckets_of
 from posbench.tools.vectors.publishing import Sizes, chosen, write
 from tests.cli.commands import Give, posbench  # noqa: F401
+from tests.rows import Float64
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "vectors"
@@ -71,15 +72,6 @@ def test_inputs_are_exact_in_every_format() -> None:
 
 
 # ---------------------------------------------------------------- transformers
-
-
-class Float64:
-    """torch, with float64 under the name of float32: transformers casts angles to float32 by name."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(torch, name)
 
 
 def inputs(name: str) -> torch.Tensor:

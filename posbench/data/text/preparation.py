@@ -171,7 +171,7 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
 def _new_splitter(config: Config, source: Source, held_out: bool | str) -> Splitter:
     """Return the splitter of a source's documents. Arguments: held_out, True if the text is only scored."""
     fractions = {} if held_out else {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
-    return Splitter(fractions, config.data.tuning_fraction if source.by_document and not held_out else 0.0)
+    return Splitter(fractions)
 
 
 def _write_corpus(
@@ -180,21 +180,19 @@ def _write_corpus(
     folder: Path,
     notice: Say,
     held_out: bool | str,
-    splitter: Splitter | None = None,
+    are_cut: bool = False,
 ) -> None:
     """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
 
     The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
-    streamed from the source through the tokenizer into the files. If a split stays empty, which only happens with few
-    documents, all of this is done again with a `splitter` that fills it. If train gets far less text than asked,
-    because of a few long files, it is done again with these files cut.
-    Arguments: held_out, whether the text is only scored; splitter, which assigns documents to splits, None for a new
-    one.
+    streamed from the source through the tokenizer into the files. If train gets far less text than asked, or a
+    split none, because of a few long files, all of this is done again with these files cut (`are_cut`).
+    Arguments: held_out, whether the text is only scored.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
-    if splitter is None:
-        splitter = _new_splitter(config, source, held_out)
+    splitter = _new_splitter(config, source, held_out)
+    if not are_cut:
         if source.skipped:
             notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
         if not held_out and (sentence := source.cut_few_files()):
@@ -233,17 +231,11 @@ def _write_corpus(
                 last_notice = time.monotonic()
                 megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
                 notice(f"tokenizing data={config.data.name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
-    if not is_full() and (empty := splitter.fill()):  # after a full budget, unread text depends on the tokenizer
-        notice(
-            f"data={config.data.name}: no document falls into {' or '.join(sorted(empty))} by its hash, so those with "
-            "the nearest hashes go there"
-        )
-        source.repaired = 0
-        return _write_corpus(config, source, folder, notice, held_out, splitter)
+    # After a full budget, how much text was read depends on the tokenizer.
     if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
         notice(sentence)
         source.repaired = 0
-        return _write_corpus(config, source, folder, notice, held_out, _new_splitter(config, source, held_out))
+        return _write_corpus(config, source, folder, notice, held_out, are_cut=True)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
@@ -282,14 +274,12 @@ def _documents(
     Arguments: streams, {split: documents}; splitter, which assigns some train documents to other splits; is_full, which
     returns True to end the train text.
     """
-    for name in SPLITS[:1] if splitter.tuning else SPLITS:
+    for name in SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
                 break
             if text and not text.isspace():
-                split = splitter.split(text.encode()) if name == "train" else name
-                if split is not None:
-                    yield split, text
+                yield splitter.split(text.encode()) if name == "train" else name, text
 
 
 def _sample(
@@ -333,16 +323,19 @@ def _check_splits(
     Arguments: streams, names of the splits that the source has; held_out, whether the text is only scored.
     """
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
-    expected = streams if held_out else SPLITS[:2] if config.tuning_fraction else SPLITS
-    for name in (name for name in expected if not counts[name]):
+    for name in streams if held_out else SPLITS:
+        if counts[name]:
+            continue
         fraction = getattr(config, f"{name}_fraction", None)
-        if name not in streams and not config.tuning_fraction and (name not in source.cut or fraction == 0):
+        if name not in streams and (name not in source.cut or fraction == 0):
             notice(f"data={config.name} has no {name} text: commands that need the {name} split will refuse")
             continue
         listed = ", ".join(f"{split} {count:,}" for split, count in counts.items())
         remedy = "give more text, or files for each split (data.train_path=, data.validation_path=, data.test_path=)"
         if config.token_budget is not None:
             remedy = f"raise data.token_budget or data.{name}_fraction, or {remedy}"
+        elif fraction and name in source.cut:
+            remedy = f"raise data.{name}_fraction, cut text files (data.cut_bytes=1000), or {remedy}"
         raise ConfigError(
             f"data={config.name}: there is no {name} text in {sum(counts.values()):,} documents ({listed}; blank "
             f"ones do not count): {remedy}"

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -34,11 +33,6 @@ _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files da
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
 
 
-def draw_of(document: bytes) -> float:
-    """Return a number from 0 to 1, made from a hash of the document's text, which decides its split."""
-    return int.from_bytes(sha256(document).digest()[:8], "big") / 2**64
-
-
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
     """Return the name of the split that a document belongs to: train, or one of the names in `fractions`.
 
@@ -46,7 +40,7 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
     the split is the same on every machine and in any order of reading, and copies of a document fall into one split.
     Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
     """
-    draw = draw_of(document)
+    draw = int.from_bytes(sha256(document).digest()[:8], "big") / 2**64  # from 0 to 1
     for name, fraction in fractions.items():
         if draw < fraction:
             return name
@@ -55,73 +49,29 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
 
 
 class Splitter:
-    """Assigns documents to train, validation and test by a hash of their text (`split_of`).
+    """Assigns documents to train, validation and test by a hash of their text (`split_of`), and counts their bytes."""
 
-    If a split stays empty, `fill` changes the assignment. If `tuning_fraction` is set, to tune learning rates, that
-    share of the train documents becomes validation, and documents of the other splits are not used. The documents'
-    hashes are held only until every split has a document, so long texts need no more memory than short ones.
-    """
+    def __init__(self, fractions: dict[str, float]) -> None:
+        self.fractions = fractions
+        self.num_bytes: Counter[str] = Counter()  # of the documents of each split
 
-    def __init__(self, fractions: dict[str, float], tuning_fraction: float = 0.0) -> None:
-        self.fractions = {name: fraction for name, fraction in fractions.items() if fraction}
-        self.tuning = Splitter({"validation": tuning_fraction}) if tuning_fraction else None
-        self._restart()
-
-    def _restart(self) -> None:
-        self._empty = {"train", *self.fractions}
-        self._draws: set[float] = set()
-        self.num_bytes: Counter[str] = Counter()  # of the documents of each split, before tuning
-        if self.tuning:
-            self.tuning._restart()
-
-    def split(self, document: bytes) -> str | None:
-        """Return the split name of a document (UTF-8), or None if the document is not used when tuning."""
+    def split(self, document: bytes) -> str:
+        """Return the name of the split that a document (UTF-8) belongs to."""
         split = split_of(document, self.fractions)
         self.num_bytes[split] += len(document)
-        if self._empty:
-            self._empty.discard(split)
-            self._draws.add(draw_of(document))
-        if self.tuning is None:
-            return split
-        return self.tuning.split(b"tuning\0" + document) if split == "train" else None
-
-    def fill(self) -> set[str]:
-        """Change the assignment so that no split is empty: each empty split gets the documents with the nearest hashes.
-
-        Call this after all documents were split, and if it changed anything, split all of them again.
-        Returns: the names of the splits that are filled; an empty set if no split was empty or there are fewer
-        documents than splits.
-        """
-        empty, draws = self._empty, sorted(self._draws)
-        if not empty or len(draws) <= len(self.fractions):
-            return self.tuning.fill() if self.tuning else set()
-        start, border, nominal = 0, 0.0, 0.0  # the last border: as a count of draws, as moved, as configured
-        for later, (name, fraction) in zip(range(-len(self.fractions), 0), [*self.fractions.items()], strict=True):
-            nominal += fraction
-            end = bisect_left(draws, nominal)
-            if end <= start:
-                end = start + max(1, round(fraction * len(draws)))
-            start = min(end, len(draws) + later)  # each later split needs a document too
-            middle = (draws[start - 1] + draws[start]) / 2
-            self.fractions[name], border = middle - border, middle
-        self._restart()
-        return empty
+        return split
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
-    """Assign groups of documents to splits, all documents of a group to the same one.
+    """Assign groups of documents to splits, all documents of a group to the same one, and return {split: documents}.
 
     Arguments: documents, pairs (name of the group, document) in text order; a hash of the name decides the split.
-    Returns: {split: documents}; splits without documents are left out if `data.tuning_fraction` is set.
     """
     fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
     splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
-    splitter = Splitter(fractions, config.tuning_fraction)
     for group, document in documents:
-        split = splitter.split(group)
-        if split is not None:
-            splits[split].append(document)
-    return {split: members for split, members in splits.items() if members or not config.tuning_fraction}
+        splits[split_of(group, fractions)].append(document)
+    return splits
 
 
 class Source(ABC):
@@ -132,7 +82,7 @@ class Source(ABC):
     """
 
     cut: tuple[str, ...] = ()
-    by_document = True  # False: the streams are whole splits, also if `data.tuning_fraction` is set
+    by_document = True  # False: the source itself cuts its documents into splits
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -176,8 +126,9 @@ class Source(ABC):
         return ""
 
     def cut_long_files(self, splitter: Splitter) -> str:
-        """Cut text files into documents if train got far less text than asked; return a line of text to print, or "".
+        """Cut text files into documents if train got far less text than asked, or another split none.
 
+        Returns: a line of text to print, or "".
         Arguments: splitter, which has assigned all documents to splits.
         """
         return ""
@@ -223,14 +174,17 @@ class Files(Source):
         return self._cut_files(f"there are too few text files for {num_splits} splits ({len(files)}), so text is cut")
 
     def cut_long_files(self, splitter: Splitter) -> str:
-        total, asked = (
-            sum(splitter.num_bytes.values()),
-            1 - sum(getattr(self.config, f"{n}_fraction") for n in self.cut),
-        )
-        share = splitter.num_bytes["train"] / max(total, 1)
-        if share >= _LEAST_TRAIN * asked or not self.cut or not self._may_cut():
+        if not self.cut or not self._may_cut():
             return ""
-        return self._cut_files(f"by whole files, train would get {share:.0%} of the text, so long files are cut")
+        held_out = {name: getattr(self.config, f"{name}_fraction") for name in self.cut}
+        total = max(sum(splitter.num_bytes.values()), 1)
+        for name, asked in {"train": 1 - sum(held_out.values()), **held_out}.items():
+            share = splitter.num_bytes[name] / total
+            is_enough = share >= _LEAST_TRAIN * asked if name == "train" else share > 0 or asked == 0
+            if not is_enough:
+                reason = f"by whole files, {name} would get {share:.0%} of the text, so long files are cut"
+                return self._cut_files(reason)
+        return ""
 
     def _may_cut(self) -> bool:
         """Return whether the documents are text files, and the user has not said how they are cut."""
@@ -246,8 +200,13 @@ class Files(Source):
         )
 
     def identity(self) -> Any:
-        stats = {split: [(str(path), path.stat()) for path in paths] for split, paths in self.paths.items()}
-        return {split: [[name, s.st_size, s.st_mtime_ns] for name, s in files] for split, files in stats.items()}
+        files: dict[str, list[list[Any]]] = {}
+        for split, paths in self.paths.items():
+            files[split] = []
+            for path in paths:
+                stat = path.stat()
+                files[split].append([str(path), stat.st_size, stat.st_mtime_ns])
+        return files
 
     def streams(self) -> dict[str, Iterable[str]]:
         streams = {split: chain.from_iterable(map(self._documents, paths)) for split, paths in self.paths.items()}
@@ -289,13 +248,11 @@ class Files(Source):
         Text files next to files of rows describe them, like the README of a data set. Hidden files and folders are left
         out.
         """
-        files = [
-            file
-            for file in folder.rglob("*")
-            if file.is_file()
-            and file.name not in _METADATA
-            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        ]
+        files = []
+        for file in folder.rglob("*"):
+            is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
+            if file.is_file() and file.name not in _METADATA and not is_hidden:
+                files.append(file)
         data = _without_caches(files)
         if len(data) < len(files):
             self.skipped["cached .arrow"] += len(files) - len(data)

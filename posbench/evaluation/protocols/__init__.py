@@ -3,8 +3,6 @@
 validation      the final held-out loss at the training length (training writes it)
 fixed           the same targets at every length, only the context before them grows
 nonoverlapping  windows back to back, every target scored
-position        loss by position within non-overlapping windows, in log-spaced buckets
-retrieval       how much a passage's loss drops if it was read `gap` tokens before, and what its order adds
 accuracy        for tasks: the share of right answers by length in items
 mechanism       the positions that heads attend to, the frequencies they use, the biases that the scheme adds
 order           the loss when everything more than d tokens back is shuffled or replaced, by d

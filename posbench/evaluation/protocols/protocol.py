@@ -68,7 +68,7 @@ class EvalProtocol(ABC):
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 
     # The settings of `evaluation` that decide what is scored.
-    decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "passage", "bos")
+    decided_by: ClassVar[tuple[str, ...]] = ("targets", "windows", "max_tokens", "bos")
 
     # The figures by which results are compared, besides the loss table of `validation`.
     is_by_length: ClassVar[bool] = False  # perplexity against length

@@ -24,7 +24,7 @@ from posbench.data import Corpus, prepare
 from posbench.data.text import preparation, sources, tokenizer
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.preparation import prepare_held_out
-from posbench.data.text.sources import Splitter, draw_of, split_of
+from posbench.data.text.sources import split_of
 from posbench.data.text.stdlib import StandardLibrary
 from posbench.data.text.tokenizer import BOS
 
@@ -79,13 +79,6 @@ def test_the_split_of_a_document_is_pinned() -> None:
     """SHA-256 begins with ca for "a", 3e for "b" and 2e for "c": 0.79, 0.24 and 0.18 of the way."""
     fractions = {"test": 0.2, "validation": 0.1}
     assert [split_of(text, fractions) for text in (b"a", b"b", b"c")] == ["train", "validation", "test"]
-
-
-def test_text_for_tuning_is_cut_from_train_alone(files: Files, books: Path) -> None:
-    whole = texts_of(prepare(files(path=books)))
-    tuning = texts_of(prepare(files("data.tuning_fraction=0.3", path=books)))
-    assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"]) and tuning["test"] == []
-    assert 28 < len(tuning["validation"]) < 60
 
 
 _PREPARE = """
@@ -171,7 +164,8 @@ def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, n
 
 @pytest.mark.parametrize("size", [199_000, 201_000])
 def test_cutting_is_advised_for_long_documents_alone(files: Files, tmp_path: Path, notes: list[str], size: int) -> None:
-    prepare(files(path=write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(4)])), notice=notes.append)
+    rows = write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(8)])
+    prepare(files("data.validation_fraction=0.3", "data.test_fraction=0.3", path=rows), notice=notes.append)
     assert ("data.cut_bytes=100000" in notes[-1]) == (size > 200_000)
 
 
@@ -184,41 +178,6 @@ def test_fewer_documents_than_splits_are_refused(
     ) as raised:
         prepare(files(path=write_rows(tmp_path / "rows.jsonl", texts)))
     assert files_left() == [] and len(str(raised.value).split()) < 40
-
-
-def test_empty_splits_get_the_documents_with_the_nearest_hashes(files: Files, tmp_path: Path, notes: list[str]) -> None:
-    texts = [text for text in map(prose, range(60)) if not 0.1 < draw_of(text.encode()) < 0.2][:30]
-    corpus = prepare(files(path=write_rows(tmp_path / "a.jsonl", texts + texts[:9])), notice=notes.append)
-    splits = {name: {draw_of(text.encode()) for text in split_texts} for name, split_texts in texts_of(corpus).items()}
-    assert notes[0].startswith("data=files: no document falls into validation by its hash") and len(notes) == 2
-    assert max(splits["test"]) < 0.1 < min(splits["validation"]) and max(splits["validation"]) < min(splits["train"])
-    assert len(splits["validation"]) == 2, "a twentieth of 30"
-    turned = prepare(files(path=write_rows(tmp_path / "b.jsonl", texts[::-1])))
-    assert {name: set(split_texts) for name, split_texts in texts_of(turned).items()} == {
-        name: set(split_texts) for name, split_texts in texts_of(corpus).items()
-    }
-
-
-def test_a_text_for_tuning_leaves_out_what_was_moved(files: Files, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "a.jsonl", list(map(prose, range(5))))
-    whole = texts_of(prepare(files(path=path)))
-    tuning = texts_of(prepare(files("data.tuning_fraction=0.05", path=path)))
-    assert all(whole.values()) and tuning["train"] and tuning["validation"]
-    assert sorted(tuning["train"] + tuning["validation"]) == sorted(whole["train"])
-
-
-@pytest.mark.parametrize("number", range(3, 40))
-def test_no_split_stays_empty_and_few_draws_are_held(number: int) -> None:
-    documents = [prose(n + 1000 * number).encode() for n in range(number)]
-    splitter = Splitter({"test": 0.1, "validation": 0.05})
-    nominal = [splitter.split(document) for document in documents]
-    empty = splitter.fill()
-    splits = [splitter.split(document) for document in documents]
-    assert set(splits) == set(SPLITS) and empty == set(SPLITS) - set(nominal)
-    assert empty or splits == nominal
-    for n in range(10_000):
-        splitter.split(n.to_bytes(2))
-    assert len(splitter._draws) < 200
 
 
 def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Path, notes: list[str]) -> None:
@@ -250,8 +209,9 @@ def test_a_few_long_files_are_cut_if_train_would_get_far_less_than_asked(
     assert 0.75 < sizes["train"] / sum(sizes.values()) < 0.95  # 0.85 was asked for
     assert sum(sizes.values()) == sum(path.stat().st_size for path in folder.glob("*.txt"))
     notes.clear()
-    many = prepare(files("data.cut_bytes=100000000", path=folder), notes.append)  # the user's own size is kept
-    assert many.train.num_documents == 1 and not [note for note in notes if "by whole files" in note]
+    with pytest.raises(ConfigError, match=r"raise data.validation_fraction, cut text files"):
+        prepare(files("data.cut_bytes=100000000", path=folder), notes.append)
+    assert not notes, "the user's own size is kept"
 
 
 def _suffix_for(text: str, split: str) -> str:
