@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,6 +38,9 @@ from posbench.runs.finding import (
 from posbench.system.console import console, json_text, say
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, takes
 from posbench.system.signals import end_with, is_worker
+
+if TYPE_CHECKING:
+    from posbench.analysis.verdict import Judgement
 
 app = typer.Typer(
     name="posbench",
@@ -393,6 +396,12 @@ def judge(
     place: Annotated[str, typer.Argument(metavar="PLACE", help="An experiment, or its folder.")],
     *,
     options: JudgeOptions,
+    seconds: Annotated[
+        bool,
+        typer.Option(
+            "--seconds", help="Also time training steps of both here, in turn: what share of the time is enough?"
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -400,7 +409,8 @@ def judge(
 
     `posbench judge loop --scheme faded --baseline qk_rope --family 20 --json`
 
-    `--confirm 1` tests a loop's winner on seeds that no candidate has seen.
+    `--confirm 1` tests a loop's winner on seeds that no candidate has seen; `--also NAME` at another size or on another
+    text too. `--metric order` judges what order more than 32 tokens back is worth.
 
     Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
     schemes 0.
@@ -408,7 +418,10 @@ def judge(
     from posbench.analysis.verdict import judge_all
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
-    judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference))
+    also = [place_named(str(name), runs_dir) for name in options.also]
+    judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference, also=also))
+    if seconds:
+        judgements = [_timed(judgement, place_named(place, runs_dir)) for judgement in judgements]
     results = console()
     if as_json and options.scheme:
         results.out(judgements[0].as_json())
@@ -423,6 +436,18 @@ def judge(
         for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
+
+
+def _timed(judgement: Judgement, place: Path) -> Judgement:
+    """Return the judgement with the ratio of step times, measured here; a warning says why if it cannot be."""
+    from posbench.tools.bench import step_time_ratio
+
+    commands = {run.manifest.scheme: run.manifest.command for run in find_runs(place)}
+    words, of_baseline = commands.get(judgement.scheme), commands.get(judgement.baseline)
+    if words is None or of_baseline is None:
+        say(f"warning: not timed: the runs of {judgement.scheme} or {judgement.baseline} do not record their commands")
+        return judgement
+    return judgement.timed(step_time_ratio(words, of_baseline))
 
 
 @app.command(name="ls")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,7 @@ class Comparison(ComparedRuns):
     """The runs that one report compares, with the tests and notes that the report shows about them."""
 
     experiment: str
+    second: pd.DataFrame | None  # losses at each scheme's second kept rate; None without a finished search
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
     distant_order: DistantOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
@@ -182,6 +183,7 @@ def build(
     second = (
         search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
     )
+    at_second = _runs_at_second_rates(summary, search, losses.columns) if second is not None and search else None
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
     tests, primary = planned_tests(runs["path"]), experiment.get("primary") or ()
     return Comparison(
@@ -189,10 +191,11 @@ def build(
         runs=runs,
         wanted_baseline=wanted_baseline,
         losses=losses,
+        second=second,
         cells=cells,
         pairs=compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(map(str, losses)))),
         ngrams=_ngrams(rows, losses, base),
-        distant_order=distant_order(rows, runs, cells, primary, fewest),
+        distant_order=distant_order(rows, runs, cells, at_second, primary, fewest),
         search=search,
         planned_tests=tests,
         left_out=left_out,
@@ -200,6 +203,16 @@ def build(
         holes=holes,
         doubt=doubt,
     )
+
+
+def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: Iterable[str]) -> pd.DataFrame:
+    """Return the rows of `summary` of the planned seeds at the second rate that each scheme's search kept."""
+    is_planned = summary["searched"] & (summary["seed"] < search.planned)
+    parts = []
+    for scheme in schemes:
+        is_second = (summary["scheme"] == scheme) & (summary["train.lr"] == search.kept(scheme)[1])
+        parts.append(summary[is_planned & is_second])
+    return pd.concat(parts)
 
 
 def baseline_of(runs: pd.DataFrame) -> str:

@@ -24,8 +24,8 @@ _PAIRS = {  # columns of `statistics.compare` and their names here
     "difference": "order_difference",
     "difference_low": "order_difference_low",
     "difference_high": "order_difference_high",
-    "p_at_rates": "order_p",
-    "p_at_rates_claimed": "order_p_claimed",
+    "p": "order_p",
+    "p_claimed": "order_p_claimed",
 }
 
 
@@ -35,10 +35,16 @@ class DistantOrder:
 
     length: int  # of the windows, in tokens
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
+    second: pd.DataFrame | None  # the same at each scheme's second kept rate; None without a finished search
     figures: pd.DataFrame  # a row per scheme: mean and intervals (as of table.csv), p of the test against 0, is_used
     identity: pd.DataFrame  # the same figures if the tokens are another document's, without tests
     copyable: pd.DataFrame  # the figures over copyable targets, without tests; empty if no result has them
-    pairs: pd.DataFrame  # a row per pair of schemes
+    tests: pd.DataFrame  # a row per pair, see `statistics.compare`; `left` is the scheme to which order is worth more
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """Return the tests, as they are stored beside a report."""
+        return self.tests[list(_PAIRS)].rename(columns=_PAIRS)
 
     @property
     def users(self) -> list[str]:
@@ -61,6 +67,7 @@ def distant_order(
     rows: pd.DataFrame,
     runs: pd.DataFrame,
     cells: pd.DataFrame,
+    at_second: pd.DataFrame | None = None,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
 ) -> DistantOrder | None:
@@ -68,7 +75,9 @@ def distant_order(
 
     A scheme uses it if a t-test over seeds, with Holm's correction over the schemes, finds the mean above 0, and the
     interval over documents is above 0 too: seeds share their windows, so one test alone could show a chance of them.
-    Arguments: rows, the tidy table; runs, the compared runs; cells, the report's figures; primary, groups of schemes
+    Pairs are tested at both learning rates that the schemes' searches kept, as losses are.
+    Arguments: rows, the tidy table; runs, the compared runs; cells, the report's figures; at_second, the runs at each
+    scheme's second kept rate, or None without a finished search; primary, groups of schemes
     whose pairs were fixed before training; fewest, number of seeds that a test needs.
     """
     far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
@@ -79,20 +88,30 @@ def distant_order(
     training_length = int(runs["train.context_length"].iloc[0])
     length = min(figures["length"].unique(), key=lambda n: abs(n - training_length))
     at_length = cells[far & (cells["length"] == length)]
+    by_seed, second = _by_seed(rows, runs, length), None
+    if at_second is not None:
+        second = _by_seed(rows, at_second, length).reindex(index=by_seed.index, columns=by_seed.columns)
+    # `compare` looks for lower values, and a larger worth is what is looked for here.
+    tests = compare(-by_seed, None if second is None else -second, primary=primary, fewest=fewest)
+    return DistantOrder(
+        length=int(length),
+        by_seed=by_seed,
+        second=second,
+        figures=_used(at_length[at_length["metric"] == "lost_order"], by_seed, fewest),
+        identity=at_length[at_length["metric"] == "lost_identity"],
+        copyable=at_length[at_length["metric"] == COPYABLE_ORDER],
+        tests=tests,
+    )
+
+
+def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float) -> pd.DataFrame:
+    """Return what order beyond 32 is worth, nats per token: a row per seed and a column per scheme of `runs`."""
     is_here = rows["run"].isin(runs.index) & (rows["protocol"] == "order") & (rows["length"] == length)
     is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == "lost_order")
     is_here &= (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0)
     by_seed = means(rows[is_here], ["seed", "scheme"]).unstack()
     by_seed.columns = list(map(str, by_seed.columns))
-    tests = compare(-by_seed, primary=primary, fewest=fewest)  # "left" has the lower mean, so the larger worth
-    return DistantOrder(
-        length=int(length),
-        by_seed=by_seed,
-        figures=_used(at_length[at_length["metric"] == "lost_order"], by_seed, fewest),
-        identity=at_length[at_length["metric"] == "lost_identity"],
-        copyable=at_length[at_length["metric"] == COPYABLE_ORDER],
-        pairs=tests[list(_PAIRS)].rename(columns=_PAIRS),
-    )
+    return by_seed
 
 
 def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataFrame:

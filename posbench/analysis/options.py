@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +13,16 @@ import typer
 from posbench.config import ConfigError
 
 MARGIN = 0.01  # nats per token: losses closer than this (1 % in perplexity) count as equal
+# What is judged, and the margin below which two values count as equal, in nats per token.
+METRICS = {"loss": MARGIN, "order": 0.001}
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
     """Options that select the pairs of schemes to judge, and how many of them are planned.
 
-    Raises: ConfigError for a margin that is not above 0, a family or a number of confirmations below 1, or
-    a confirmation without a scheme or with a family.
+    Raises: ConfigError for a margin that is not above 0, an unknown metric, a family or a number of confirmations below
+    1, a confirmation without a scheme or with a family, or places of a confirmation without one.
     """
 
     scheme: Annotated[
@@ -60,16 +63,52 @@ class JudgeOptions:
             show_default=False,
         ),
     ] = None
-    margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
+    also: Annotated[
+        Sequence[str | Path],
+        Annotated[
+            list[str],
+            typer.Option(
+                metavar="NAME",
+                help="With --confirm: an experiment of another size or text, where the winner must be better too. May "
+                "be repeated.",
+                show_default=False,
+            ),
+        ],
+    ] = ()
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="loss|order",
+            help="What is judged: the loss, or what order more than 32 tokens back is worth (posbench eval --protocol "
+            "order).",
+        ),
+    ] = "loss"
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Values closer than this count as equal (nats per token). Default: {MARGIN} for the loss, "
+            f"{METRICS['order']} for order.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def equal_below(self) -> float:
+        """Return the margin, or the metric's."""
+        return METRICS[self.metric] if self.margin is None else self.margin
 
     def __post_init__(self) -> None:
-        check_margin(self.margin)
+        if self.metric not in METRICS:
+            raise ConfigError(f"--metric {self.metric} is not known: give {' or '.join(METRICS)}")
+        check_margin(self.equal_below)
         if self.family is not None and self.family < 1:
             raise ConfigError(f"--family {self.family} must be 1 or more: the number of candidates that you may try")
         if self.confirm is not None and self.confirm < 1:
             raise ConfigError(f"--confirm {self.confirm} must be 1 or more: the number of winners that you may confirm")
         if self.confirm and (self.family or not self.scheme):
             raise ConfigError("--confirm tests one winner on fresh seeds: give --scheme, and leave out --family")
+        if self.also and not self.confirm:
+            raise ConfigError(f"--also {self.also[0]} names where a winner is confirmed too: add --confirm N")
 
 
 def check_margin(margin: float) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ from posbench.analysis.onset import decayed_points, worth
 from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.search import FIRST_SEEDS, choose_rates
-from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
+from posbench.analysis.statistics import ENOUGH_SEEDS, FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number, short_length
@@ -45,6 +45,7 @@ from posbench.system.options import takes
 LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
 CONFIRMING = range(100, 108)  # seeds that confirm a winner; a loop's tests leave them out
 OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
+UNITS = {"loss": "nats per token", "order": "nats per token of order beyond 32"}
 EXIT_STATUS = {"better": 0, "worse": 10, "equal": 11, "open": 12, "failed": 13}
 SCHEMA = 2  # version of the JSON; the first had next_command and no number
 Figures = dict[str, float]  # figures by name; NaN if unknown
@@ -59,7 +60,8 @@ class Judgement:
     verdict: str  # better, worse, equal, open or failed
     reason: str  # why the verdict is what it is
     scope: str  # learning rates at which the verdict holds: this rate, these rates or best rates
-    gap: float  # the scheme's loss minus the baseline's, mean over the seeds that both have
+    metric: str  # what is judged: loss, or order (what order beyond 32 tokens is worth)
+    gap: float  # the scheme's value minus the baseline's, mean over the seeds that both have
     gap_low: float  # lower end of its 95 % interval over seeds, not corrected; NaN for fewer than three seeds
     gap_high: float
     p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
@@ -74,9 +76,19 @@ class Judgement:
     beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
     onset: Figures | None  # median tokens until distant order was used: tokens, baseline_tokens; infinite if never
     worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
+    elsewhere: dict[str, Any]  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
     flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
     warnings: list[str]
+    step_time: float | None = None  # of the scheme / of the baseline, as `--seconds` measured it on this machine
+    worth_in_seconds: Figures | None = None  # share of the baseline's training time that gives the same loss
     schema: int = SCHEMA
+
+    def timed(self, step_time: float) -> Judgement:
+        """Return the judgement with the ratio of step times, and what follows from it."""
+        shares = None
+        if self.worth_in_tokens is not None:
+            shares = {name: share * step_time for name, share in self.worth_in_tokens.items()}
+        return replace(self, step_time=step_time, worth_in_seconds=shares)
 
     @property
     def exit_status(self) -> int:
@@ -91,15 +103,33 @@ class Judgement:
         if self.verdict == "failed":
             return f"{self.scheme}: failed ({self.reason}); stop"
         outcome = {"equal": "equal to", "open": "open against"}.get(self.verdict, f"{self.verdict} than")
+        gap = f"{number(self.gap, sign=True)} {UNITS[self.metric]}"
         details = [f"p {self.p:.2g}"] if math.isfinite(self.p) else []
         if math.isfinite(self.gap_low):
             details.insert(0, f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
         details.append(count_of(len({*self.seeds} & {*self.baseline_seeds}), "seed"))
         plan = "go on" if self.go_on else "stop"
         return (
-            f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {number(self.gap, sign=True)} nats per token "
-            f"({'; '.join(details)}); {self._beyond_text()}{plan}"
+            f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {gap} ({'; '.join(details)}); "
+            f"{self._beyond_text()}{self._elsewhere_text()}{self._time_text()}{plan}"
         )
+
+    def _elsewhere_text(self) -> str:
+        """Return the verdicts of a confirmation at other sizes or on other texts, as text."""
+        texts = []
+        for place, other in self.elsewhere.items():
+            texts.append(f"in {Path(place).name} {other['verdict']}, {number(other['gap'], sign=True)}; ")
+        return "".join(texts)
+
+    def _time_text(self) -> str:
+        """Return how long a step takes, and what share of the baseline's time is enough, as text."""
+        if self.step_time is None:
+            return ""
+        text = f"a step takes {self.step_time:.2f} times as long; "
+        if shares := self.worth_in_seconds:
+            low, high = sorted((shares["low"], shares["high"]))
+            text += f"{shares['share']:.2f} of the baseline's time is enough (95 %: {low:.2f} to {high:.2f}); "
+        return text
 
     def _beyond_text(self) -> str:
         """Return the gap beyond the training length with its interval, or the range of its seeds, as text, or ""."""
@@ -120,8 +150,9 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
     baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
     the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
-    of winners that may be confirmed on fresh seeds (None: this is no confirmation); margin, nats per token below which
-    losses count as equal.
+    of winners that may be confirmed on fresh seeds (None: this is no confirmation); also, with confirm, folders of
+    experiments of other sizes or texts where the winner must be better too; metric, loss or order; margin, nats per
+    token below which values count as equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """
@@ -144,7 +175,7 @@ def judge_all(
     """
     select = partial(_mark_strays, options=options)
     summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
-    c = build(summary, rows, options.baseline, margin=options.margin)
+    c = build(summary, rows, options.baseline, margin=options.equal_below)
     if options.confirm and c.search:
         raise ConfigError("--confirm is for loops at one learning rate: a search has one test, at its planned seeds")
     if c.wanted_baseline != c.baseline:
@@ -165,8 +196,54 @@ def judge_all(
         record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
     if options.scheme:
         candidates, left_out = [options.scheme], {}
+    if options.metric == "order":
+        c = _by_order(c, options)
     judgements = [_judgement(c, rows, scheme, options, deaths.get(scheme, {})) for scheme in candidates]
+    if options.also:
+        judgements = [_confirmed_elsewhere(judgements[0], place, options, console)]
     return judgements, left_out
+
+
+def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
+    """Return the comparison with what order beyond 32 tokens is worth, times -1, in place of the losses.
+
+    So the lower value is the better one, as with losses. Raises: ConfigError if it was not scored.
+    """
+    order = c.distant_order
+    if order is None:
+        raise ConfigError(
+            f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
+        )
+    values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
+    second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
+    primary = c.config.get("experiment", {}).get("primary") or ()
+    fewest = ENOUGH_SEEDS if c.split_in_two else FEWEST_SEEDS
+    pairs = compare(values, second, options.equal_below, primary, fewest, c.planned_tests)
+    return replace(c, losses=values, second=second, pairs=pairs)
+
+
+def _confirmed_elsewhere(
+    judgement: Judgement, place: str | Path, options: JudgeOptions, console: Console | None
+) -> Judgement:
+    """Return the confirmation of a winner with what other experiments say: it must be better in each of them.
+
+    The first of them in which it is not better decides the verdict.
+    Arguments: place, of the loop.
+    """
+    elsewhere = {}
+    for other_place in options.also:
+        [other], _ = judge_all(other_place, replace(options, also=()), console)
+        figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
+        elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
+        if judgement.verdict == "better" and other.verdict != "better":
+            judgement = replace(
+                judgement,
+                verdict=other.verdict,
+                reason=f"better in {Path(place).name}, but {other.verdict} in {Path(other_place).name}: {other.reason}",
+                go_on=other.go_on,
+                next_commands=other.next_commands,
+            )
+    return replace(judgement, elsewhere=elsewhere)
 
 
 def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
@@ -256,7 +333,7 @@ def _judgement(
     if not is_loop:
         size = int(c.pairs["p_claimed"].notna().sum())
     outcome, p, tested = _tested(c, losses, looks, size, options)
-    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.margin).all())
+    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.equal_below).all())
     is_dropped = is_dropped and not options.confirm
     drops = () if options.confirm else (FIRST_SEEDS,)
     target = next((look for look in (*drops, *looks) if len(gaps) < look), 0)
@@ -268,12 +345,15 @@ def _judgement(
     elif outcome == "open":
         reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
     runs = c.runs[c.runs["scheme"].isin(names)]
+    if options.metric == "order":
+        mean, low, high = -mean, -high, -low  # the values are times -1
     return Judgement(
         scheme=scheme,
         baseline=c.baseline,
         verdict=outcome,
         reason=reason,
         scope=c.scope.removeprefix("at "),
+        metric=options.metric,
         gap=mean,
         gap_low=low,
         gap_high=high,
@@ -286,9 +366,10 @@ def _judgement(
         go_on=go_on,
         next_commands=_next_commands(c, names, seeds, planned[:target]) if go_on else [],
         noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
-        beyond=_beyond(c, rows, names, looks if is_loop else (), size, options),
+        beyond=None if options.metric == "order" else _beyond(c, rows, names, looks if is_loop else (), size, options),
         onset=_onset(c, names),
         worth_in_tokens=_worth(runs, names),
+        elsewhere={},
         flops_per_token=_flops_per_token(runs, names),
         warnings=list(_warnings(c, names, runs, gaps, options)),
     )
@@ -315,10 +396,8 @@ def _tested(
     """
     tests, names = c.pairs, list(losses.columns)
     if options.family or options.confirm:
-        second = None
-        if c.search and c.is_at_best_rates and names[0] in c.schemes:
-            second = c.search.second(names).reindex(c.losses.index)
-        tests = _first_decision(losses, second, looks, size, options.margin, c.late_at_best)
+        second = c.second[names] if c.second is not None and names[0] in c.second else None
+        tests = _first_decision(losses, second, looks, size, options.equal_below, c.late_at_best)
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
     if not c.can_rank:
@@ -372,7 +451,7 @@ def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: 
     Arguments: tested, the number of seeds of its test, 0 without a test; target, of the next look, 0 after the last.
     """
     if is_dropped:
-        return f"dropped: worse by more than {options.margin:g} nats with each of the first {FIRST_SEEDS} seeds"
+        return f"dropped: worse by more than {options.equal_below:g} nats with each of the first {FIRST_SEEDS} seeds"
     if c.unfinished:
         return "not tested: the search for learning rates is unfinished"
     if target and options.confirm:
@@ -428,7 +507,7 @@ def _beyond(
         return None
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
-    tests = _first_decision(losses, None, looks or (len(losses),), size, options.margin)
+    tests = _first_decision(losses, None, looks or (len(losses),), size, options.equal_below)
     return {
         "length": length,
         "perplexity": perplexity(float(losses[names[0]].mean())),

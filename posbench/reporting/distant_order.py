@@ -40,8 +40,7 @@ def distant_order_section(c: Comparison) -> list[Section]:
     if not order.is_tested and order.copyable.empty:
         return [Section("", files={"order_pairs.csv": order.pairs})]
     files = {"order_pairs.csv": order.pairs}
-    scope = "at these rates" if c.is_at_best_rates else c.scope  # one test, at the rates of the compared runs
-    note = prose("distant_order", order, order.is_tested and not c.unfinished, scope)
+    note = prose("distant_order", order, order.is_tested and not c.unfinished, c.scope)
     latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
     table = distant_order_table(c, order)
     return [Section("Order more than 32 tokens back", table=table, note=note, latex=latex, files=files)]

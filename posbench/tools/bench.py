@@ -139,6 +139,23 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     }
 
 
+def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int = 5, steps: int = 10) -> float:
+    """Return how many times as long a training step of a run takes as one of the baseline's, timed in turn here.
+
+    Arguments: words, the overrides of a run; baseline, those of a run of the baseline; rounds, how often each is timed;
+    steps, training steps per turn. Raises: ConfigError if an override is refused.
+    """
+    allow_recompiles(32)
+    timed = []
+    for overrides in (baseline, words):
+        config = compose(overrides)
+        timed.append(TimedScheme(config, choose_device(config.train), build_model(config, vocab_size(config))))
+    first, second = timed
+    for _ in range(rounds):
+        second.measure(steps, first)
+    return 1 / median(second.ratios)
+
+
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
     """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes.
 

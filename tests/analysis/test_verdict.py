@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -426,3 +427,52 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop: Pa
     assert (again.p, again.seeds, again.gap) == (in_loop.p, list(range(8)), in_loop.gap)  # the looks leave them out
     with pytest.raises(ConfigError, match="give --scheme, and leave out --family"):
         posbench.judge(folder, scheme="alibi", confirm=1, family=20)
+
+
+def test_a_winner_must_be_better_in_every_further_experiment(tmp_path: Path) -> None:
+    """Alibi leads by 0.05 on one text, and by nothing on the other."""
+    seeds = tuple(range(100, 108))
+    for name, lead in (("here", -0.05), ("there", 0.0)):
+        world = World({"qk_rope": 0.0, "alibi": lead}, seeds, noise_sd=0.004, lengths=(), probes=False, experiment=name)
+        fabricate(tmp_path, world)
+    here, there = tmp_path / "here", tmp_path / "there"
+    judged = partial(posbench.judge, scheme="alibi", baseline="qk_rope", confirm=1)
+    assert judged(here).verdict == "better" and judged(here, also=[here]).verdict == "better"
+    vanished = judged(here, also=[there])
+    assert (vanished.verdict, vanished.go_on) == ("equal", False)
+    assert vanished.reason.startswith("better in here, but equal in there: decided by the test of 8 seeds")
+    assert vanished.elsewhere[str(there)]["gap"] == judged(there).gap
+    assert "in there equal" in str(vanished) and not faults(json.loads(vanished.as_json()), "judge")
+    with pytest.raises(ConfigError, match="add --confirm N"):
+        posbench.judge(here, scheme="alibi", also=[there])
+
+
+def test_order_is_judged_by_its_own_values_and_more_is_better() -> None:
+    """The packs of `headline`, whose scores are read and tested here once more."""
+    worth: dict[tuple[str, int], float] = {}
+    for run in find_runs(REFERENCE / "headline"):
+        if run.manifest.scheme in ("alibi", "qk_rope"):
+            [table] = [result.windows for result in run.results()[0] if result.key.protocol == "order"]
+            far = table[(table["bucket_start"] == 33) & (table["bucket_end"] == 65)]
+            lost = (far["shuffled_nll"] - far["nll"]).sum() / far["targets"].sum()
+            worth[run.manifest.scheme, run.manifest.seed] = lost
+    by_seed = pd.Series(worth).unstack(0)
+    judged = posbench.judge(REFERENCE / "headline", scheme="alibi", metric="order")
+    gaps = by_seed["alibi"] - by_seed["qk_rope"]
+    assert judged.verdict == "better" and judged.gap == pytest.approx(gaps.mean())
+    half = stats.t.ppf(0.975, len(gaps) - 1) * gaps.std() / len(gaps) ** 0.5
+    assert (judged.gap_low, judged.gap_high) == pytest.approx((gaps.mean() - half, gaps.mean() + half))
+    assert "nats per token of order beyond 32" in str(judged) and judged.beyond is None
+    assert posbench.judge(REFERENCE / "headline", scheme="nope", metric="order").verdict == "worse"
+    with pytest.raises(ConfigError, match=r"posbench eval .* --protocol order"):
+        posbench.judge(REFERENCE / "all_schemes", scheme="nope", metric="order")
+    with pytest.raises(ConfigError, match="--metric bytes is not known: give loss or order"):
+        posbench.judge(REFERENCE / "headline", scheme="nope", metric="bytes")
+
+
+def test_worth_in_seconds_is_that_in_tokens_times_the_ratio_of_step_times() -> None:
+    judged = posbench.judge(REFERENCE / "headline", scheme="alibi").timed(1.5)
+    tokens, seconds = judged.worth_in_tokens, judged.worth_in_seconds
+    assert tokens and seconds and seconds["share"] == 1.5 * tokens["share"] and seconds["low"] == 1.5 * tokens["low"]
+    assert f"; a step takes 1.50 times as long; {seconds['share']:.2f} of the baseline's time is enough" in str(judged)
+    assert not faults(json.loads(judged.as_json()), "judge")
