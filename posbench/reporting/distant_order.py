@@ -7,7 +7,7 @@ import pandas as pd
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.distant_order import DistantOrder
 from posbench.config.units import DASH, plus_minus
-from posbench.evaluation.protocols.section import Format, Section, Table, half, in_order
+from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order
 from posbench.reporting.page import prose
 
 DIGITS = 4  # decimals of a figure without an interval: on prose, order is worth thousandths of a nat
@@ -43,7 +43,22 @@ def distant_order_section(c: Comparison) -> list[Section]:
     note = prose("distant_order", order, order.is_tested and not c.unfinished, c.scope)
     latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
     table = distant_order_table(c, order)
-    return [Section("Order more than 32 tokens back", table=table, note=note, latex=latex, files=files)]
+    plots = [] if order.copyable.empty else [_picture(c, order)]
+    return [Section("Order more than 32 tokens back", plots=plots, table=table, note=note, latex=latex, files=files)]
+
+
+def _picture(c: Comparison, order: DistantOrder) -> Plot:
+    """Return the picture of what this order is worth on copyable targets, where most of it is."""
+    figures = in_order(order.copyable, c.schemes)
+    uses = order.figures.set_index("scheme")["is_used"]
+    marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
+    marks["is_open"] = [not uses[scheme] for scheme in figures["scheme"]]
+    caption = (
+        "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
+        "hollow: not shown to be used."
+    )
+    seeds = pd.DataFrame(columns=["scheme", "x"])
+    return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 
 
 def distant_order_table(c: Comparison, order: DistantOrder) -> Table:
