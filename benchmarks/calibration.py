@@ -193,9 +193,12 @@ def worlds(levels: Floats, spread: Floats) -> dict[str, list[World]]:
             f"false, {share:.0%} late": [World(curve, alike, share * np.where(costs > 0, 1.5, 1.0)) for curve in curves]
             for share in (0.1, 0.3, 0.5)
         },
-        "false, 10% late, all off the best rate": [
-            World(curve, alike, np.where(costs > 0, 1.0, 0.1)) for curve in curves[:2]
-        ],
+        **{
+            f"false, {share:.0%} late, all off the best rate": [
+                World(curve, alike, np.where(costs > 0, 1.0, share)) for curve in curves[:2]
+            ]
+            for share in (0.1, 0.3)
+        },
     }
 
 

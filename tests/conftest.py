@@ -58,6 +58,8 @@ def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
         "train.context_length=32",
         "train.batch_size=4",
         "train.steps=12",
+        "train.optimizer=adamw",
+        "train.lr=5e-3",
         "train.log_every=3",
         "train.checkpoint_every=4",
         "train.validate_every=6",
