@@ -266,6 +266,7 @@ def on_config(config: Any) -> Any:
             "Results": [
                 "docs/results.md",
                 "docs/how-far-a-small-result-carries.md",
+                "docs/how-far-table.md",
                 *below["results"],
                 "runs/reference/README.md",
             ]

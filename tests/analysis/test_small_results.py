@@ -1,9 +1,13 @@
-"""docs/how-far-a-small-result-carries.md: each row of its table follows from published.yaml and the packs."""
+"""How far small results carry: docs/how-far-table.md is written here, and the sentences of the page follow from it.
+
+python -m tests.analysis.test_small_results    # writes docs/how-far-table.md from published.yaml and the packs
+"""
 
 from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +22,16 @@ from posbench.runs import find_runs
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs/reference"
 PAGE = ROOT / "docs/how-far-a-small-result-carries.md"
+TABLE = ROOT / "docs/how-far-table.md"
+CLOSE = 0.02  # published gaps below this, in nats, are a class of their own
+# What one would guess without training: each class is better than the next.
+GUESS = (
+    {"alibi", "t5", "kerple", "fire", "fox", "dape"},
+    {"qk_rope", "p_rope_25", "p_rope_75"},
+    {"q_rope", "k_rope", "v_rope", "o_rope", "vo_rope", "qkv_rope", "qkvo_rope"},
+    {"sinusoidal", "learned"},
+    {"nope"},
+)
 # A pair is compared in the first of these that has both schemes. The last has two seeds, so it decides nothing.
 EXPERIMENTS = {"headline": "0.43M", "ladder_m": "0.43M", "all_schemes": "0.17M"}
 TASKS = ("copy", "count", "flip_flop", "index", "index_from_end", "mqar")
@@ -111,10 +125,119 @@ def row(published: Published, measurement: PublishedMeasurement, scheme: str) ->
     return outcome, axis, "| " + " | ".join([outcome, *cells, f"{theirs:+.3f}", shown]) + " |"
 
 
-def lines_of_the_page() -> list[str]:
-    return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "](http" in line and line[0] == "|"]
+def decided_pairs() -> pd.DataFrame:
+    """Return every pair of every published table that our runs decide, also those without the table's baseline.
+
+    Columns: source, axis, first, second, published and our gap (nats, first minus second), with_baseline.
+    """
+    found = []
+    for published in all_published().values():
+        for measurement in published.measurements:
+            axis = "beyond" if measurement.ratio > 1 else "within"
+            if measurement.metric == "mean reciprocal rank":
+                axis = "tasks"
+            for first, second in combinations(measurement.values, 2):
+                _, gaps = ours(measurement, first, second) or ("", np.empty(0))
+                if len(gaps) < 3 or abs(gaps.mean()) <= half_interval(gaps):
+                    continue
+                theirs = measurement.losses[first] - measurement.losses[second]
+                with_baseline = published.baseline in (first, second)
+                found.append((published.name, axis, first, second, theirs, gaps.mean(), with_baseline))
+    return pd.DataFrame(found, columns=["source", "axis", "first", "second", "published", "ours", "with_baseline"])
+
+
+def half_interval(gaps: np.ndarray) -> float:
+    return float(t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / math.sqrt(len(gaps)))
+
+
+def agreeing_by_chance(pairs: pd.DataFrame, trials: int = 10_000, keeps: str = "") -> np.ndarray:
+    """Return how many of these pairs within the training length agree if our schemes' names are permuted, [trials].
+
+    All sources are permuted alike, because they are compared with the same runs. Arguments: keeps, a scheme that keeps
+    its name.
+    """
+    level = losses("ladder_m").query("ratio == 1").groupby("scheme")["loss"].mean()
+    names = [name for name in level.index if name in {*pairs["first"], *pairs["second"]}]
+    moved = [name for name in names if name != keeps]
+    random, agreeing = np.random.default_rng(0), []
+    for _ in range(trials):
+        shuffled = dict(zip(moved, random.permutation(moved), strict=True)) | ({keeps: keeps} if keeps else {})
+        gaps = level[pairs["first"].map(shuffled)].to_numpy() - level[pairs["second"].map(shuffled)].to_numpy()
+        agreeing.append(int((gaps * pairs["published"] > 0).sum()))
+    return np.array(agreeing)
+
+
+def guessed(pairs: pd.DataFrame) -> int:
+    """Return how many of the pairs GUESS gets right."""
+    place = {scheme: n for n, names in enumerate(GUESS) for scheme in names}
+    difference = pairs["first"].map(place) - pairs["second"].map(place)
+    return int((difference * pairs["published"] > 0).sum())
+
+
+def sentences() -> list[str]:
+    """Return the sentences of the page that hold figures."""
+    pairs = decided_pairs()
+    is_same = pairs["published"] * pairs["ours"] > 0
+    by_axis = []
+    for axis, name in (("within", "within the training length"), ("beyond", "beyond it"), ("tasks", "on tasks")):
+        of_axis = is_same[pairs["axis"] == axis]
+        by_axis.append(f"{of_axis.sum()} of {len(of_axis)} {name}")
+    is_close = pairs["published"].abs() < CLOSE
+    close, far = is_same[is_close], is_same[~is_close]
+    kexue = is_same[pairs["source"] == "kexue-10862"]
+    with_baseline = pairs[pairs["with_baseline"] & (pairs["axis"] == "within")]
+    in_ladder = with_baseline[
+        with_baseline[["first", "second"]].isin(losses("ladder_m")["scheme"].unique()).all(axis=1)
+    ]
+    observed = int((in_ladder["published"] * in_ladder["ours"] > 0).sum())
+    chance = {keeps: agreeing_by_chance(in_ladder, keeps=keeps) for keeps in ("", "nope")}
+    p = {keeps: (counts >= observed).mean() for keeps, counts in chance.items()}
+    return [
+        f"Our runs decide {len(pairs)} pairs of published tables, and {is_same.sum()} have the published sign: "
+        f"{', '.join(by_axis)}.",
+        f"Of pairs that are published with less than {CLOSE} nats, {close.sum()} of {len(close)} agree, of the others "
+        f"{far.sum()} of {len(far)}.",
+        f"Of kexue 10862's table, {kexue.sum()} of {len(kexue)} decided pairs agree.",
+        f"With the baseline of the published table, {observed} of {len(in_ladder)} pairs within the training length "
+        f"agree; if the names of our schemes are permuted, {chance[''].mean():.0f} ±{chance[''].std():.1f} "
+        f"(p {p['']:.2f}; {p['nope']:.2f} with NoPE kept last).",
+        f"A guess without training (biases, then RoPE, other rotations, absolute positions, none) has "
+        f"{guessed(with_baseline)} of {len(with_baseline)}.",
+    ]
+
+
+def reversals() -> list[str]:
+    """Return the pairs that are decided against the published sign, as text, those within the training length."""
+    pairs = decided_pairs()
+    against = pairs[(pairs["published"] * pairs["ours"] < 0) & (pairs["axis"] == "within")]
+    texts = []
+    for pair in against.itertuples():
+        texts.append(f"{pair.first} - {pair.second} ({pair.source}: {pair.published:+.3f}, ours {pair.ours:+.2f})")
+    return texts
+
+
+def page_of_the_table() -> str:
+    head = (
+        "<!-- Written by python -m tests.analysis.test_small_results from published.yaml and the packs. -->\n\n"
+        "# Published pairs and ours\n\n"
+        "What the columns mean is in [how far a small result carries](how-far-a-small-result-carries.md).\n\n"
+        "| outcome | source | size | axis | pair | published | ours |\n|---|---|--:|---|---|--:|--:|\n"
+    )
+    return head + "\n".join(line for _, line in rows()) + "\n"
 
 
 @pytest.mark.slow
-def test_the_table_of_the_page_follows_from_the_packs() -> None:
-    assert lines_of_the_page() == [line for _, line in rows()]
+def test_the_page_of_the_table_is_as_the_packs_have_it() -> None:
+    assert TABLE.read_text(encoding="utf-8") == page_of_the_table()
+
+
+@pytest.mark.slow
+def test_the_sentences_of_the_page_follow_from_the_packs() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for sentence in [*sentences(), *reversals()]:
+        assert sentence in page, f"the packs say: {sentence}"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(page_of_the_table(), encoding="utf-8")
+    print("\n".join([*sentences(), *reversals()]))
