@@ -16,7 +16,7 @@ import torch
 import posbench as api
 from posbench.composition.compose import compose
 from posbench.model.decoder import build_model
-from posbench.runs import Run
+from posbench.runs import Run, find_runs
 from posbench.runs.finding import REFERENCE
 from tests.analysis.fabricate import World, fabricate
 from tests.cli.commands import Give
@@ -52,6 +52,20 @@ def test_the_exit_status_is_the_verdict(posbench: Give) -> None:
     assert set(json.loads(every.out)["schemes"]) == set(statuses)
     only = api.judge("runs/loop", scheme="alibi")
     assert json.loads(only.as_json()) == json.loads(every.out)["schemes"]["alibi"]
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_run_with_other_settings_is_named_and_stops_no_other_candidate(posbench: Give) -> None:
+    for run in find_runs("runs/loop/nope"):
+        run.update_manifest(identity=run.manifest.identity | {"train.lr": 0.25})
+    result = posbench("judge", "loop", "--json")
+    data = json.loads(result.out)
+    assert result.status == 0 and not faults(data, "judge_all")
+    assert set(data["schemes"]) == {"alibi", "qkvo_rope", "k_rope", "v_rope"} and list(data["left_out"]) == ["nope"]
+    assert "warning: left out: nope seed 0: not comparable: it differs in train.lr" in posbench("judge", "loop").error
+    assert "nope" not in posbench("judge", "loop", "--scheme", "alibi").error
+    refused = posbench("judge", "loop", "--scheme", "nope")
+    assert refused.status == 2 and "it differs in train.lr" in refused.error and "--schemes" not in refused.error
 
 
 @pytest.mark.slow
