@@ -181,9 +181,6 @@ def test_shared_weights_are_those_of_other_schemes_and_its_own_depend_on_the_see
     "words, message",
     [
         (["scheme.kind=alibi"], "Alibi adds a bias to scores, and attention of the kind gdn has no scores: choose"),
-        (["scheme.kind=path"], "Path adds a bias to scores, and attention of the kind gdn has no scores"),
-        (["scheme.window=64"], "scheme.window needs scheme.attention={kind: softmax}, and this is gdn"),
-        (["data.document_mask=true"], "data.document_mask=true needs scheme.attention={kind: softmax}"),
         (["scheme.attention.convolution=-1"], "scheme.attention.convolution=-1 must be a whole number, 0 or more"),
         (["scheme.attention.output_gate=head"], "scheme.attention.output_gate='head' must be true, false or sigmoid"),
         (["scheme.attention.decay=token"], "scheme.attention.decay='token' must be head or channel"),
@@ -192,7 +189,6 @@ def test_shared_weights_are_those_of_other_schemes_and_its_own_depend_on_the_see
 )
 def test_what_it_does_not_support_is_refused_before_training(words, message):
     words = [word if word.count("scheme.attention.") == 0 else f"+{word}" for word in words]
-    words = ["+" + word if word.startswith("scheme.window") else word for word in words]
     with pytest.raises(ConfigError) as refused:
         checked_architecture(compose(["scheme=gdn", *words]))
     assert message in str(refused.value)

@@ -7,7 +7,6 @@ import torch
 
 from posbench import reference
 from posbench.attention.linear import features
-from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import build_model
 from posbench.schemes.alibi import slopes
@@ -144,8 +143,3 @@ def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
     model = build_model(config, VOCAB)
     randomise(model)
     assert model(random_tokens()).isfinite().all()
-
-
-def test_a_bad_option_is_refused():
-    with pytest.raises(ConfigError, match=r"scheme\.attention\.normalise=2 must be true or false"):
-        built("decay", "scheme.attention.normalise=2")

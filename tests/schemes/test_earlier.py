@@ -198,9 +198,3 @@ def test_the_products_of_a_convolution_are_counted():
 def test_a_hook_that_reads_further_than_it_says_is_refused(name, says):
     with pytest.raises(ConfigError, match=says):
         build_model(replace(certificate_config("nope"), scheme=trial(name)), VOCAB)(random_tokens(9))
-
-
-@pytest.mark.parametrize("options", [{"sites": ["x"]}, {"sites": ["q", "q"]}, {"sites": 3}, {"width": 0}])
-def test_sites_and_widths_that_cannot_be_are_refused(options):
-    with pytest.raises(ConfigError, match=r"scheme\.(sites|width)="):
-        build_scheme(SchemeConfig("mine", "canon", options), SHAPE)
