@@ -36,7 +36,7 @@ from posbench.runs.finding import (
     search_folder,
 )
 from posbench.system.console import console, json_text, say
-from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, takes
+from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, optional, takes
 from posbench.system.signals import end_with, is_worker
 
 if TYPE_CHECKING:
@@ -174,10 +174,9 @@ def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None)
 
 Jobs = Annotated[
     int | None,
-    typer.Option(
+    optional(
         help="How many runs of a sweep to train at the same time, on this machine's GPUs in turn.",
         min=1,
-        show_default=False,
     ),
 ]
 
@@ -518,7 +517,7 @@ def sample(
     ] = 1.0,
     top_k: Annotated[
         int | None,
-        typer.Option(help="Sample only from the K most likely tokens. Default: all.", min=1, show_default=False),
+        optional(help="Sample only from the K most likely tokens. Default: all.", min=1),
     ] = None,
     seed: Annotated[int, typer.Option(help="The random seed for sampling.", min=0)] = 0,
     scheme_files: SchemeFiles = None,
@@ -546,10 +545,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder to write, which must be empty or not exist yet.")],
     under: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             metavar="KEY=VALUE",
             help="Change an option of the scheme: rescale=yarn. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     at_step: AtStep = None,
@@ -587,10 +585,9 @@ def schemes(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             metavar="FOLDER",
             help="Plot what each scheme does at each distance, into this folder.",
-            show_default=False,
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -645,9 +642,7 @@ def vectors(
             metavar="FILE", help="Compare values of another implementation: safetensors, tensors ENTRY.TENSOR."
         ),
     ] = None,
-    schemes: Annotated[
-        str, typer.Option(help="Names of entries, separated by commas. Default: all.", show_default=False)
-    ] = "",
+    schemes: Annotated[str, optional(help="Names of entries, separated by commas. Default: all.")] = "",
     heads: Annotated[int, typer.Option(help="Number of query heads.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="Number of key heads.")] = 2,
     head_dim: Annotated[int, typer.Option(help="Channels of a head.")] = 64,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from posbench.config import ConfigError
+from posbench.system.options import optional
 
 MARGIN = 0.01  # nats per token: losses closer than this (1 % in perplexity) count as equal
 # What is judged, and the margin below which two values count as equal, in nats per token.
@@ -25,42 +26,37 @@ class JudgeOptions:
     1, a confirmation without a scheme or with a family, or places of a confirmation without one.
     """
 
-    scheme: Annotated[
-        str | None, typer.Option(help="The scheme to judge. Default: all but the baseline.", show_default=False)
-    ] = None
+    scheme: Annotated[str | None, optional(help="The scheme to judge. Default: all but the baseline.")] = None
     baseline: Annotated[
         str | None,
-        typer.Option(help="The scheme to compare with. Default: the experiment's baseline.", show_default=False),
+        optional(help="The scheme to compare with. Default: the experiment's baseline."),
     ] = None
     beside: Annotated[
         str | Path | None,
         Annotated[
             str | None,
-            typer.Option(
+            optional(
                 metavar="NAME",
                 help="Add the runs of a reference experiment, as `posbench report` does.",
-                show_default=False,
             ),
         ],
     ] = None
     family: Annotated[
         int | None,
-        typer.Option(
+        optional(
             metavar="N",
             help="Judge as one of N candidates that a loop tries against one baseline, with looks at two, five and "
             "eight seeds. Default: the report's verdict.",
             min=1,
-            show_default=False,
         ),
     ] = None
     confirm: Annotated[
         int | None,
-        typer.Option(
+        optional(
             metavar="N",
             help="Confirm the winner of a loop, as one of N confirmations: test it on seeds 100 to 107, which no "
             "candidate has seen. Needs --scheme, not --family.",
             min=1,
-            show_default=False,
         ),
     ] = None
     also: Annotated[

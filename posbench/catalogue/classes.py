@@ -51,7 +51,10 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:
-    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape)."""
+    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape).
+
+    A parameter `**options` stands for the options of the class that it extends.
+    """
     return [option.name for option in _options(cls)]
 
 
@@ -73,4 +76,9 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
 
 def _options(cls: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(cls).parameters.values())[1:]
-    return [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
+    options = [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
+    if isinstance(cls, type) and any(option.kind is option.VAR_KEYWORD for option in parameters):
+        known = {option.name for option in options}
+        owner = next(parent for parent in cls.__mro__ if "__init__" in vars(parent))
+        options += [option for option in _options(owner.__mro__[1]) if option.name not in known]
+    return options

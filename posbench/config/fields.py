@@ -92,11 +92,16 @@ class SchemeConfig(Group):
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
-        attention = {"attention": self.attention} if self.attention else {}
-        lr = {} if self.lr is None else {"lr": self.lr}
-        factor = {} if self.lr_factor == 1 else {"lr_factor": self.lr_factor}
-        length = {} if self.trained_length is None else {"trained_length": self.trained_length}
-        return {"name": self.name, "kind": self.kind, **lr, **factor, **attention, **length, **self.options}
+        mapping: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        if self.lr is not None:
+            mapping["lr"] = self.lr
+        if self.lr_factor != 1:
+            mapping["lr_factor"] = self.lr_factor
+        if self.attention:
+            mapping["attention"] = self.attention
+        if self.trained_length is not None:
+            mapping["trained_length"] = self.trained_length
+        return {**mapping, **self.options}
 
 
 @dataclass

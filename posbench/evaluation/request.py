@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbench.config import Config, ConfigError, DataConfig, check_name, scored_length
-from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles
+from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, optional
 
 if TYPE_CHECKING:  # the command line reads this module, and `--help` needs no torch
     from posbench.evaluation.protocols import EvalProtocol
@@ -35,12 +35,11 @@ class Request:
         tuple[int, ...],
         Annotated[
             list[str] | None,
-            typer.Option(
+            optional(
                 "--length",
                 "-l",
                 help="Tokens, such as 4096 or 8k (8192); items for tasks. Repeat it, or separate by commas. Default: "
                 "as in the run's experiment.",
-                show_default=False,
             ),
         ],
     ] = ()
@@ -48,12 +47,11 @@ class Request:
         tuple[str, ...],
         Annotated[
             list[str] | None,
-            typer.Option(
+            optional(
                 "--protocol",
                 "-p",
                 help="How to score, such as fixed or order; an unknown name lists them all. Default: as in the "
                 "run's experiment.",
-                show_default=False,
             ),
         ],
     ] = ()
@@ -61,13 +59,12 @@ class Request:
         tuple[str, ...],
         Annotated[
             list[str] | None,
-            typer.Option(
+            optional(
                 metavar="KEY=VALUE",
                 help="Change an option for this evaluation only. Scheme options: rescale=pi, ntk, dynamic_ntk, yarn or "
                 "yarn_code (factor=4; default: length / training length), base=1e6. Another scheme: scheme=nope, or "
                 "any other without learnt parameters. Task options: ignored=0.98. Values separated by commas are "
                 "evaluated in turn (rescale=pi,yarn); repeat --under to change several options.",
-                show_default=False,
             ),
         ],
     ] = ()
@@ -75,12 +72,11 @@ class Request:
         DataConfig | None,
         Annotated[
             list[str] | None,
-            typer.Option(
+            optional(
                 metavar="NAME",
                 help="A text that the runs were not trained on, with their own tokenizers: a choice of conf/data, such "
                 "as wikitext103. Its validation and test splits are scored, or all of it if it has none. Give its "
                 "settings in further --data: --data files --data data.path=~/notes --data data.name=notes.",
-                show_default=False,
             ),
         ],
     ] = None
@@ -90,10 +86,9 @@ class Request:
     again: Annotated[bool, typer.Option("--again", help="Rescore even if a result exists.")] = False
     piece: Annotated[
         int | None,
-        typer.Option(
+        optional(
             help="Split sequences longer than this many tokens into pieces, to use less memory. Default: the run's.",
             min=1,
-            show_default=False,
         ),
     ] = None
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many runs to score at a time; -1: one per core.")] = 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from math import cos, exp, floor, inf, log, sin, sqrt
 from typing import Any
 
 import numpy as np
 
-from posbench.config import Config
 from posbench.reference.definition import Array, Definition, Rows
 
 
@@ -27,16 +25,13 @@ class T5(Definition):
     also holds all longer distances.
     """
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], num_buckets: int = 32, max_distance: int = 128
-    ) -> None:
-        super().__init__(config, weights)
-        self.exact, self.last, self.max_distance = num_buckets // 2, num_buckets - 1, max_distance
+    num_buckets: int = 32
+    max_distance: int = 128
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        d, n = rows.distance(t, s), self.exact
+        d, n = rows.distance(t, s), self.num_buckets // 2
         wider = n + floor(n * log(d / n) / log(self.max_distance / n)) if d >= n else 0
-        return float(self.weights["table"][d if d < n else min(self.last, wider), h])
+        return float(self.weights["table"][d if d < n else min(self.num_buckets - 1, wider), h])
 
 
 class Kerple(Definition):
@@ -55,8 +50,7 @@ def softplus(x: float) -> float:
 class Fire(Definition):
     """FIRE: the bias `MLP(ln(1 + c d) / ln(1 + c max(L, i)))` at distance d of query i (arXiv 2310.04418)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], hidden: int = 32) -> None:
-        super().__init__(config, weights)
+    sizes = ("hidden",)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W = self.weights
@@ -69,9 +63,7 @@ class Fire(Definition):
 class Shaw(Definition):
     """Relative keys: the bias `q_i . a_d / sqrt(D)` at distance d, one learned a for d >= `clip` (arXiv 1803.02155)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], clip: int = 16) -> None:
-        super().__init__(config, weights)
-        self.clip = clip
+    clip: int = 16
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         a = self.weights["table"][min(rows.distance(t, s), self.clip)]
@@ -81,8 +73,7 @@ class Shaw(Definition):
 class TransformerXL(Definition):
     """Scores `((q_i + u) . k_j + (q_i + v) . W r_d) / sqrt(D)`, r_d sines, then cosines of d (arXiv 1901.02860)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], channels: int | None = None) -> None:
-        super().__init__(config, weights)
+    sizes = ("channels",)
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return x + self.weights["content"][h]
@@ -115,9 +106,7 @@ class Ssmax(Definition):
 class Chunked(Definition):
     """Attention in chunks: scores of keys before the query's chunk are minus infinity (Llama 4)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], chunk: int) -> None:
-        super().__init__(config, weights)
-        self.chunk = chunk
+    chunk: int
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         return 0.0 if rows.positions[t] // self.chunk == rows.positions[s] // self.chunk else -inf
@@ -126,9 +115,8 @@ class Chunked(Definition):
 class LogGrowth(Definition):
     """q_i (1 + slope ln(1 + floor((i + 1) / tokens))) (Llama 4's temperature tuning)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], tokens: int, slope: float = 0.1) -> None:
-        super().__init__(config, weights)
-        self.tokens, self.slope = tokens, slope
+    tokens: int
+    slope: float = 0.1
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return x * (1 + self.slope * log(1 + (p + 1) // self.tokens))
@@ -137,9 +125,7 @@ class LogGrowth(Definition):
 class LogLength(Definition):
     """q_i times the logarithm of i + a to the base a (HyPE's softmax layers)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], a: int = 362) -> None:
-        super().__init__(config, weights)
-        self.a = a
+    a: int = 362
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return x * log(p + self.a, self.a)
@@ -166,14 +152,11 @@ class Sinusoidal(Definition):
     initialisation.
     """
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], amplitude: float = 1.0, base: float = 10000.0
-    ) -> None:
-        super().__init__(config, weights)
-        self.size, self.base = float(amplitude) * config.model.init_std, float(base)
+    amplitude: float = 1.0
+    base: float = 10000.0
 
     def embed(self, x: Array, p: int) -> Array:
-        return x + self.size * sinusoids(p, len(x), self.base)
+        return x + self.amplitude * self.config.model.init_std * sinusoids(p, len(x), self.base)
 
 
 class Learned(Definition):

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, floor, log1p, sqrt
 from typing import Any
 
 import numpy as np
 
-from posbench.config import Config
 from posbench.reference.biases import alibi_slopes
 from posbench.reference.convolutions import convolved
 from posbench.reference.definition import Array, Definition, Rows
 from posbench.reference.rotations import rotation_by
 
 
+def frequencies(head_dim: int, base: float) -> Array:
+    """Return the D/2 frequencies of RoPE, in radians per token."""
+    return np.array([base ** (-2 * t / head_dim) for t in range(head_dim // 2)])
+
+
 class Cope(Definition):
     """CoPE: the bias `q . e[p] / sqrt(D)`, p summing sigmoid(score) from key to query, e learned (arXiv 2405.18719)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], positions: int = 64) -> None:
-        super().__init__(config, weights)
-        self.last = positions - 1
+    positions: int = 64
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q, e = rows.queries[h][t], self.weights["e"]
         D = e.shape[1]
         gates = 1 / (1 + np.exp(-rows.keys[h][s : t + 1] @ q / sqrt(D)))
-        p = min(float(sum(gates)), self.last)
+        last = self.positions - 1
+        p = min(float(sum(gates)), last)
         low = floor(p)
-        vector = e[low] + (p - low) * (e[min(low + 1, self.last)] - e[low])
+        vector = e[low] + (p - low) * (e[min(low + 1, last)] - e[low])
         return float(q[:D] @ vector) / sqrt(D)
 
 
 class Dape(Definition):
     """DAPE: ALiBi's bias plus a small network of that bias and the scores of all heads (arXiv 2405.14722)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 32) -> None:
-        super().__init__(config, weights)
-        self.slopes = alibi_slopes(config.model.num_heads)
+    sizes = ("width",)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        W, H, D = self.weights, len(rows.queries), self.config.model.head_width
-        a = [-slope * rows.distance(t, s) for slope in self.slopes]
-        scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(D) for g in range(H)]
+        W, H = self.weights, len(rows.queries)
+        a = [-slope * rows.distance(t, s) for slope in alibi_slopes(H)]
+        scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(self.D) for g in range(H)]
         hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
         hidden = np.where(hidden > 0, hidden, 0.01 * hidden)
         return float(a[h] + W["outer"][h] @ hidden + W["outer_constant"][h])
@@ -51,12 +52,7 @@ class Dape(Definition):
 class Path(Definition):
     """PaTH (arXiv 2505.16381): the query is reflected by each token after the key, in turn, its own token first."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], rank: int = 32, convolution: int | None = None
-    ) -> None:
-        super().__init__(config, weights)
-        model = config.model
-        self.D, self.group = model.head_width, model.num_heads // model.kv_heads
+    sizes = ("rank", "convolution")
 
     def gates(self, x: Array, h: int) -> list[Array]:
         W, g = self.weights, h // self.group
@@ -81,27 +77,22 @@ class Path(Definition):
 class SelectiveRope(Definition):
     """Selective RoPE: q and k are rotated by angles that sum a term of every token so far (arXiv 2511.17388)."""
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Mapping[str, Array],
-        base: float = 500000.0,
-        rank: int = 16,
-        convolution: int | None = None,
-    ) -> None:
-        super().__init__(config, weights)
-        model = config.model
-        self.half, self.group = model.head_width // 2, model.num_heads // model.kv_heads
-        self.w = np.array([base ** (-t / self.half) for t in range(self.half)])
+    base: float = 500000.0
+    sizes = ("rank", "convolution")
+
+    def pairs(self, h: int) -> slice:
+        """Return the pairs of the key head of head h, among those of all key heads."""
+        half = self.D // 2
+        return slice(h // self.group * half, (h // self.group + 1) * half)
 
     def gates(self, x: Array, h: int) -> list[Array]:
-        W, head_slice = self.weights, slice(h // self.group * self.half, (h // self.group + 1) * self.half)
+        W, head_slice = self.weights, self.pairs(h)
         angles = np.stack([W["u"][head_slice] @ (W["V"] @ token) / sqrt(float(token @ token)) for token in x])
         return list(convolved(angles, W["convolution"][head_slice]) if "convolution" in W else angles)
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
-        head_slice = slice(h // self.group * self.half, (h // self.group + 1) * self.half)
-        return np.asarray(self.w * (p * np.exp(self.weights["b"][head_slice]) + np.sum(gates, axis=0)))
+        speed = np.exp(self.weights["b"][self.pairs(h)])
+        return np.asarray(frequencies(self.D, self.base) * (p * speed + np.sum(gates, axis=0)))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
@@ -123,20 +114,15 @@ class SelectiveQkvoRope(SelectiveRope):
 class Repo(Definition):
     """RePo: q and k are rotated by a position computed from the token's hidden state (arXiv 2512.14391)."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], base: float = 500000.0, width: int | None = None
-    ) -> None:
-        super().__init__(config, weights)
-        model = config.model
-        self.group, half = model.num_heads // model.kv_heads, model.head_width // 2
-        self.w = np.array([base ** (-t / half) for t in range(half)])
+    base: float = 500000.0
+    sizes = ("width",)
 
     def gate(self, x: Array, h: int) -> float:
         gate, content = self.weights["G"] @ x, self.weights["A"] @ x
         return float(self.weights["u"][h // self.group] @ (gate / (1 + np.exp(-gate)) * content))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
-        return np.asarray(gates[-1] * self.w)
+        return np.asarray(gates[-1] * frequencies(self.D, self.base))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
@@ -148,18 +134,16 @@ class Repo(Definition):
 class GrapeAp(Definition):
     """GRAPE-AP: ALiBi's slope times a sum of ln sigmoid(query . token) over tokens after the key (arXiv 2512.07805)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], width: int = 8) -> None:
-        super().__init__(config, weights)
-        self.P, self.slopes = width, alibi_slopes(config.model.num_heads)
+    width: int = 8
 
     def gate(self, x: Array, h: int) -> Array:
-        return np.asarray(self.weights["W"][h * self.P : (h + 1) * self.P] @ x)
+        return np.asarray(self.weights["W"][h * self.width : (h + 1) * self.width] @ x)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        total = 0.0
+        P, slope, total = self.width, alibi_slopes(len(rows.queries))[h], 0.0
         for between in range(s + 1, t + 1):
             p = rows.gates[h][between]
-            angles = (float(rows.positions[between]),) * (self.P // 2)
-            turned = rotation_by(angles, self.P) @ p / sqrt(float(p @ p) / self.P + np.finfo(float).eps)
-            total += self.slopes[h] * -log1p(exp(-float(rows.gates[h][t] @ turned) / self.P))
+            angles = (float(rows.positions[between]),) * (P // 2)
+            turned = rotation_by(angles, P) @ p / sqrt(float(p @ p) / P + np.finfo(float).eps)
+            total += slope * -log1p(exp(-float(rows.gates[h][t] @ turned) / P))
         return total

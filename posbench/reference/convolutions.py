@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from posbench.config import Config
 from posbench.reference.definition import Array, Definition, Rows
 
 
@@ -24,16 +23,8 @@ def convolved(x: Array, w: Array) -> Array:
 class Canon(Definition):
     """Canon layers: x_t plus a weighted sum of x_t and the tokens before it, by channel (arXiv 2512.17351)."""
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Mapping[str, Array],
-        sites: Sequence[str] = ("hidden", "q", "k", "v"),
-        width: int = 4,
-    ) -> None:
-        super().__init__(config, weights)
-        self.sites = sites
-        self.group = config.model.num_heads // config.model.kv_heads
+    sites: Sequence[str] = ("hidden", "q", "k", "v")
+    sizes = ("width",)
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         if site not in self.sites:
@@ -47,8 +38,7 @@ class Canon(Definition):
 class Smear(Definition):
     """Smear: a gated part of the previous token's embedding is added (karpathy/nanochat, nanochat/gpt.py)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], channels: int = 24) -> None:
-        super().__init__(config, weights)
+    sizes = ("channels",)
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         if site != "embed":
@@ -63,10 +53,8 @@ class Smear(Definition):
 class Inkling(Definition):
     """Inkling: normalised q and k, and a bias of profiles over distances (transformers, models/inkling)."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], profiles: int = 16, extent: int = 1024) -> None:
-        super().__init__(config, weights)
-        self.profiles, self.D = profiles, config.model.head_width
-        self.extent = min(extent, config.train.context_length)
+    profiles: int = 16
+    sizes: ClassVar[Sequence[str]] = ("extent",)
 
     def gate(self, x: Array, h: int) -> Array:
         return np.asarray(self.weights["W"][h * self.profiles : (h + 1) * self.profiles] @ x)
@@ -81,18 +69,14 @@ class Inkling(Definition):
         return x / sqrt(float(x @ x) / self.D + 1e-6)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        distance = rows.distance(t, s)
-        return float(rows.gates[h][t] @ self.weights["P"][:, distance]) if distance < self.extent else 0.0
+        distance, P = rows.distance(t, s), self.weights["P"]
+        return float(rows.gates[h][t] @ P[:, distance]) if distance < P.shape[1] else 0.0
 
 
 class InklingConv(Inkling):
     """Inkling with a convolution of keys before their norm, and one of values."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], profiles: int = 16, extent: int = 1024, width: int = 4
-    ) -> None:
-        super().__init__(config, weights, profiles, extent)
-        self.group = config.model.num_heads // config.model.kv_heads
+    sizes = ("extent", "width")
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         if site in ("k", "v"):

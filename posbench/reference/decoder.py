@@ -11,7 +11,7 @@ import numpy as np
 
 from posbench.config import Config, SchemeConfig
 from posbench.reference.definition import Array, NoDefinitionError
-from posbench.reference.kinds import KINDS
+from posbench.reference.kinds import KINDS, Inputs
 from posbench.reference.schemes import define, entry_of_layer
 
 
@@ -59,7 +59,8 @@ def logits(
         if attention.norms_value:
             v = [norm(head, np.ones(model.head_width)) for head in v]
         learned = _with_prefix(w, "attention.kind.")
-        heads = KINDS[attention.name](scheme, q, k, v, normed, positions, **attention.options, **learned)
+        inputs = Inputs(scheme, q, k, v, normed, positions)
+        heads = KINDS[attention.name](inputs, **attention.options, **learned)
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +47,29 @@ class Rows:
 class Definition:
     """The definition of a position scheme in one layer, with methods for one token and one head; this class is NoPE.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; subclasses add the
-    options of its YAML file.
+    The options of its YAML file are annotated attributes; those without a value must be given. Options in `sizes` are
+    not read, because the shapes of the weights show them.
+
+    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; options, values of
+    attributes. Raises: TypeError for an unknown option, or one that is missing.
     """
 
-    def __init__(self, config: Config, weights: Mapping[str, Array]) -> None:
+    sizes: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
         self.config, self.weights = config, weights
+        self.D, self.group = config.model.head_width, config.model.num_heads // config.model.kv_heads
+        known: set[str] = set()
+        for cls in type(self).__mro__:
+            known.update(vars(cls).get("__annotations__", ()))
+        for name, value in options.items():
+            if name in known:
+                setattr(self, name, value)
+            elif name not in self.sizes:
+                raise TypeError(f"{type(self).__name__} has no option {name}")
+        for name in known:
+            if not hasattr(self, name):
+                raise TypeError(f"{type(self).__name__} needs the option {name}")
 
     def window(self, length: int) -> None:
         """Set the length of the whole input in tokens; called before any other method."""

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from posbench.reference.definition import Array, Definition, Rows
 
-# (scheme, q, k, v before the hooks, H arrays [T, D] each, hidden states x [T, C], positions [T]) -> o, H of [T, D]
-Kind = Callable[..., list[Array]]
+
+class Inputs(NamedTuple):
+    """What attention in one layer reads."""
+
+    scheme: Definition  # which adds position
+    q: list[Array]  # H arrays [T, D], without position, as k and v; those that a kind does not use are empty
+    k: list[Array]
+    v: list[Array]
+    x: Array  # hidden states [T, C]
+    positions: Sequence[int]  # [T], tokens
+
+
+Kind = Callable[..., list[Array]]  # (inputs, options, tensors of the kind by name) -> outputs, H arrays [T, D]
 
 
 def softmax_weights(scores: Sequence[float], sink: float = -inf) -> Array:
@@ -21,60 +32,49 @@ def softmax_weights(scores: Sequence[float], sink: float = -inf) -> Array:
 
 
 def softmax(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    v: list[Array],
-    x: Array,
-    positions: Sequence[int],
+    inputs: Inputs,
     sink: Sequence[float] | None = None,
     output_gate: Array | None = None,
     window: int | None = None,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of softmax attention with scores `q_i . k_j / sqrt(D) + bias_ij`, j <= i.
 
-    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
-    positions, of the T tokens; sink, a logit per head that only adds to the denominator; output_gate, a matrix W [H, C]
-    or [H D, C], by whose sigmoid(W x) outputs are multiplied; window, the number of keys a query sees, i - window < j
-    <= i.
+    Arguments: sink, a logit per head that only adds to the denominator; output_gate, a matrix W [H, C] or [H D, C], by
+    whose sigmoid(W x) outputs are multiplied; window, the number of keys a query sees, i - window < j <= i.
     """
-    rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
+    rows, hook_positions = _rows(inputs)
 
     def attend(h: int, t: int, values: Array) -> Array:
         first = 0 if window is None else max(0, t + 1 - window)
-        products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(q[h].shape[1])
-        scores = products + np.array([scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
+        products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(inputs.q[h].shape[1])
+        scores = products + np.array([inputs.scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
         weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
         return np.asarray(weights @ values[first : t + 1])
 
-    outputs = _outputs(scheme, v, hook_positions, attend)
+    outputs = _outputs(inputs, hook_positions, attend)
     if output_gate is None:
         return outputs
-    gates = np.split(1 / (1 + np.exp(-x @ output_gate.T)), len(v), axis=1)  # [T, 1] or [T, D] per head
+    gates = np.split(sigmoid(inputs.x @ output_gate.T), len(outputs), axis=1)  # [T, 1] or [T, D] per head
     return [o * gate for o, gate in zip(outputs, gates, strict=True)]
 
 
-def linear(
-    scheme: Definition, q: list[Array], k: list[Array], v: list[Array], x: Array, positions: Sequence[int]
-) -> list[Array]:
+def linear(inputs: Inputs) -> list[Array]:
     """Return the outputs [H][T, D] of linear attention with phi = elu + 1; only the numerator is rotated.
 
     `o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i.
-    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
-    positions, of the T tokens.
     """
-    q, k = [elu(head) + 1 for head in q], [elu(head) + 1 for head in k]
-    rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
+    q, k = [elu(head) + 1 for head in inputs.q], [elu(head) + 1 for head in inputs.k]
+    rows, hook_positions = _rows(inputs._replace(q=q, k=k))
 
     def attend(h: int, t: int, values: Array) -> Array:
-        numerator, denominator = np.zeros(v[h].shape[1]), 0.0
+        numerator, denominator = np.zeros(values.shape[1]), 0.0
         for s in range(t + 1):
-            e = exp(scheme.bias(h, t, s, rows))
+            e = exp(inputs.scheme.bias(h, t, s, rows))
             numerator = numerator + (rows.queries[h][t] @ rows.keys[h][s]) * e * values[s]
             denominator = denominator + (q[h][t] @ k[h][s]) * e
         return np.asarray(numerator / denominator)
 
-    return _outputs(scheme, v, hook_positions, attend)
+    return _outputs(inputs, hook_positions, attend)
 
 
 def elu(x: Array) -> Array:
@@ -83,48 +83,37 @@ def elu(x: Array) -> Array:
 
 
 def decay(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    v: list[Array],
-    x: Array,
-    positions: Sequence[int],
+    inputs: Inputs,
     normalise: bool = False,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of decay attention: `o_i = sum_j e^bias_ij v_j` over j <= i.
 
-    Arguments: scheme, which adds position; q and k, empty; v, H arrays [T, D], without position; x, hidden states [T,
-    C]; positions, of the T tokens; normalise, whether to divide by `sum_j e^bias_ij`.
+    Arguments: normalise, whether to divide by `sum_j e^bias_ij`.
     """
-    zeros = [np.zeros_like(head) for head in v]  # this kind has no queries and keys
-    rows, hook_positions = _rows(scheme, zeros, zeros, x, positions, len(v), use_hooks=False)
+    zeros = [np.zeros_like(head) for head in inputs.v]  # this kind has no queries and keys
+    rows, hook_positions = _rows(inputs._replace(q=zeros, k=zeros), use_hooks=False)
 
     def attend(h: int, t: int, values: Array) -> Array:
-        o, total = np.zeros(v[h].shape[1]), 0.0
+        o, total = np.zeros(values.shape[1]), 0.0
         for s in range(t + 1):
-            e = exp(scheme.bias(h, t, s, rows))
+            e = exp(inputs.scheme.bias(h, t, s, rows))
             o, total = o + e * values[s], total + e
         return np.asarray(o / total if normalise else o)
 
-    return _outputs(scheme, v, hook_positions, attend)
+    return _outputs(inputs, hook_positions, attend)
 
 
 def gdn(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    v: list[Array],
-    x: Array,
-    positions: Sequence[int],
+    inputs: Inputs,
     **learned: Any,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of the gated delta rule, token by token (arXiv 2412.06464, equation 10).
 
     `S_t = S_(t-1) a_t (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated. a_t is
     a number, or with the option decay=channel the diagonal of a matrix (arXiv 2510.26692, equation 1).
-    Arguments: scheme, which adds position; q, k, v, H arrays [T, D] each, without position; x, hidden states [T, C];
-    positions, of the T tokens; learned, the tensors of the kind by name, and its options, which they imply.
+    Arguments: learned, the tensors of the kind by name, and its options, which they imply.
     """
+    scheme, q, k, v, x, _ = inputs
     group = len(q) // len(learned["A_log"])
 
     def convolved(part: str, rows: Array, h: int) -> Array:
@@ -141,7 +130,7 @@ def gdn(
     heads = range(len(q))
     q = [unit(convolved("q", q[h], h)) for h in heads]
     k = [unit(convolved("k", k[h], h // group)) for h in heads]
-    rows, hook_positions = _rows(scheme, q, k, x, positions, len(v))
+    rows, hook_positions = _rows(inputs._replace(q=q, k=k))
     outputs = []
     for h in heads:
         values = scheme.after_hook("v", convolved("v", v[h], h // group), hook_positions[h], h)
@@ -161,47 +150,38 @@ def gdn(
 
 
 def mla(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    v: list[Array],
-    x: Array,
-    positions: Sequence[int],
+    inputs: Inputs,
     **learned: Any,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of latent attention (arXiv 2405.04434, section 2.1): softmax attention of `q`.
 
     The keys of a head are `[W_r x ; W_k c]` before the scheme changes them, and its values `W_v c`, with `c = norm(W_c
-    x)`. Arguments: as for `softmax`; k and v, empty; learned, the tensors of the kind by name, and its options.
+    x)`. Arguments: learned, the tensors of the kind by name, and its options.
     """
-    heads = len(q)
+    heads, x = len(inputs.q), inputs.x
     c = x @ learned["W_c"].T
     c = c / np.sqrt((c**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
     keys = [np.hstack([x @ learned["W_r"].T, c @ W.T]) for W in np.split(learned["W_k"], heads)]
     values = [c @ W.T for W in np.split(learned["W_v"], heads)]
-    return softmax(scheme, q, keys, values, x, positions, window=learned.get("window"))
+    return softmax(inputs._replace(k=keys, v=values), window=learned.get("window"))
 
 
 def gqa(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    v: list[Array],
-    x: Array,
-    positions: Sequence[int],
+    inputs: Inputs,
     kv_heads: int = 1,
     window: int | None = None,
     **learned: Array,
 ) -> list[Array]:
     """Return the outputs [H][T, D] of softmax attention of `q` with `kv_heads` keys `W_k x` and values `W_v x`.
 
-    Arguments: as for `softmax`; k and v, empty; learned, W_k and W_v.
+    Arguments: learned, W_k and W_v.
     """
-    group = len(q) // kv_heads
+    heads, x = len(inputs.q), inputs.x
+    group = heads // kv_heads
     W_k, W_v = np.split(learned["W_k"], kv_heads), np.split(learned["W_v"], kv_heads)
-    keys = [x @ W_k[h // group].T for h in range(len(q))]
-    values = [x @ W_v[h // group].T for h in range(len(q))]
-    return softmax(scheme, q, keys, values, x, positions, window=window)
+    keys = [x @ W_k[h // group].T for h in range(heads)]
+    values = [x @ W_v[h // group].T for h in range(heads)]
+    return softmax(inputs._replace(k=keys, v=values), window=window)
 
 
 def sigmoid(x: Any) -> Any:
@@ -215,42 +195,35 @@ def unit(x: Array) -> Array:
 
 
 def _outputs(
-    scheme: Definition, v: list[Array], hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
+    inputs: Inputs, hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
     """Return the outputs [H][T, D] of a kind of attention, with position added to values and outputs by the scheme.
 
-    Arguments: v, H arrays [T, D]; hook_positions, the position of each head and token, [H][T]; attend, a function (h,
-    t, values) that returns the output of head h at query t.
+    Arguments: hook_positions, the position of each head and token, [H][T]; attend, a function (h, t, values) that
+    returns the output of head h at query t.
     """
-    heads = []
+    scheme, heads = inputs.scheme, []
     for h, head_positions in enumerate(hook_positions):
-        values = scheme.after_hook("v", v[h], head_positions, h)
+        values = scheme.after_hook("v", inputs.v[h], head_positions, h)
         outputs = np.stack([attend(h, t, values) for t in range(len(values))])
         heads.append(scheme.after_hook("o", outputs, head_positions, h))
     return heads
 
 
-def _rows(
-    scheme: Definition,
-    q: list[Array],
-    k: list[Array],
-    x: Array,
-    positions: Sequence[int],
-    num_heads: int,
-    use_hooks: bool = True,
-) -> tuple[Rows, list[list[Any]]]:
+def _rows(inputs: Inputs, use_hooks: bool = True) -> tuple[Rows, list[list[Any]]]:
     """Return queries and keys with position added, and gates, as `Rows`; and positions of heads and tokens, [H][T].
 
-    Arguments: scheme, which adds position; q and k, H arrays [T, D] each, without position; x, hidden states [T, C];
-    positions, of the T tokens; use_hooks, whether the scheme changes q and k.
+    Arguments: use_hooks, whether the scheme changes q and k.
     """
-    gates = [scheme.gates(x, h) for h in range(num_heads)]
+    scheme, q, k, v, x, positions = inputs
+    heads = range(len(v))
+    gates = [scheme.gates(x, h) for h in heads]
     hook_positions = []
-    for h in range(num_heads):
+    for h in heads:
         hook_positions.append([scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)])
     if use_hooks:
-        q = [scheme.after_hook("q", q[h], hook_positions[h], h) for h in range(num_heads)]
-        k = [scheme.after_hook("k", k[h], hook_positions[h], h) for h in range(num_heads)]
+        q = [scheme.after_hook("q", q[h], hook_positions[h], h) for h in heads]
+        k = [scheme.after_hook("k", k[h], hook_positions[h], h) for h in heads]
     return Rows(positions, q, k, gates), hook_positions
 
 

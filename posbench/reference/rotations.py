@@ -16,26 +16,22 @@ from posbench.reference.definition import Array, Definition
 class Rotary(Definition):
     """RoPE: multiply q, k and v at position p by the rotation matrix R_p, and o by its transpose, the inverse."""
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Mapping[str, Array],
-        sites: Sequence[str],
-        base: float | str = 10000.0,
-        rescale: str | Mapping[str, Any] | None = None,
-        factor: float | None = None,
-    ) -> None:
-        super().__init__(config, weights)
-        self.L = config.train.context_length
-        self.sites, self.base = tuple(sites), float(self.L if isinstance(base, str) else base)
-        self.rescale, self.factor, self.length = rescale, factor, self.L
+    sites: Sequence[str]
+    base: Any = 10000.0
+    rescale: str | Mapping[str, Any] | None = None
+    factor: float | None = None
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
+        super().__init__(config, weights, **options)
+        self.L = self.length = config.train.context_length
+        self.base = float(self.L if isinstance(self.base, str) else self.base)
 
     def window(self, length: int) -> None:
         self.length = length
 
     def frequencies(self, D: int) -> list[float]:
         """Return the r/2 frequencies, in radians per token, of the pairs (t, t + r/2) in the first r of D channels."""
-        return [self.base ** (-2 * t / D) for t in range(D // 2)]
+        return [float(self.base ** (-2 * t / D)) for t in range(D // 2)]
 
     def rescaled_frequencies(self, D: int) -> list[float]:
         w = self.frequencies(D)
@@ -49,7 +45,7 @@ class Rotary(Definition):
 
     @property
     def schedule_base(self) -> float:
-        return self.base
+        return float(self.base)
 
     @property
     def s(self) -> float:
@@ -116,11 +112,7 @@ class LearnedBase(Rotary):
 class PartialRotation(Rotary):
     """The base class of RoPE that rotates only a `fraction` of the channels or pairs."""
 
-    def __init__(
-        self, config: Config, weights: Mapping[str, Array], fraction: float, sites: Sequence[str], **options: object
-    ) -> None:
-        super().__init__(config, weights, sites, **options)  # type: ignore[arg-type]
-        self.fraction = fraction
+    fraction: float
 
 
 class PartialRotary(PartialRotation):
@@ -163,9 +155,8 @@ class Fope(Hope):
     `RandomState(0)`, first for cosines, then for sines, rounded to float32; n is the number of frequencies.
     """
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], gain: float = 0.3, **options: object) -> None:
-        super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
-        self.gain = gain
+    sites = ("q", "k")
+    gain: float = 0.3
 
     def matrix(self, p: int, D: int, h: int) -> Array:
         H, Hkv, n = self.config.model.num_heads, self.config.model.kv_heads, int(np.count_nonzero(self.frequencies(D)))
@@ -194,9 +185,8 @@ class Clipped(Rotary):
 class Xpos(Rotary):
     """xPos: RoPE on q and k, with q at position p also multiplied by `zeta_t ** (p / span)` and k by the inverse."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], span: float = 512.0, **options: object) -> None:
-        super().__init__(config, weights, ("q", "k"), **options)  # type: ignore[arg-type]
-        self.span = span
+    sites = ("q", "k")
+    span: float = 512.0
 
     def power(self, p: int, D: int) -> Array:
         zetas = [(t / (D / 2) + 0.4) / 1.4 for t in range(D // 2)]
@@ -212,9 +202,7 @@ class Xpos(Rotary):
 class Pope(Definition):
     """PoPE: scores `sum_c softplus(q_c) softplus(k_c) cos((i - j) w_c + delta_c)`, using 2 D channels for D cosines."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], base: float = 10000.0) -> None:
-        super().__init__(config, weights)
-        self.base = base
+    base: float = 10000.0
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         return self.polar(x, p, self.weights["delta"][h])

@@ -18,11 +18,13 @@ from posbench.reference.definition import Array, Definition, NoDefinitionError, 
 class Combined(Definition):
     """Several schemes in one layer: each changes q, k and v in order, and o in reverse order; biases are added."""
 
-    def __init__(self, config: Config, weights: Mapping[str, Array], of: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(config, weights)
-        distinct = list({str(entry): None for entry in of})  # equal entries share weights, numbered in order
+    of: Sequence[Mapping[str, Any]]
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
+        super().__init__(config, weights, **options)
+        distinct = list({str(entry): None for entry in self.of})  # equal entries share weights, numbered in order
         self.members = []
-        for entry in of:
+        for entry in self.of:
             prefix = f"members.{distinct.index(str(entry))}."
             learned = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
             self.members.append(define(SchemeConfig.from_mapping(dict(entry)), config, learned))

@@ -12,6 +12,7 @@ import typer
 
 from posbench.analysis.options import MARGIN, check_margin
 from posbench.config import ConfigError
+from posbench.system.options import optional
 
 
 @dataclass(frozen=True)
@@ -23,55 +24,44 @@ class ReportOptions:
 
     against: Annotated[
         str | None,
-        typer.Option(
+        optional(
             help="Published results to compare with, such as kexue-10862; an unknown name lists all.",
-            show_default=False,
         ),
     ] = None
     beside: Annotated[
         str | Path | None,
         Annotated[
             str | None,
-            typer.Option(
+            optional(
                 metavar="NAME",
                 help="Add these runs to the tables of a reference experiment, such as demo_cpu, if they are "
                 "comparable; if not, show what differs and how to train a comparable row.",
-                show_default=False,
             ),
         ],
     ] = None
-    baseline: Annotated[str | None, typer.Option(help="Scheme that gaps are measured against.", show_default=False)] = (
-        None
-    )
+    baseline: Annotated[str | None, optional(help="Scheme that gaps are measured against.")] = None
     by: Annotated[
         str | None,
-        typer.Option(
+        optional(
             metavar="COLUMN",
             help="Group runs by a setting: train.lr, tokens, model.name (several with commas).",
-            show_default=False,
         ),
     ] = None
     chain: Annotated[
         Sequence[str],
         Annotated[
             str | None,
-            typer.Option(
-                metavar="A,B,C", help="Show what each step of a chain of schemes does to the loss.", show_default=False
-            ),
+            optional(metavar="A,B,C", help="Show what each step of a chain of schemes does to the loss."),
         ],
     ] = ()
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
     schemes: Annotated[
         Sequence[str],
-        Annotated[
-            str | None, typer.Option(help="Only these schemes, separated by commas. Default: all.", show_default=False)
-        ],
+        Annotated[str | None, optional(help="Only these schemes, separated by commas. Default: all.")],
     ] = ()
     seeds: Annotated[
         Sequence[int],
-        Annotated[
-            str | None, typer.Option(help="Only these seeds, separated by commas. Default: all.", show_default=False)
-        ],
+        Annotated[str | None, optional(help="Only these seeds, separated by commas. Default: all.")],
     ] = ()
     as_json: Annotated[bool, typer.Option("--json", help="Print the first screen as one JSON object, for scripts.")] = (
         False
@@ -79,9 +69,7 @@ class ReportOptions:
     every_length: Annotated[
         bool, typer.Option("--every-length", help="Also show lengths just past the training length (T+1, T+10, ...).")
     ] = False
-    title: Annotated[
-        str | None, typer.Option(help="The report's title. Default: the experiment's name.", show_default=False)
-    ] = None
+    title: Annotated[str | None, optional(help="The report's title. Default: the experiment's name.")] = None
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write LaTeX tables and PDF figures, in OUTPUT/latex.")
     ] = False
@@ -91,12 +79,11 @@ class ReportOptions:
         str | Path | None,
         Annotated[
             str | None,
-            typer.Option(
+            optional(
                 parser=os.path.expanduser,
                 metavar="PATH",
                 help="Folder for the files. Default: report in the experiment's folder, or in runs/reports for a "
                 "reference experiment. Reports with --by, --schemes or --seeds have folders of their own.",
-                show_default=False,
             ),
         ],
     ] = None

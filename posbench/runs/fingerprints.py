@@ -145,7 +145,10 @@ def facts(
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
-    return {**identity, **texts, **files} | ({} if began_with is None else {"train.from_run": began_with[:12]})
+    facts = {**identity, **texts, **files}
+    if began_with is not None:
+        facts["train.from_run"] = began_with[:12]
+    return facts
 
 
 def weights_fingerprints(model: Decoder) -> dict[str, str]:

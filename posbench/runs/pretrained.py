@@ -89,7 +89,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family, architectures = config.get("model_type"), config.get("architectures")
     if family not in _CLASSES or (architectures or [_CLASSES[family]]) != [_CLASSES[family]]:
-        facts = f"model_type={family}" + (f" and architectures={architectures}" if architectures else "")
+        facts = f"model_type={family}"
+        if architectures:
+            facts += f" and architectures={architectures}"
         raise ConfigError(f"{folder}/config.json has {facts}, and {_READ}")
     config = _DEFAULTS.get(family, {}) | config
     if config.get("hidden_act") == "swish":  # another name of SiLU in transformers

@@ -79,7 +79,8 @@ class ResultKey:
         return "@".join((str(self.length), *anchor, *self.under)).replace("/", "%2F")  # a scheme's file may have a /
 
     def __str__(self) -> str:
-        return f"{self.protocol} at {self.length}" + (f" under {' '.join(self.under)}" if self.under else "")
+        text = f"{self.protocol} at {self.length}"
+        return f"{text} under {' '.join(self.under)}" if self.under else text
 
 
 def row_name(scheme: str, options: Sequence[str]) -> str:

@@ -6,28 +6,20 @@ Angles are float64, as in every rotation, and gradients flow through them to the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posbench.schemes.base import Shape
-from posbench.schemes.rescaling import RescaleOption
 from posbench.schemes.rotary import Rotary
 
 
 class LearnedFrequencies(Rotary):
     """LeRoPE: use `inv_freq_t = base ** (-2t / D) * exp(log_scale_t)`, log_scale learned from 0 (arXiv 2607.10134)."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        sites: Sequence[str],
-        base: float | str = 10000.0,
-        rescale: RescaleOption | None = None,
-        factor: float | None = None,
-    ) -> None:
-        super().__init__(shape, sites, base, rescale, factor)
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__(shape, **options)
         self.log_scale = nn.Parameter(torch.zeros(self.width // 2))
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -37,15 +29,8 @@ class LearnedFrequencies(Rotary):
 class LearnedBase(Rotary):
     """RoPE with a learned base: `inv_freq_t = (base * exp(log_scale)) ** (-2t / D)`, log_scale [1] learned from 0."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        sites: Sequence[str],
-        base: float | str = 10000.0,
-        rescale: RescaleOption | None = None,
-        factor: float | None = None,
-    ) -> None:
-        super().__init__(shape, sites, base, rescale, factor)
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__(shape, **options)
         self.log_scale = nn.Parameter(torch.zeros(1))
 
     @property

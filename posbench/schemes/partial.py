@@ -9,14 +9,13 @@ Clipped        rotates all D channels, with these frequencies reduced to 0 along
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Shape, require_number
-from posbench.schemes.rescaling import RescaleOption
 from posbench.schemes.rotary import Rotary
 
 
@@ -27,16 +26,8 @@ class PartialRotary(Rotary):
     Options: `fraction`, and the options of `Rotary`. Raises: ConfigError unless r is even and at least 2.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        sites: Sequence[str],
-        fraction: float,
-        base: float | str = 10000.0,
-        rescale: RescaleOption | None = None,
-        factor: float | None = None,
-    ) -> None:
-        super().__init__(shape, sites, base, rescale, factor)
+    def __init__(self, shape: Shape, fraction: float, **options: Any) -> None:
+        super().__init__(shape, **options)
         require_number("fraction", fraction, 0, 1, "0.25 is usual")
         self._width = int(fraction * shape.head_dim)
         if self._width < 2 or self._width % 2 or self._width != fraction * shape.head_dim:
@@ -58,16 +49,8 @@ class PRope(Rotary):
     Options: `fraction`, and the options of `Rotary`.
     """
 
-    def __init__(
-        self,
-        shape: Shape,
-        sites: Sequence[str],
-        fraction: float,
-        base: float | str = 10000.0,
-        rescale: RescaleOption | None = None,
-        factor: float | None = None,
-    ) -> None:
-        super().__init__(shape, sites, base, rescale, factor)
+    def __init__(self, shape: Shape, fraction: float, **options: Any) -> None:
+        super().__init__(shape, **options)
         require_number("fraction", fraction, 0, 1, "0.25 is usual")
         self.kept = math.floor(fraction * shape.head_dim / 2)  # pairs
 

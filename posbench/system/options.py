@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -17,19 +17,19 @@ import typer
 from typer.models import OptionInfo
 
 T = TypeVar("T")
+optional = partial(typer.Option, show_default=False)  # an option whose help says what its default means
 
 AtStep = Annotated[
     int | None,
-    typer.Option(help="Use the checkpoint of this step. Default: the last one.", min=1, show_default=False),
+    optional(help="Use the checkpoint of this step. Default: the last one.", min=1),
 ]
 SchemeFiles = Annotated[
     list[Path] | None,
-    typer.Option(
+    optional(
         "--scheme-file",
         metavar="FILE",
         help="The Python file of a run's scheme or task, needed if the file is outside the working directory and the "
         "run is not in its runs folder. May be repeated.",
-        show_default=False,
     ),
 ]
 SchemeChanged = Annotated[
@@ -41,13 +41,12 @@ SchemeChanged = Annotated[
 ]
 ConfigDir = Annotated[
     Path | None,
-    typer.Option(
+    optional(
         "--config-dir",
         exists=True,
         file_okay=False,
         metavar="FOLDER",
         help="A folder with choices of your own, such as FOLDER/scheme/mine.yaml.",
-        show_default=False,
     ),
 ]
 

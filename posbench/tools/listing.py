@@ -136,9 +136,11 @@ def _lengths(evaluated: Sequence[ResultKey]) -> str:
     """
     lengths: dict[str, list[int]] = {}
     for key in evaluated:
-        lengths.setdefault(f"{key.protocol} {{}}" + (f" on {key.data}" if key.data else ""), []).append(key.length)
+        template = f"{key.protocol} {{}} on {key.data}" if key.data else f"{key.protocol} {{}}"
+        lengths.setdefault(template, []).append(key.length)
     parts = []
     for template, evaluated_lengths in lengths.items():
         span = "-".join(map(short_length, sorted({min(evaluated_lengths), max(evaluated_lengths)})))
-        parts.append(template.format(span) + (f" ({len(evaluated_lengths)})" if len(evaluated_lengths) > 1 else ""))
+        part = template.format(span)
+        parts.append(f"{part} ({len(evaluated_lengths)})" if len(evaluated_lengths) > 1 else part)
     return ", ".join(parts) or "-"

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from posbench import reference
-from posbench.attention import DecayAttention
 from posbench.attention.linear import features
-from posbench.composition.compose import compose
-from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture
-from posbench.model.decoder import Block, build_model
+from posbench.model.decoder import build_model
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
@@ -85,18 +82,6 @@ def test_decay_equals_a_complex_recurrence_step_by_step(name, normalise):
     assert (mixed(name, None, None, v, offset=37, normalise=normalise) - expected).abs().max() < 1e-12
 
 
-def test_decay_by_hand():
-    """The expected values are for one head of two channels, slope 1/256, rotated by 1 radian a token."""
-    model = compose(["scheme=decay_vo_rope", "model=tiny", "model.num_heads=1", "model.head_dim=2"])
-    decoder = build_model(model, VOCAB).double()
-    kind, at = decoder.blocks[0].attention.kind, decoder._embed(random_tokens(3), 0, 0, 3, None)[1][0]
-    v = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]], dtype=torch.float64)[None, None]
-    o = kind.mix(None, None, v, torch.zeros(1, 3, 64), decoder.scheme[0], at, None)[0, 0]
-    g, angle = 0.99610136947011749, torch.tensor(1.0, dtype=torch.float64)  # exp(-1/256)
-    turned = [[1.0, 0.0], [g * angle.cos(), -g * angle.sin()], [g**2 * (2 * angle).cos(), 2 - g**2 * (2 * angle).sin()]]
-    assert torch.allclose(o, torch.tensor(turned, dtype=torch.float64), rtol=0, atol=1e-14)
-
-
 def test_there_are_no_queries_and_keys_without_content():
     model, plain = built("decay"), built("nope")
     attention = model.blocks[0].attention
@@ -116,36 +101,6 @@ def test_the_state_does_not_grow(name):
             model.hidden(random_tokens(length)[:, begin : begin + 35], 0, caches)
         sizes.add(caches[0].num_bytes)
     assert sizes == {H * D * 4 if name.startswith("decay") else H * D * (D + 1) * 4}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ROWS)
-def test_a_state_takes_no_more_tokens_than_it_was_made_for(name):
-    model = built(name)
-    with pytest.raises(ConfigError, match="9 tokens do not fit a cache made for 8"):
-        model.hidden(random_tokens(9), 0, model.caches(8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, dtype", [("decay_vo_rope", torch.float32), ("linear_qk_rope", torch.bfloat16)])
-def test_a_block_in_one_graph_gives_the_numbers_and_gradients_of_an_eager_one(name, dtype):
-    torch.compiler.reset()
-    model = built(name)
-    model.compute_dtype = dtype
-    x, (at, *_) = model._embed(random_tokens(T), 0, 0, T, None)
-    block, gradients = model.blocks[0], []
-    compiled = torch.compile(Block.forward, fullgraph=True, dynamic=False, backend="aot_eager")
-    for forward in (Block.forward, compiled):
-        y = x.detach().clone().requires_grad_()
-        model.zero_grad()
-        o = forward(block, y, at, model.scheme[0])
-        (o.float() ** 2).sum().backward()
-        gradients.append([o.detach(), y.grad, *(p.grad for p in block.parameters())])
-    assert o.dtype == dtype
-    for eager, graphed in zip(*gradients, strict=True):
-        assert eager.isfinite().all() and eager.abs().max() > 0
-        error = (eager.double() - graphed.double()).norm() / eager.double().norm()
-        assert error < {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
 
 
 def test_features_are_positive_and_their_gradient_finite_where_a_sum_with_elu_is_not():
@@ -188,20 +143,3 @@ def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
     model = build_model(config, VOCAB)
     randomise(model)
     assert model(random_tokens()).isfinite().all()
-
-
-def test_a_normalised_decay_without_a_bias_is_a_running_mean():
-    model = build_model(
-        certificate_config("decay", ["scheme.kind=nope", "scheme.attention.normalise=true"]), VOCAB
-    ).double()
-    kind, at = model.blocks[0].attention.kind, model._embed(random_tokens(T), 0, 0, T, None)[1][0]
-    assert isinstance(kind, DecayAttention)
-    v = heads()[2]
-    means = v.cumsum(2) / torch.arange(1, T + 1)[:, None]
-    o = kind.mix(None, None, v, torch.zeros(2, T, C), model.scheme[0], at, None)
-    assert (o - means.repeat_interleave(H // HKV, 1)).abs().max() < 1e-13
-
-
-def test_a_bad_option_is_refused():
-    with pytest.raises(ConfigError, match=r"scheme\.attention\.normalise=2 must be true or false"):
-        built("decay", "scheme.attention.normalise=2")

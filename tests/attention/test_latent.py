@@ -85,20 +85,6 @@ def test_latents_and_grouped_keys_have_the_cache_of_as_many_key_heads():
         assert bytes_per_token("gqa_qk_rope", f"scheme.attention.kv_heads={heads}") == usual
 
 
-@torch.no_grad()
-def test_only_the_latent_and_the_rotated_shared_key_are_cached():
-    model, tokens = built("mla"), random_tokens(20)
-    [cache, _] = caches = model.caches(20)
-    model.hidden(tokens, 5, caches)
-    c, shared = cache.tensors
-    kind, normed = model.blocks[0].attention.kind, model.blocks[0].attention_norm(model.embedding(tokens))
-    assert c.shape == (1, 1, 20, LATENT) and shared.shape == (1, 1, 20, R)
-    raw = (normed @ kind.W_r.T)[0]
-    angles = torch.arange(5, 25)[:, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
-    rotated = torch.view_as_complex(raw.view(20, 2, 2).mT.contiguous()) * torch.polar(torch.ones_like(angles), angles)
-    assert (torch.view_as_real(rotated).mT.reshape(20, R) - shared[0, 0]).abs().max() < 1e-13
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, words",

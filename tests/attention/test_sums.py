@@ -41,16 +41,6 @@ def test_the_sums_equal_their_definitions(T, decay):
     assert (total - totals[:, :, -1:]).abs().max() <= 1e-12 * totals.abs().max()
 
 
-@pytest.mark.parametrize("decay", DECAYS)
-def test_a_recurrence_step_by_step_gives_the_same(decay):
-    (q, k, v), a = drawn(150), torch.tensor(DECAYS[decay], dtype=torch.float64)
-    state, rows = torch.zeros(B, H, D, E, dtype=torch.float64), []
-    for t in range(150):
-        state = a.exp()[:, None, None] * state + k[:, :, t, :, None] * v[:, :, t, None, :]
-        rows.append((q[:, :, t, None, :] @ state)[:, :, 0])
-    assert (sums.products(q, k, v, a)[0] - torch.stack(rows, dim=2)).abs().max() < 1e-11
-
-
 @pytest.mark.parametrize("cuts", [(1, 150), (64, 150), (10, 90, 91, 150), range(1, 151)], ids=str)
 def test_pieces_go_on_where_the_one_before_ended(cuts):
     (q, k, v), a = drawn(150), torch.tensor(DECAYS["alibi's"], dtype=torch.float64)

@@ -194,11 +194,3 @@ def test_default_lengths_beyond_the_text_are_left_out(
     results = evaluate_runs([run], Request(protocols=(protocol,)), Console(width=200))
     assert [result.length for _, result in results] == [64]
     assert f"{protocol}: without 8192 of the default lengths: length 8192 is " in capsys.readouterr().out
-
-
-def test_a_length_beyond_the_text_is_refused_with_what_there_is(config: Make) -> None:
-    run = train(config("train.steps=1"))
-    with pytest.raises(ConfigError, match=r"length 1048576 is longer than the text: the test split has \d+ tokens"):
-        _evaluate(run, 1 << 20)
-    with pytest.raises(ConfigError, match="did you mean 'fixed'"):
-        _evaluate(run, 64, protocol="fixd")

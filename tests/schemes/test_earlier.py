@@ -16,7 +16,6 @@ from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 from tests.schemes.trials import trial
 
-ROWS = ("canon_nope", "canon_qk_rope", "smear_nope", "key_offset", "inkling_conv")
 OPTIONAL = ("path scheme.convolution=3", "selective_rope scheme.convolution=4")
 H, HKV, D, C, T = 6, 2, 16, 48, 40
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
@@ -55,26 +54,6 @@ def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_d
     shifted = torch.cat([torch.cat((earlier(3), earlier(1)), 2) for earlier in readers], 1)
     assert shifted[0].T.tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
     assert cached["k"].flatten().tolist() == [3, 4, 5, 6]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["Back", *ROWS, *OPTIONAL])
-@pytest.mark.parametrize("is_border_ignored", [False, True])
-def test_a_document_does_not_feel_the_end_of_the_one_before_it(name, is_border_ignored, monkeypatch):
-    """Part of a published gain leaked across packed documents. The test notices if hooks ignore borders."""
-    if is_border_ignored:
-        earlier = EarlierRows.earlier
-        monkeypatch.setattr(
-            EarlierRows, "earlier", lambda past, *inputs: earlier(past._replace(positions=None), *inputs)
-        )
-    model, tokens = built(name, bos_id=VOCAB - 1), random_tokens(T) % (VOCAB - 1)
-    tokens[0, 17] = VOCAB - 1  # the first token of the second document
-    changed = tokens.clone()
-    changed[0, 13:17] = (tokens[0, 13:17] + 1) % (VOCAB - 1)
-    for model.piece in (None, 9, 1):
-        difference = (model(tokens) - model(changed))[0].abs().amax(1)
-        assert difference[13] > 1e-3
-        assert (difference[17:].max() > 1e-3) if is_border_ignored else (difference[17:].max() < 1e-12)
 
 
 @torch.no_grad()
@@ -219,9 +198,3 @@ def test_the_products_of_a_convolution_are_counted():
 def test_a_hook_that_reads_further_than_it_says_is_refused(name, says):
     with pytest.raises(ConfigError, match=says):
         build_model(replace(certificate_config("nope"), scheme=trial(name)), VOCAB)(random_tokens(9))
-
-
-@pytest.mark.parametrize("options", [{"sites": ["x"]}, {"sites": ["q", "q"]}, {"sites": 3}, {"width": 0}])
-def test_sites_and_widths_that_cannot_be_are_refused(options):
-    with pytest.raises(ConfigError, match=r"scheme\.(sites|width)="):
-        build_scheme(SchemeConfig("mine", "canon", options), SHAPE)

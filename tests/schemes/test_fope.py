@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
@@ -79,8 +79,3 @@ def test_certificates_hold_under_a_rescaling(words):
     certificate = certify(certificate_config("fope", ["model.num_layers=1", *(f"+{word}" for word in words)]))
     failed = {check.name: str(check) for check in certificate.checks if not check.holds}
     assert failed == {} and certificate.defined and certificate.measured == "absolute"
-
-
-def test_a_gain_below_0_is_refused():
-    with pytest.raises(ConfigError, match=r"scheme\.gain=-1 must be between 0 and 10 \(0\.3 is the authors'\)"):
-        fope(gain=-1)

@@ -7,7 +7,7 @@ import torch
 from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
 
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
@@ -73,9 +73,3 @@ def test_an_extent_beyond_the_training_context_is_reduced_to_it():
         shape = replace(SHAPE, context_length=context)
         [scheme] = build_scheme(SchemeConfig("mine", "inkling", {"extent": extent}), shape)
         assert scheme.P.shape == (16, columns)
-
-
-@pytest.mark.parametrize("option", ["profiles", "extent", "width"])
-def test_options_that_are_not_whole_numbers_are_refused(option):
-    with pytest.raises(ConfigError, match=rf"scheme\.{option}=0 must be a whole number, 1 or more"):
-        build_scheme(SchemeConfig("mine", "inkling_conv", {option: 0}), SHAPE)

@@ -311,6 +311,7 @@ def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name,
         ({"shared_kv": 1}, "scheme.attention.shared_kv=1 must be true or false"),
         ({"value_norm": "yes"}, "scheme.attention.value_norm='yes' must be true or false"),
         ({"kind": "decay", "shared_kv": True}, "needs a kind of attention that has keys and values"),
+        ({"kind": "decay", "normalise": 2}, "scheme.attention.normalise=2 must be true or false"),
     ],
 )
 def test_a_kind_of_attention_that_cannot_be_is_refused(options, says):

@@ -197,11 +197,7 @@ def _write_corpus(
             notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
         if not held_out and (sentence := source.cut_few_files()):
             notice(sentence)
-    streams = source.streams()
-    if held_out == WHOLE and not source.by_document:
-        streams = {"train": chain.from_iterable(streams.values())}
-    elif held_out:
-        streams = {split: texts for split, texts in streams.items() if split != "train"} or streams
+    streams = _streams(source, held_out)
     budget, writers = config.data.token_budget, dict[str, SplitWriter]()
 
     def is_full() -> bool:
@@ -254,16 +250,24 @@ def _write_corpus(
         overlap=measure_overlap(tokenizer, splits),
     )
     write_contents(corpus, dtype)
-    counts = "; ".join(
-        f"{WHOLE if held_out and name == 'train' else name} {count_of(split.num_documents, 'document')}, "
-        f"{split.num_tokens:,} tokens"
-        for name, split in splits.items()
-        if split.num_documents or not held_out
-    )
-    summary = (
-        f"prepared data={config.data.name} in {time.monotonic() - started:.1f} s: {counts}; vocabulary {entries:,}"
-    )
+    counts = []
+    for name, prepared in splits.items():
+        title = WHOLE if held_out and name == "train" else name
+        if prepared.num_documents or not held_out:
+            counts.append(f"{title} {count_of(prepared.num_documents, 'document')}, {prepared.num_tokens:,} tokens")
+    counts.append(f"vocabulary {entries:,}")
+    summary = f"prepared data={config.data.name} in {time.monotonic() - started:.1f} s: {'; '.join(counts)}"
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
+
+
+def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]]:
+    """Return the source's documents by split; of a text that is only scored, without train if it has other splits."""
+    streams = source.streams()
+    if held_out == WHOLE and not source.by_document:
+        return {"train": chain.from_iterable(streams.values())}
+    if held_out:
+        return {split: texts for split, texts in streams.items() if split != "train"} or streams
+    return streams
 
 
 def _documents(

@@ -332,7 +332,10 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
         n: int, q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
     ) -> Tensor:
         weights, added = attention_weights(q, k, bias, scale, sink, window)
-        record(n, {"q": q, "k": k, "weights": weights} | ({} if added is None else {"bias": added}))
+        recorded = {"q": q, "k": k, "weights": weights}
+        if added is not None:
+            recorded["bias"] = added
+        record(n, recorded)
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
     kernels, piece = [kind.kernel for kind in kinds.values()], model.piece

@@ -209,13 +209,13 @@ class Rotation(Attention):
 
     def _schedule(self, D: int) -> list[float]:
         """Return the frequencies before rescaling."""
-        of_width_r = PartialRotary(a_config(), {}, self.fraction, (), base=self.base).frequencies(D)
+        of_width_r = PartialRotary(a_config(), {}, sites=(), fraction=self.fraction, base=self.base).frequencies(D)
         if self.is_proportional and self.other_width:
             return of_width_r + [0.0] * (D // 2 - len(of_width_r))
         if self.is_proportional:
-            return PRope(a_config(), {}, self.fraction, (), base=self.base).frequencies(D)
+            return PRope(a_config(), {}, sites=(), fraction=self.fraction, base=self.base).frequencies(D)
         if self.other_width:
-            return Rotary(a_config(), {}, (), self.base).frequencies(D)[: len(of_width_r)]
+            return Rotary(a_config(), {}, sites=(), base=self.base).frequencies(D)[: len(of_width_r)]
         return of_width_r
 
     def _used_parameters(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class T5Buckets(Entry):
 @cache
 def t5_bucket(distance: int, num_buckets: int) -> float:
     """Return the bucket of a distance in tokens: what the definition of T5 reads from a table of bucket numbers."""
-    definition = T5(a_config(), {"table": np.arange(float(num_buckets))[:, None]}, num_buckets, 128)
+    definition = T5(a_config(), {"table": np.arange(float(num_buckets))[:, None]}, num_buckets=num_buckets)
     return definition.bias(0, 1, 0, Rows([0, distance], [], [], []))
 
 
