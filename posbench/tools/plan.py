@@ -97,10 +97,11 @@ def plan(
     """
     if device not in DATASHEET:
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
-    configs, seeds = _rows(words)
+    rows, seeds = _rows(words)
+    configs = [config for config, _ in rows]
     seeds = runs_per_scheme(configs[0].experiment.planned_seeds) if search else seeds
     first = configs[0]
-    costs = [_cost(config, build_architecture(config)) for config in configs]
+    costs = [_cost(config, build_architecture(config), steps_of_trunk) for config, steps_of_trunk in rows]
     schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     text = find_prepared(first)
     flops = seeds * sum(cost.flops for cost in costs)
@@ -168,22 +169,34 @@ def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
     return device.describe()["name"], rate
 
 
-def _rows(words: Sequence[str]) -> tuple[list[Config], int]:
-    """Return the run configurations of a sweep for one seed, and the number of seeds.
+def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
+    """Return (configuration, steps that another run takes for it) of the runs of a sweep for one seed, and the seeds.
 
-    Branches, shorter runs that start from a checkpoint of another run of the sweep, come last. Arguments: words,
-    overrides as after `posbench train -m`.
+    Branches (shorter runs that start from a checkpoint of another run of the sweep) and arms come last. Arguments:
+    words, overrides as after `posbench train -m`.
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
-    trunks, branches = [], []
+    trunks, others = [], []
     for values in itertools.product(*swept.values()):
         run_words = [*single, *(f"{key}={value}" for key, value in zip(swept, values, strict=True))]
         trunk = compose(run_words)
-        trunks.append(trunk)
-        branches += [compose([*run_words, *more]) for more in trunk.branch_words()]
-    return [*trunks, *branches], seeds
+        trunks.append((trunk, _steps_of_trunk(trunk)))
+        for more in trunk.branch_words():
+            branch = compose([*run_words, *more])
+            others.append((branch, _steps_of_trunk(branch)))
+        for more in trunk.arm_words():
+            # What an arm takes from its trunk's checkpoint is not there yet, and costs nothing else.
+            known = [word for word in more if word.startswith(("train.", "scheme=", "scheme.name="))]
+            known = [word for word in known if not word.startswith(("train.from_run=", "train.keep_schedule="))]
+            others.append((compose([*run_words, *known]), trunk.train.decay_begins))
+    return [*trunks, *others], seeds
+
+
+def _steps_of_trunk(config: Config) -> int:
+    """Return the number of first steps that a longer run takes for this one, if it is named as a branch of one."""
+    return config.train.decay_begins if config.trunk_name else 0
 
 
 @dataclass(frozen=True)
@@ -197,10 +210,9 @@ class Cost:
     muon_share: float  # share of the parameters, the scheme's own included, that Muon trains
 
 
-def _cost(config: Config, architecture: Architecture) -> Cost:
+def _cost(config: Config, architecture: Architecture, steps_of_trunk: int = 0) -> Cost:
     entries, train = vocab_size(config), config.train
-    # A longer run takes the first steps of a run that is named as its branch.
-    num_steps = train.num_steps - (train.decay_begins if config.trunk_name else 0)
+    num_steps = train.num_steps - steps_of_trunk
     tokens = num_steps * train.tokens_per_step
     flops = tokens * training_flops_per_token(architecture, entries)
     with torch.device("meta"):

@@ -43,10 +43,10 @@ def test_flops_are_those_of_the_products_that_run(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_counts_the_sweep_that_train_would_make() -> None:
     demo = plan(["experiment=demo", "seed=0"])
     assert (demo.runs, len(demo.schemes), demo.seeds) == (11, 11, 1)
-    more = plan(["experiment=demo", "seed=0,1", "scheme=nope,alibi", "train.tokens=400_000"])
+    more = plan(["experiment=demo", "seed=0,1", "scheme=nope,alibi", "train.tokens=196_608"])
     assert (more.runs, more.schemes, more.seeds) == (4, ["nope", "alibi"], 2)
     assert plan(["experiment=tasks", "seed=0", "scheme=nope"]).first.experiment.name == "tasks", "not the first task's"
-    assert more.flops == pytest.approx(4 / 11 * 390 / 977 * demo.flops)
+    assert more.flops == pytest.approx(4 / 11 * 192 / 384 * demo.flops)
 
 
 @pytest.mark.slow
@@ -136,3 +136,13 @@ def test_a_plan_knows_what_muon_trains_and_what_its_step_costs() -> None:
     assert muon.flops - adamw.flops == pytest.approx(2 * 6000 * a_step)
     assert adamw.largest.memory - muon.largest.memory == 4 * matrices
     assert muon.tokens_a_run == 6_144_000, "it is no branch, because its name is not the name of one"
+
+
+def test_a_plan_counts_arms_and_only_the_steps_that_they_take_themselves() -> None:
+    arms = (
+        'train.arms={every:["train.context_length=512","train.batch_size=2"],qk_rope:{plain:[],nope:["scheme=nope"]}}'
+    )
+    words = ["scheme=qk_rope,alibi", "seed=0,1", "train.schedule=wsd", "train.tokens=1_024_000", "train.batch_size=8"]
+    estimate = plan([*words, arms])
+    assert estimate.schemes == ["qk_rope", "alibi", "qk_rope_plain", "qk_rope_nope"] and estimate.runs == 8
+    assert estimate.tokens_in_all == 2 * (2 * 1_024_000 + 2 * 204_800), "the decay is the last fifth"
