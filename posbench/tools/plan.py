@@ -99,13 +99,13 @@ def plan(
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
     configs, seeds = _rows(words)
     seeds = runs_per_scheme(configs[0].experiment.planned_seeds) if search else seeds
-    first = configs[0]
-    costs = [_cost(config, build_architecture(config)) for config in configs]
+    first, architectures = configs[0], [build_architecture(config) for config in configs]
+    costs = list(map(_cost, configs, architectures))
     schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     text = find_prepared(first)
     flops = seeds * sum(cost.flops for cost in costs)
     hours = flops / mfu / DATASHEET[device] / 3600
-    machine, machine_rate = _time_machine(first, mfu) if time_here else (None, math.inf)
+    machine, machine_rate = _time_machine(first, architectures[0], mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
     muon_shares = {}
     for config, cost in zip(configs, costs, strict=True):
@@ -154,13 +154,13 @@ def _detectable(config: Config, schemes: int) -> str:
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
-def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
+def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
     """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
     If a few steps would take too long, they are not timed, and the rate is `mfu` times the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
-    device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
+    device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
