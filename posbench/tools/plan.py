@@ -100,13 +100,15 @@ def plan(
     rows, seeds = _rows(words)
     configs = [config for config, _ in rows]
     seeds = runs_per_scheme(configs[0].experiment.planned_seeds) if search else seeds
-    first = configs[0]
-    costs = [_cost(config, build_architecture(config), steps_of_trunk) for config, steps_of_trunk in rows]
+    first, architectures = configs[0], [build_architecture(config) for config in configs]
+    costs = []
+    for (config, steps_of_trunk), architecture in zip(rows, architectures, strict=True):
+        costs.append(_cost(config, architecture, steps_of_trunk))
     schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     text = find_prepared(first)
     flops = seeds * sum(cost.flops for cost in costs)
     hours = flops / mfu / DATASHEET[device] / 3600
-    machine, machine_rate = _time_machine(first, mfu) if time_here else (None, math.inf)
+    machine, machine_rate = _time_machine(first, architectures[0], mfu) if time_here else (None, math.inf)
     runs = seeds * len(configs)
     muon_shares = {}
     for config, cost in zip(configs, costs, strict=True):
@@ -155,13 +157,13 @@ def _detectable(config: Config, schemes: int) -> str:
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
-def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
+def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
     """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
 
     If a few steps would take too long, they are not timed, and the rate is `mfu` times the rate of a matrix product.
     """
     config = replace(config, train=replace(config.train, compile=False))
-    device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
+    device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(architecture, entries)
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:

@@ -58,8 +58,8 @@ def test_it_says_what_was_scored_and_what_was_there(posbench: Give, runs: Path) 
     assert "demo/nope/seed=0: scored fixed 64, 128\n" in posbench(*command, "--length", "64,128").out
     assert "demo/nope/seed=0: already there\n" in posbench(*command, "--length", "64,128").out
     assert "demo/nope/seed=1: scored fixed 128, 256\n" in posbench(*command, "--length", "128,256").out
-    result = posbench(*command, "--length", "64", "--protocol", "fixed,position")
-    assert "demo/nope/seed=0: scored fixed 64; position 64\n" in result.out
+    result = posbench(*command, "--length", "64", "--protocol", "fixed,nonoverlapping")
+    assert "demo/nope/seed=0: scored fixed 64; nonoverlapping 64\n" in result.out
 
 
 @pytest.mark.slow
