@@ -30,7 +30,6 @@ RATE ?= 4e-3
 LOW ?= 2e-3
 MUON := experiment=headline_muon runs_dir=runs/reference
 AT_6M := train.tokens=6_144_000 train.trunk_tokens=12_288_000 'train.branch_tokens=[]'
-TO_6M := train.tokens=6_144_000 'train.branch_tokens=[]'
 ROUND_1 := tune $(MUON) scheme=vo_rope,nope
 ROUND_1b := train -m experiment=headline_muon runs_dir=runs/reference/headline_muon-tune scheme=qkvo_rope,k_rope scheme.lr=$(RATE),$(LOW) seed=0,1,2 'experiment_name=lr=$${scheme.lr}'
 ROUND_2 := tune experiment=headline experiment_name=headline-6.14M runs_dir=runs/reference scheme=vo_rope,nope $(AT_6M)
@@ -40,12 +39,10 @@ ROUND_4a := train -m $(MUON) $(AT_12M) scheme=alibi scheme.lr=$(LOW) seed=0,1,2,
 ROUND_4b := train -m $(MUON) $(AT_12M) scheme.lr=$(RATE) scheme=window_rope_nope,canon_nope,canon_qk_rope,key_offset seed=0,1,2
 ROUND_5 := train -m experiment=headline experiment_name=headline-long runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope seed=0,1,2 \
 	train.tokens=49_152_000 'train.branch_tokens=[12_288_000,24_576_000]'
-ROUND_7a := train -m experiment=headline runs_dir=runs/reference scheme=qk_rope,window_rope_nope,alibi,canon_nope seed=0,1,2 $(TO_6M) \
-	train.checkpoint_every=600 train.keep_checkpoints=6 experiment_name=extend_base
-ROUND_7b := train -m experiment=headline runs_dir=runs/reference seed=0,1,2 $(TO_6M) train.keep_schedule=true \
-	train.context_length=1024 train.batch_size=1 experiment_name=extend \
-	'train.from_run=runs/reference/extend_base/qk_rope/seed=$${seed}/checkpoints/step=00004800' \
-	'scheme.name=qk_rope_$${scheme.rescale}' scheme.rescale=null,pi,ntk,yarn
+EXTEND := train -m experiment=extend runs_dir=runs/reference
+ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
+ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
+ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
 ROUND_8 := train -m $(MUON) scheme=qk_rope,hype,kda,hybrid_kda_nope model.num_layers=4 seed=0 scheme.lr=$(RATE) \
 	experiment_name=headline_muon_rows4
