@@ -7,10 +7,11 @@ sentence. No code in a folder is run.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -281,7 +282,8 @@ def _explained(source: Source) -> Iterator[None]:
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # the reader of GGUF files draws a bar that nothing switches off
+            yield
     except ConfigError:
         raise
     except Exception as error:  # transformers raises KeyError, TypeError and others for a configuration
