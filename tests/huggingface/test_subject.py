@@ -261,7 +261,8 @@ def test_what_transformers_would_load_wrongly_is_refused(change: dict[str, Any],
 
 
 def test_a_gguf_file_is_read(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     source = saved(tmp_path / "folder", "Llama")
     writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
     writer.add_context_length(TRAINED)
