@@ -43,7 +43,7 @@ from posbench.system.console import console, say
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "loops")
-GUIDES += ("scaling", "huggingface", "subjects", "vectors")
+GUIDES += ("scaling", "optimizers", "extending", "from-elsewhere", "vectors")
 PILOTS = ("recipe", "headline-tune")  # folders of packs without a page: their losses are not compared
 PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
 
