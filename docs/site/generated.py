@@ -130,7 +130,7 @@ def judge_page() -> str:
         rows.append([f"`{name}`", description])
     return page(
         "What `posbench judge --json` prints",
-        "docs/loops.schema.json",
+        "the schema of its JSON",
         "[Loops](../loops.md) says how it is used. Losses and gaps are in nats per token; a number is null if it is\n"
         "unknown or infinite.",
         table(["field", "meaning"], rows),
