@@ -39,6 +39,7 @@ def pages() -> dict[str, str]:
         "docs/lists/protocols.md": protocols_page(),
         "docs/lists/tasks.md": tasks_page(),
         "docs/lists/experiments.md": experiments_page(),
+        "docs/lists/measurements.md": measurements_page(),
         "runs/reference/packs.md": packs_page(),
     }
 
@@ -218,6 +219,22 @@ def head_of(text: str) -> tuple[str, str]:
     cost = re.search(r"Cost(?: \(posbench plan\)(?:, for one rate)?)?: (.*)$", comment)
     sentences = re.split(r"(?<=[.?]) (?=[A-Za-z`])", re.split(AFTER_QUESTION, comment)[0])
     return " ".join(sentences[:2]), cost[1].rstrip(".") if cost else ""
+
+
+def measurements_page() -> str:
+    """Show the tables of benchmarks/measured.yaml."""
+    parts = []
+    for entry in OmegaConf.to_container(OmegaConf.load(ROOT / "benchmarks" / "measured.yaml")):
+        assert isinstance(entry, dict)
+        measured = textwrap.fill(" ".join(entry["measured"].split()), 120)
+        parts += [f"## {entry['title']}", measured, table(entry["columns"], entry["rows"])]
+    return page(
+        "Measurements",
+        "benchmarks/measured.yaml",
+        "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md)\n"
+        "and [evaluating](../evaluating.md). Machines are shared: compare ratios within a table.",
+        *parts,
+    )
 
 
 def packs_page() -> str:
