@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from posbench.catalogue.choices import choices, conf_dir
 from posbench.composition.compose import compose
 from posbench.runs import find_runs
 from posbench.tools.plan import plan
@@ -18,6 +17,7 @@ from tests.conftest import small_run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS += sorted((ROOT / "runs" / "reference").glob("*.md"))
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -62,16 +62,6 @@ def test_the_training_commands_of_the_readme_are_configurations() -> None:
     for line in lines:
         overrides = [word.split(",")[0] for word in shlex.split(line, comments=True) if "=" in word]
         compose([word for word in overrides if "${" not in word])
-
-
-def test_every_experiment_is_listed_with_the_price_of_its_header() -> None:
-    """The output of `posbench plan` for the header is tested in tests/tools/test_plan.py."""
-    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.+) \|$", text, re.MULTILINE))
-    assert set(rows) == set(choices("experiment")) - {"task"}, "what a task alone takes is no experiment"
-    for name, price in rows.items():
-        header = (conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").split("\ndefaults:")[0]
-        assert price in header, name
 
 
 @pytest.mark.slow

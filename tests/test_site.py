@@ -1,8 +1,9 @@
-"""The notebook and the site are what their generators make of the documents and the packs."""
+"""The notebook, the lists and the site are what their generators make of documents, code and packs."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
 import build  # noqa: E402
+import generated  # noqa: E402
 import notebook  # noqa: E402
 
 from posbench.runs.finding import find_runs, pack_experiment  # noqa: E402
@@ -28,6 +30,15 @@ def test_the_notebook_is_the_page() -> None:
     assert written == notebook.notebook(page), "python docs/site/notebook.py"
     code = ["".join(cell["source"]) for cell in json.loads(written)["cells"] if cell["cell_type"] == "code"]
     assert len(code) == 8 and sum(text.startswith("!posbench") for text in code) == 5
+
+
+def test_lists_are_what_code_configurations_and_packs_say() -> None:
+    written = generated.pages()
+    stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]
+    assert not stale, "python docs/site/generated.py"
+    assert set(generated.choices("experiment")) - {"task"} == set(
+        re.findall(r"^\| \[`(\w+)`\]", written["docs/lists/experiments.md"], re.MULTILINE)
+    )
 
 
 @pytest.mark.slow
@@ -53,9 +64,7 @@ def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """Return a checkout's documents and one pack."""
-    for name in ("README.md", "docs/tasks.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("# A page\n" if "README" in name else (ROOT / name).read_text("utf-8"), "utf-8")
+    (tmp_path / "README.md").write_text("# A page\n", "utf-8")
     return tmp_path
 
 

@@ -43,7 +43,7 @@ from posbench.system.console import console, say
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("first-ablation", "adding-a-scheme", "tasks", "experiments", "evaluating", "statistics", "loops")
-GUIDES += ("scaling", "huggingface", "subjects", "vectors")
+GUIDES += ("scaling", "optimizers", "extending", "from-elsewhere", "vectors")
 PILOTS = ("recipe", "headline-tune")  # folders of packs without a page: their losses are not compared
 PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
 
@@ -68,8 +68,7 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     heads = heads_of(ours)
     rows = {name: list(rows_of(page)) for name, page in reports.items()}
     written |= {f"schemes/{name}.md": scheme_page(name, rows, heads.get(name, "")) for name in choices("scheme")}
-    guide = (root / "docs" / "tasks.md").read_text("utf-8")
-    written |= {f"tasks/{name}.md": task_page(name, guide, reports) for name in tasks()}
+    written |= {f"tasks/{name}.md": task_page(name, reports) for name in tasks()}
     lines = [f"| [{name}]({name}.md) | {description('scheme', name)} |" for name in choices("scheme")]
     written["schemes/index.md"] = "\n".join(["# Schemes", "", "| scheme | what it does |", "|---|---|", *lines])
     written["api.md"] = api_page()
@@ -190,11 +189,10 @@ def pack_of(comparison: Comparison) -> str:
     return Path(comparison.runs["path"].iloc[0]).parents[1].name
 
 
-def task_page(name: str, guide: str, reports: dict[str, str]) -> str:
-    """Write a task's page: what it is, with a problem from the guide; its tables, options and code."""
+def task_page(name: str, reports: dict[str, str]) -> str:
+    """Write a task's page: what it is, with a problem; its tables, options and code."""
     cls = tasks()[name]
-    section = next(part for part in guide.split("\n## ") if name in part.partition("\n")[0].split(", "))
-    parts = [f"# {name}", prose(cls), section.partition("\n")[2].strip("\n")]
+    parts = [f"# {name}", prose(inspect.getmodule(cls)), prose(cls)]
     for pack, page in reports.items():
         if own := re.search(rf"^## {name}\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL):
             parts += [f"## [{pack}](../results/{pack}.md)", own[1].strip()]
@@ -259,6 +257,7 @@ def on_config(config: Any) -> Any:
     below = {group: sorted(name for name in written if name.startswith(f"{group}/")) for group in ("tasks", "results")}
     schemes = ["schemes/index.md", *sorted(f"schemes/{name}.md" for name in choices("scheme"))]
     internals = sorted(name for name in written if name.startswith("docs/internals/"))
+    lists = sorted(name for name in written if name.startswith("docs/lists/"))
     config.nav = [
         {"Home": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
@@ -269,11 +268,12 @@ def on_config(config: Any) -> Any:
                 "docs/how-far-table.md",
                 *below["results"],
                 "runs/reference/README.md",
+                "runs/reference/packs.md",
             ]
         },
         {"Schemes": schemes},
         {"Tasks": below["tasks"]},
-        {"Reference": ["api.md", *internals, "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]},
+        {"Reference": ["api.md", *lists, *internals, "benchmarks/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]},
     ]
     return config
 

@@ -7,7 +7,7 @@ nothing: the gradient becomes zero, silently, on every device. `as_dtype` leaves
 
 Inductor fuses the outer loops of kernels that need each other's results, and keeps an intermediate result in a buffer
 that holds one row. If an outer loop is vectorised, sixteen rows write to that buffer and the last one wins, silently
-(pytorch issue 185702; docs/internals/decisions.md has a reproduction). Seen with torch 2.13, on CPUs. Inductor has no
+(pytorch issue 185702; docs/internals/decisions.md). Seen with torch 2.13, on CPUs. Inductor has no
 setting for this, so its private check is replaced; tests/schemes/test_compiled.py fails if the check or the fault
 disappears.
 """

@@ -23,7 +23,7 @@ from tests.cli.commands import Give
 from tests.json_schema import DEFINITIONS, faults
 
 PAGE = Path(__file__).parents[2] / "docs/loops.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+[SCRIPT] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture
@@ -121,11 +121,10 @@ def test_the_list_of_runs_is_data_with_the_same_exit_status(posbench: Give) -> N
 
 
 def test_the_page_explains_every_field_and_its_schemes_are_what_it_says(tmp_path: Path, monkeypatch: Any) -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = (PAGE.parent / "lists" / "judge.md").read_text(encoding="utf-8")
     assert not [name for name in DEFINITIONS["judge"]["properties"] if f"`{name}`" not in page]
-    [code] = [block for block in BLOCKS if "class Forgetting" in block]
     monkeypatch.chdir(tmp_path)
-    Path("candidates.py").write_text(code, encoding="utf-8")
+    shutil.copy(PAGE.parent / "candidates.py", "candidates.py")
     tokens = torch.arange(64)[None] % 29
     logits = {}
     for scheme in ("qk_rope", *(f"candidates.py:{name}" for name in ("Forgetting", "Renamed", "Distant"))):
@@ -167,10 +166,9 @@ def test_the_script_of_the_page_ends_with_the_verdict(name: str, monkeypatch: An
             text = json.dumps({"verdict": verdict, "next_commands": more}).encode() if status != 2 else b""
         return subprocess.CompletedProcess(words, status, text)
 
-    [script] = [block for block in BLOCKS if "subprocess" in block]
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("sys.argv", ["try.py", "candidates.py:Forgetting", "forgetting"])
     with pytest.raises(SystemExit) as ended:
-        exec(compile(script, "try.py", "exec"), {})
+        exec(compile(SCRIPT, "try.py", "exec"), {})
     assert ended.value.code == expected and len(trained) == len(training)
     assert "scheme=candidates.py:Forgetting" in trained[0] and "seed=0,1" in trained[0]

@@ -1,6 +1,6 @@
 """Read the texts in a file one at a time: text, JSON, CSV, TSV, parquet and Arrow by suffix, also compressed.
 
-`docs/your-text.md` lists the formats that are read and refused.
+`docs/from-elsewhere.md` lists the formats that are read and refused.
 """
 
 from __future__ import annotations
