@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import shutil
@@ -95,3 +96,18 @@ def test_the_quickstart_warms_up_long_enough_for_seeds_to_agree() -> None:
     train, demo = compose(words).train, compose([]).train
     assert train.warmup_steps * demo.lr >= demo.warmup_steps * train.lr / 2
     assert train.tokens >= 500_000 and f"{' '.join(words)}" in (ROOT / "Makefile").read_text()
+
+
+def test_the_perplexities_of_the_readme_are_the_ranges_over_seeds_of_the_packs() -> None:
+    ranges: dict[str, list[float]] = {}
+    for run in find_runs(ROOT / "runs/reference/headline"):
+        for result in run.results()[0]:
+            if (result.key.protocol, result.key.length, result.key.under) == ("fixed", 1024, ()):
+                loss = result.windows["nll"].sum() / result.windows["targets"].sum()
+                ranges.setdefault(run.manifest.scheme, []).append(math.exp(loss))
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    for scheme, perplexities in ranges.items():
+        low, high = min(perplexities), max(perplexities)
+        shown = f"{low:.0f} to {high:.0f}" if high - low > 1 else f"{sum(perplexities) / len(perplexities):.1f}"
+        [row] = [row for row in rows if row.startswith(f"| `{scheme}`")]
+        assert row.endswith(f"| {shown} |"), f"{scheme}: {shown}"
