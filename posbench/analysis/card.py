@@ -80,6 +80,8 @@ class Card:
     trained_length: int
     longest: int | None  # tokens that the model can read; None: no limit
     is_instructed: bool
+    has_rotations: bool
+    has_bos: bool  # whether BOS was put before each window
     steps: Sequence[Step]
     order_back: int | None  # tokens back up to which order counts
     order_longest: int | None  # the farthest distance that was scored
@@ -108,9 +110,10 @@ class Card:
             commands["loss by length"] = f"{command} --length {T // 2},{T},{2 * T}"
         if self.order_back is None:
             commands["order"] = f"{command} --protocol order"
-        if self.rescaling is None:
+        reads_beyond = self.longest is None or self.longest >= 2 * T
+        if self.rescaling is None and self.has_rotations and reads_beyond:
             commands["rescaling"] = f"{command} --length {T},{2 * T} --under rescale=pi,ntk,yarn"
-        if self.base is None:
+        if self.base is None and self.has_rotations:
             commands["base"] = f"{command} --length {T} --under base=1e4,1e6"
         if self.heads is None:
             commands["heads"] = f"{command} --protocol mechanism"
@@ -141,6 +144,8 @@ def card_of(run: Run) -> Card | None:
         trained_length=T,
         longest=subject.get("longest"),
         is_instructed=bool(subject.get("is_instructed")),
+        has_rotations=bool(subject.get("rotations")),
+        has_bos=any(map(_has_bos, losses.values())),
         steps=_steps(usual),
         order_back=back,
         order_longest=farthest,
@@ -161,12 +166,21 @@ Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> resu
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    """Return the results that share their targets, {(length, options): result}: those with the most lengths."""
-    by_anchor: dict[int, Losses] = {}
+    """Return the results that share their targets, {(length, options): result}: those with the most lengths.
+
+    They also share whether BOS was put before each window.
+    """
+    alike: dict[tuple[int, bool], Losses] = {}
     for result in results:
-        by_anchor.setdefault(result.key.anchor, {})[result.length, result.key.under] = result
-    largest = max(by_anchor, key=lambda anchor: (len(by_anchor[anchor]), anchor), default=None)
-    return {} if largest is None else by_anchor[largest]
+        kind = (result.key.anchor, _has_bos(result))
+        alike.setdefault(kind, {})[result.length, result.key.under] = result
+    largest = max(alike, key=lambda kind: (len(alike[kind]), kind), default=None)
+    return {} if largest is None else alike[largest]
+
+
+def _has_bos(result: Result) -> bool:
+    """Return whether BOS was put before each window."""
+    return bool(result.header["settings"].get("bos"))
 
 
 def _as_it_is(losses: Losses) -> dict[int, Result]:
@@ -213,8 +227,10 @@ def _steps(usual: dict[int, Result]) -> list[Step]:
     for length in sorted(usual):
         if length % 2 == 0 and length // 2 in usual:
             windows = usual[length].windows
-            apart = difference(windows, usual[length // 2].windows)
-            steps.append(Step(apart.nats, apart.half, length, int(usual[length].header["windows"])))
+            half = usual[length // 2]
+            apart = difference(windows, half.windows)
+            scored = min(int(result.header["windows"]) for result in (usual[length], half))
+            steps.append(Step(apart.nats, apart.half, length, scored))
     return steps
 
 

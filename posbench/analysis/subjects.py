@@ -24,7 +24,7 @@ def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | No
     rows = rows[rows["run"].isin(model.index)].copy()
     if rows.empty:
         return None
-    rows["under"] = rows["under"].map(_without_marks)
+    rows["under"] = rows["under"].astype(str).map(_without_marks)  # categories would include other models' options
     name = str(model["scheme"].iloc[0])
     options = sorted({"", *rows["under"]}, key=lambda text: (text != "", text))
     schemes = [row_name(name, text.split()) for text in options]

@@ -215,23 +215,25 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     requests, refused = [], {}
     for run in runs:
+        is_own_text = run.manifest.subject is not None and request.data == run.config.data
+        own = replace(request, data=None) if is_own_text else request
         try:
             for variant in request.variants[1:]:
                 if run.manifest.subject is None:
                     build_architecture(run.config_under(variant.under))
                 else:
                     subject_models.check_options(run, variant.under)
-            is_own_text = run.manifest.subject is not None and request.data == run.config.data
-            requests.append(replace(request, data=None) if is_own_text else request)
+            requests.append(own)
         except ConfigError as error:
-            requests.append(replace(request, under=()))
+            requests.append(replace(own, under=()))
             refused[run.path.parent.name] = str(error)
     for scheme, reason in refused.items():
         if request.under and not any(own.under for own in requests):
-            of_scheme = any(option.startswith("scheme=") for option in request.under)
-            raise ConfigError(
-                reason if of_scheme else f"{reason}. Name runs of a scheme that has it (rotations have rescale)"
-            )
+            is_of_scheme = any(option.startswith("scheme=") for option in request.under)
+            has_run = any(run.manifest.subject is None for run in runs)
+            if has_run and not is_of_scheme:
+                reason += ". Name runs of a scheme that has it (rotations have rescale)"
+            raise ConfigError(reason)
         notice(f"{scheme} is scored only as trained: {reason}")
     return requests
 

@@ -50,13 +50,15 @@ def card_page(card: Card, run: Run) -> str:
     subject = run.manifest.subject or {}
     versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())
     source = f"posbench {__version__} ({versions}), data={run.config.data.name}, weights {str(run.weights_digest)[:12]}"
-    listed = "\n".join(f"- {line}" for line in others)
+    listed = "\n".join(f"- {line.removeprefix(DASH).strip()}" for line in others)
     return f"## Context length\n\n{text}.\n\n{listed}\n\nMeasured by {source}.\n"
 
 
 def _loss(card: Card) -> str:
     """Return up to which length the loss does not rise, and what happens at the first length after it."""
     trained = f"trained: {card.trained_length:,}"
+    if card.has_bos:
+        trained += "; BOS before each window"
     if card.longest is not None:
         trained += f"; reads at most {card.longest:,}: {DASH} beyond"
     if not card.steps:

@@ -61,10 +61,11 @@ def check_adapter(folder: Path) -> None:
     if not (folder / _ADAPTER).is_file():
         return
     content = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+    has_model = (folder / "model.safetensors").is_file()
+    without = ", or delete the adapter's files to score the model without it" if has_model else ""
     raise ConfigError(
         f"{folder} has {_ADAPTER}, an adapter of {content.get('base_model_name_or_path')}, and posbench reads whole "
-        "models: merge it with PEFT (merge_and_unload, then save_pretrained), or delete the adapter's files to score "
-        "the model without it"
+        f"models: merge it with PEFT (merge_and_unload, then save_pretrained){without}"
     )
 
 

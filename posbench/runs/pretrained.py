@@ -55,7 +55,7 @@ _FIXED = {  # keys for which posbench has one value, the default: that value, an
     "quantization_config": (None, "plain weights: dequantise the model first"),
 }
 _LENGTH = "original_max_position_embeddings"
-SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT')"
+SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT'), and copy the tokenizer's files"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def test_a_loss_does_not_rise_if_the_interval_ends_below_the_margin(
 
 
 def card(*steps: Step) -> Card:
-    return Card("tiny", "TINY", 256, None, False, steps, 64, 128, None, 256, None, None)
+    return Card("tiny", "TINY", 256, None, False, True, False, steps, 64, 128, None, 256, None, None)
 
 
 def test_the_line_stops_at_the_first_length_that_rises() -> None:

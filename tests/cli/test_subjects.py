@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -199,6 +200,10 @@ def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbe
     assert result.status == 0, result.error
     assert "mini is scored only as trained: mini has no rescaling to change" in result.out
     assert "longer · rescale.factor=2" in result.out
+    # Its own text is not foreign text, so it has a place in the table and a card.
+    assert "data=" not in result.out.partition("mini/seed=0: scored")[2].partition("\n")[0]
+    assert "wrote runs/subjects/mini/card.md" in result.out
+    assert posbench("report", "subjects").status == 0, "the two models have different options"
 
 
 def test_an_option_that_changes_nothing_is_not_scored_twice(posbench: Give, folder: Path) -> None:
@@ -206,7 +211,7 @@ def test_an_option_that_changes_nothing_is_not_scored_twice(posbench: Give, fold
     result = posbench(*command, "--under", "rescale=yarn")
     assert "mini: rescale=yarn changes nothing at 64, 128 (factor 1 up to the training length)" in result.out
     assert "fixed · rescale=yarn 256\n" in result.out
-    assert "mini: fixed 64 in 0 s, about 0 s left" in result.out
+    assert re.search(r"mini: fixed 64 in \d+ s, about \d+ s left", result.out)
 
 
 def test_a_report_joins_the_models_of_the_last_command(posbench: Give, folder: Path) -> None:
@@ -240,6 +245,30 @@ def test_bos_can_begin_each_window(posbench: Give, folder: Path) -> None:
         assert posbench(*command, f"evaluation.bos={bos}").status == 0
         losses[bos] = api.load_run("runs/subjects/mini/seed=0").results()[0][0].loss
     assert losses["true"] != losses["false"]
+
+
+def test_a_card_compares_lengths_that_were_scored_alike(posbench: Give, folder: Path) -> None:
+    """Of lengths with and without BOS, or with 4 and 16 windows, those that are alike or the fewer windows count."""
+    command = ["eval", "mini", *TEXT, *ON_CPU]
+    posbench(*command, "--length", "64,128,256", "evaluation.windows=4")
+    posbench(*command, "--length", "128,256", "evaluation.windows=16")
+    [card] = json.loads(posbench("report", "subjects", "--json").out)["cards"]
+    step = card["steps"][0]
+    assert (step["length"], step["windows"], step["verdict"]) == (128, 4, "too few windows")
+    posbench(*command, "--length", "256", "evaluation.windows=16", "evaluation.bos=true")
+    data = json.loads(posbench("report", "subjects", "--json").out)
+    [card] = data["cards"]
+    assert [step["length"] for step in card["steps"]] == [256] and card["has_bos"] and not faults(data, "report")
+    assert "BOS before each window" in Path("runs/subjects/mini/card.md").read_text()
+
+
+def test_a_model_without_rotations_is_not_advised_to_change_them(posbench: Give, folder: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
+    saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
+    result = posbench("eval", "learned", *TEXT, *ON_CPU, "--length", "64,128", FEW)
+    assert "– rescaling: posbench" not in result.out and "– order: posbench eval learned" in result.out
+    refusal = posbench("eval", "learned", *TEXT, *ON_CPU, "--length", "64", "--under", "rescale=yarn").refusal
+    assert refusal.endswith("has nothing to change")
 
 
 def test_without_transformers_the_refusal_names_the_extra(
