@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 COMPILE := @echo "Compiling the packages on all cores" && $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help install develop reproduce-table round test test-all torture style lint site lock clean
+.PHONY: help install develop reproduce-table round test test-all torture style lint lists site lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ lint: $(VENV)/.developed ## Check format, lint, spelling, types and the layers o
 	$(BIN)/codespell *.md docs conf posbench hydra_plugins benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lists: $(VENV)/.developed ## Write docs/lists and the list of packs again, from the code, the experiments and the packs
+	$(BIN)/python docs/site/generated.py
 
 site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); some minutes
 	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -55,7 +55,8 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     documents = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
     documents += [*(root / "runs" / "reference").glob("*.md"), *(root / "benchmarks").glob("*.md")]
     written = {
-        file.relative_to(root).as_posix(): with_pictures(file.read_text("utf-8"), file.parent) for file in documents
+        file.relative_to(root).as_posix(): with_pictures(without_note(file.read_text("utf-8")), file.parent)
+        for file in documents
     }
     files = (root / "runs" / "reference").rglob("*.zip")
     folders = [folder_of(file) for file in files if file.parent.name not in PILOTS]
@@ -73,6 +74,11 @@ def pages(root: Path = ROOT) -> dict[str, str]:
     written["schemes/index.md"] = "\n".join(["# Schemes", "", "| scheme | what it does |", "|---|---|", *lines])
     written["api.md"] = api_page()
     return written
+
+
+def without_note(text: str) -> str:
+    """Return the page without the first line of a written one: a title must come first to be the page's in the menu."""
+    return re.sub(r"\A<!-- Written by .* -->\n+", "", text)
 
 
 def with_pictures(text: str, folder: Path) -> str:
