@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 
-from posbench.analysis.statistics import interval
+from posbench.analysis.statistics import LEVEL, compare, interval
 from posbench.runs import Run, find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +19,9 @@ BEGAN = 4800  # the step of the base's checkpoint
 LENGTHS = (256, 1024, 2048, 4096)  # most tokens of context
 # Experiment and scheme -> the row's name on the page.
 ROWS = {
-    ("extend_base", "qk_rope"): "QK, the base, to its end at 256",
+    ("extend_base", "qk_rope"): "the base, to its end at 256",
     ("extend-short", "qk_rope_short"): "control: 256, the arms' text",
-    ("extend-arms", "qk_rope_plain"): "QK, nothing changed",
+    ("extend-arms", "qk_rope_plain"): "nothing changed",
     ("extend-arms", "qk_rope_pi"): "PI",
     ("extend-arms", "qk_rope_ntk"): "NTK",
     ("extend-arms", "qk_rope_base_x4"): "base 40,000",
@@ -41,13 +42,17 @@ def runs_of(experiment: str) -> dict[tuple[str, int], Run]:
 
 
 @cache
-def losses(experiment: str, scheme: str, length: int, under: tuple[str, ...] = ()) -> pd.Series:
-    """Return each seed's loss on the test text with up to `length` tokens of context, nats per token."""
+def losses(experiment: str, scheme: str, length: int, under: tuple[str, ...] = (), anchor: int = 4096) -> pd.Series:
+    """Return each seed's loss on the test text with up to `length` tokens of context, nats per token.
+
+    Arguments: anchor, the longest length that was scored on the same targets.
+    """
     by_seed = {}
     for (name, seed), run in runs_of(experiment).items():
         for result in run.results()[0] if name == scheme else ():
             key = result.key
-            if key.protocol == "fixed" and key.length == length and tuple(key.under) == under:
+            is_asked = (key.protocol, key.length, key.anchor) == ("fixed", length, anchor)
+            if is_asked and tuple(key.under) == under:
                 by_seed[seed] = result.windows["nll"].sum() / result.windows["targets"].sum()
     return pd.Series(by_seed, dtype=float).sort_index()
 
@@ -87,17 +92,68 @@ def table() -> list[str]:
     ]
     for (experiment, scheme), name in ROWS.items():
         at = [losses(experiment, scheme, length) for length in LENGTHS]
+        if at[0].empty:
+            continue
         cells = [name, str(len(at[0])), *map(plus_minus, at), plus_minus(copyable(experiment, scheme), 2)]
-        after = tokens_until_better(experiment, scheme) if "arms" in experiment else pd.Series(dtype=float)
-        cells.append(f"{after.min():.0f}k to {after.max():.0f}k" if len(after) else "–")
+        after = tokens_until_better(experiment, scheme)
+        text = "–"
+        if experiment == "extend-arms":
+            text = "never" if np.isinf(after).all() else f"{after.min():.0f}k to {after.max():.0f}k"
+        cells.append(text)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
+def prediction() -> list[str]:
+    """Return the table of the ways to rescale, without and with training, best first without training."""
+    options = {
+        "YaRN": (("rescale=yarn",), "qk_rope_yarn"),
+        "PI": (("rescale=pi",), "qk_rope_pi"),
+        "NTK": (("rescale=ntk",), "qk_rope_ntk"),
+        "base 40,000": (("base=40000",), "qk_rope_base_x4"),
+        "nothing": ((), "qk_rope_plain"),
+    }
+    lines = ["| | without training | after training |", "|---|--:|--:|"]
+    order: list[tuple[float, float]] = []
+    for name, (under, arm) in options.items():
+        before = losses("extend_base", "qk_rope", 1024, under, 1024)
+        after = losses("extend-arms", arm, 1024)
+        order.append((before.mean(), after.mean()))
+        lines.append(f"| {name} | {plus_minus(before)} | {plus_minus(after)} |")
+    assert order == sorted(order) and [after for _, after in order] == sorted(after for _, after in order)
+    return lines
+
+
+def fixed_pairs() -> list[str]:
+    """Return the pairs of QK's arms that were fixed beforehand, on the test text, with p by Holm's correction."""
+    names = {scheme: name for (experiment, scheme), name in ROWS.items() if experiment == "extend-arms"}
+    arms = [scheme for scheme in names if scheme.startswith("qk_rope")]
+    table = pd.DataFrame({scheme: losses("extend-arms", scheme, 1024) for scheme in arms})
+    planned = yaml.safe_load((ROOT / "conf/experiment/extend.yaml").read_text(encoding="utf-8"))["experiment"][
+        "primary"
+    ]
+    tests = compare(table, primary=planned).dropna(subset="p_claimed")
+    lines = ["| pair | difference | p, 11 pairs |", "|---|--:|--:|"]
+    for pair in tests.sort_values("p_claimed").itertuples():
+        half = (pair.difference_high - pair.difference_low) / 2
+        verdict = "" if pair.p_claimed <= LEVEL else " (open)"
+        name = f"{names[pair.left]} before {names[pair.right]}"
+        lines.append(f"| {name} | {pair.difference:.3f} ±{half:.3f} | {pair.p_claimed:.2g}{verdict} |")
+    return lines
+
+
 def test_the_tables_follow_from_the_packs() -> None:
-    for line in table():
+    for line in [*table(), *fixed_pairs(), *prediction()]:
         assert line in PAGE, f"the packs say:\n{line}"
 
 
+def test_other_pages_quote_the_lead_of_yarn() -> None:
+    [line] = [line for line in fixed_pairs() if line.startswith("| YaRN before nothing changed")]
+    lead = line.split(" | ")[1]
+    for name in ("README.md", "docs/results.md"):
+        text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert f"{lead} nats ahead of changing nothing" in text
+
+
 if __name__ == "__main__":
-    print("\n".join(table()))
+    print("\n".join([*table(), "", *fixed_pairs(), "", *prediction()]))
