@@ -35,7 +35,10 @@ def test_it_says_what_it_is(name: str) -> None:
     swept = sweep_of([f"experiment={name}"])
     assert config.experiment.name == name and config.experiment.description
     assert set(swept["scheme"]) <= set(choices("scheme")) and swept["seed"]
-    assert config.experiment.baseline in swept["scheme"]
+    arms = []
+    for scheme, words in (config.train.arms or {}).items():
+        arms += [f"{scheme}_{arm}" for arm in words if scheme != "every"]
+    assert config.experiment.baseline in [*swept["scheme"], *arms]
     assert (
         config.experiment.published is None
         or load_published(config.experiment.published).name == config.experiment.published

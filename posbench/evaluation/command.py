@@ -215,9 +215,10 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     requests, refused = [], {}
     for run in runs:
-        is_own_text = run.manifest.subject is not None and request.data == run.config.data
-        own = replace(request, data=None) if is_own_text else request
+        own = request
         try:
+            if run.manifest.subject is not None and request.data == run.config.data:
+                own = replace(request, data=None)  # its own text
             for variant in request.variants[1:]:
                 if run.manifest.subject is None:
                     build_architecture(run.config_under(variant.under))

@@ -53,7 +53,13 @@ class World:
     documents: int = 12
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
     experiment: str = "demo"
-    overrides: tuple[str, ...] = ("model=tiny", "experiment=demo", f"train.context_length={T}")
+    overrides: tuple[str, ...] = (
+        "model=tiny",
+        "experiment=demo",
+        f"train.context_length={T}",
+        "train.optimizer=adamw",
+        "train.lr=5e-3",
+    )
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
     probes: bool = True
 

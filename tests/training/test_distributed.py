@@ -39,6 +39,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         *("data.validation_fraction=0.2", "tokenizer=bytes", "tracking=none", "model=tiny", "scheme=qkvo_rope"),
         *(f"train.steps={STEPS}", "train.context_length=128", "train.batch_size=8", "train.accumulation=2"),
         *("train.dtype=float32", "train.compile=false", "train.log_every=1", "train.checkpoint_every=10"),
+        *("train.optimizer=adamw", "train.lr=5e-3"),  # sharded models need it
         *("train.validation_tokens=512", "train.order_every=10k", "evaluation.max_tokens=512"),
     ]
 

@@ -196,7 +196,7 @@ def test_flops_of_a_step_are_those_of_its_products() -> None:
 
 
 def test_settings_are_recorded_only_if_they_differ_from_adamw() -> None:
-    plain, muon = (identity(compose(words), DEVICE) for words in ([], ["train.optimizer=muon"]))
+    plain, muon = (identity(compose([f"train.optimizer={name}"]), DEVICE) for name in ("adamw", "muon"))
     assert not {"train.optimizer", "train.momentum", "train.ns_steps", "train.matrix_lr_factor"} & plain.keys()
     added = {"train.optimizer": "muon", "train.momentum": 0.95, "train.ns_steps": 5}
     assert muon == plain | added
