@@ -486,7 +486,7 @@ class TrainConfig(Group):
     def branching_steps(self) -> frozenset[int]:
         """Return the steps from whose checkpoints other runs start: shorter versions of this run (branches), and arms.
 
-        At these steps the learning rates of the shorter runs begin to decay, or that of this run.
+        At these steps the learning rate of a shorter run, or of this run, begins to decay.
         """
         steps = {self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens}
         if self.arms:

@@ -35,7 +35,7 @@ ROWS = {
 
 @cache
 def runs_of(experiment: str) -> dict[tuple[str, int], Run]:
-    """Return {(scheme, seed): run} of a pack; {} if there is no such pack yet."""
+    """Return the runs of a pack, {(scheme, seed): run}, or {} without such a pack."""
     place = REFERENCE / f"{experiment}.zip"
     runs = find_runs(place) if place.exists() else []
     return {(run.manifest.scheme, run.manifest.seed): run for run in runs}
@@ -68,7 +68,7 @@ def copyable(experiment: str, scheme: str) -> pd.Series:
 
 
 def tokens_until_better(experiment: str, scheme: str) -> pd.Series:
-    """Return after how many thousand tokens each seed's validation loss is below that of the checkpoint it began at."""
+    """Return after how many thousand tokens each seed's validation loss is below its checkpoint's."""
     by_seed = {}
     for (name, seed), run in runs_of(experiment).items():
         rows = [row for row in run.logged if row["kind"] == "validation"]

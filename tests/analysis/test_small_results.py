@@ -1,4 +1,4 @@
-"""How far small results carry: docs/how-far-table.md is written here, and the sentences of the page follow from it.
+"""Write docs/how-far-table.md, and check the sentences of docs/how-far-a-small-result-carries.md.
 
 python -m tests.analysis.test_small_results    # writes docs/how-far-table.md from published.yaml and the packs
 """
