@@ -23,7 +23,7 @@ from posbench.training.optimizers.optimizer import decayed_parameters
 def main(overrides: list[str]) -> None:
     """Train and test the run that the overrides describe."""
     config = compose(overrides)
-    problems, train = Problems(config.data), config.row_train
+    problems, train = Problems(config.data), config.train
     batches, model = problems.batches(train, config.seed), build_model(config, problems.vocab_size)
     decayed = decayed_parameters(model)
     groups = [

@@ -280,8 +280,8 @@ def facts_of(runs: list[Run]) -> list[str]:
 
 
 def rate_of(manifest: Any) -> float:
-    """Return a run's learning rate: the scheme's, or without one that of the experiment."""
-    return float(manifest.identity.get("scheme.lr") or manifest.identity["train.lr"])
+    """Return a run's peak learning rate."""
+    return float(manifest.identity["train.lr"])
 
 
 def spans(seeds: Iterable[int]) -> str:

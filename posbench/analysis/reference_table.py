@@ -142,6 +142,6 @@ def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
     words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
     words += [f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
     train = f"train -m {shlex.join(words)}"
-    if "scheme.lr" in run.manifest.identity:  # each scheme of the reference has its own learning rate
+    if "scheme.own_lr" in run.manifest.identity:  # each scheme of the reference has its own learning rate
         train = f"tune {shlex.join(words)}   # ends with the command that trains at the best rate"
     return f"To train a comparable row:\n  posbench {train}\n  posbench eval mine"

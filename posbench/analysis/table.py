@@ -150,7 +150,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     for name in FINGERPRINTS:
         row[f"fingerprint.{name}"] = _plain(getattr(manifest.fingerprints, name))
     row["fingerprint.config"] = comparable_fingerprint(manifest.identity)
-    row["own_rate"] = manifest.identity.get("scheme.lr") is not None
+    row["own_rate"] = manifest.identity.get("scheme.own_lr", False)
     for name, version in manifest.versions.items():
         row[f"version.{name}"] = version
     return row | _settings(manifest)
@@ -209,14 +209,11 @@ def _origin(manifest: Manifest) -> dict[str, Any]:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Return {name: value} of the settings of the run with this manifest; lists are JSON text.
-
-    `train.lr` is the scheme's own learning rate if it has one.
-    """
+    """Return {name: value} of the settings of the run with this manifest; lists are JSON text."""
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
     settings.setdefault("train.optimizer", "adamw")
-    scheme_rate = settings.pop("scheme.lr", None)
-    return settings if scheme_rate is None else settings | {"train.lr": scheme_rate}
+    settings.pop("scheme.own_lr", None)
+    return settings
 
 
 def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Config(Group):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if isinstance(self.data, dict):
             self.data = TaskConfig.from_mapping(self.data)
+        self._resolve_learning_rate()
         require(
             self.train.optimizer != "muon" or self.launch.strategy != "fsdp",
             "train.optimizer=muon needs whole matrices, and launch.strategy=fsdp splits them: take launch.strategy=ddp",
@@ -70,6 +71,14 @@ class Config(Group):
                 f"train.order_every={self.train.order_every} scores order in text, and data={self.data.name} is a "
                 "task: leave it out"
             )
+
+    def _resolve_learning_rate(self) -> None:
+        """Set `train.lr` to the run's rate, and `scheme.lr` to the same if the scheme has a rate of its own."""
+        if self.scheme.lr is None:
+            rates = self.train.lr_of or {}
+            self.scheme = replace(self.scheme, lr=rates.get(self.scheme.name))
+        if self.scheme.lr is not None:
+            self.train = replace(self.train, lr=self.scheme.lr)
 
     def check_vocabulary(self, entries: int) -> None:
         """Raise ConfigError if `model.vocab_size` is set and less than `entries`, the tokenizer's vocabulary size."""
@@ -93,16 +102,6 @@ class Config(Group):
     def trained_length(self) -> int:
         """Return the longest length that the run trains on: context length in tokens for text, or items for a task."""
         return int(self.data.trained_length(self.train.context_length))
-
-    @property
-    def scheme_lr(self) -> float | None:
-        """Return the peak learning rate set for this scheme by `scheme.lr` or `train.lr_of`, or None."""
-        return self.scheme.lr if self.scheme.lr is not None else (self.train.lr_of or {}).get(self.scheme.name)
-
-    @property
-    def row_train(self) -> TrainConfig:
-        """Return the `train` group of settings, with the scheme's own learning rate as `lr` if it has one."""
-        return self.train if self.scheme_lr is None else replace(self.train, lr=self.scheme_lr)
 
     @property
     def trunk_name(self) -> str | None:

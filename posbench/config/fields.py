@@ -65,7 +65,7 @@ class SchemeConfig(Group):
     kind: str = MISSING  # the registered class, such as `rotary`
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the scheme's class
     attention: dict[str, Any] = field(default_factory=dict)  # the kind of attention and its options; {} means softmax
-    lr: float | None = ruled(LEARNING_RATE, None)  # peak learning rate; None means train.lr_of or train.lr
+    lr: float | None = ruled(LEARNING_RATE, None)  # its own peak learning rate; None means train.lr_of or train.lr
     lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the learning rate of the scheme's own parameters
     trained_length: int | None = ruled(at_least(1), None)  # L of formulas, tokens; None means train.context_length
 

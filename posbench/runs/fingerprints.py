@@ -42,7 +42,7 @@ _TRAIN_NOT_IN_IDENTITY = (
     "branch_tokens",
     "arms",
     "trunk_tokens",
-    "lr_of",  # the learning rate that it gives this run is `scheme.lr`
+    "lr_of",  # the learning rate that it gives this run is `train.lr`
     "from_run",  # see `Start.comparable`
     "keep_schedule",
 )
@@ -75,8 +75,9 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY}
     fields |= {"train": train, "data": config.data.identity}
-    if config.scheme_lr is not None:
-        fields["scheme"]["lr"] = config.scheme_lr
+    if config.scheme.lr is not None:
+        fields["scheme"].pop("lr")
+        fields["scheme"]["own_lr"] = True
     model = config.model
     # Newer options are recorded only if they are on, so that runs from before they existed still agree.
     fields["model"] = {key: on for key, on in mapping["model"].items() if on or key not in ("qk_norm", "qkv_bias")}
@@ -84,6 +85,17 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     # A stacked run (`posbench.training.stack`) sums in another order; others do not record that they are not.
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled", "stacked") if key in device}
     return dict(json.loads(json.dumps(flat(fields))))
+
+
+def with_one_rate(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded identity with the run's learning rate as `train.lr`.
+
+    Runs from before 27 November 2026 recorded a scheme's own rate as `scheme.lr` beside the experiment's `train.lr`.
+    """
+    if "scheme.lr" not in identity:
+        return identity
+    others = {key: value for key, value in identity.items() if key != "scheme.lr"}
+    return others | {"train.lr": identity["scheme.lr"], "scheme.own_lr": True}
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -97,13 +109,12 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_fingerprint(identity: dict[str, Any]) -> str:
     """Return the digest of the settings in `identity` ({`group.field`: value}) except scheme and seed.
 
-    All runs of a table must share it.
+    A scheme's own learning rate is left out too. All runs of a table must share the digest.
     """
-    shared = {
-        key: value
-        for key, value in identity.items()
-        if not key.startswith("scheme.") and key not in ("seed", "device.compiled", "device.stacked")
-    }
+    ignored = {"seed", "device.compiled", "device.stacked"}
+    if identity.get("scheme.own_lr"):
+        ignored.add("train.lr")
+    shared = {key: value for key, value in identity.items() if not key.startswith("scheme.") and key not in ignored}
     return digest(json.dumps(shared, sort_keys=True))
 
 

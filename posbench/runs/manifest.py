@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from posbench.config import ConfigError
+from posbench.runs.fingerprints import with_one_rate
 
 FORMAT = 2
 FINISHED, RUNNING, STOPPED, DIED = "finished", "running", "stopped", "died"
@@ -112,7 +113,7 @@ def parse(content: bytes, file: Path) -> Manifest:
             prints, costs = mapping["fingerprints"], mapping.get("costs")
             nested = {"fingerprints": _from_known(Fingerprints, prints), "costs": costs and _from_known(Costs, costs)}
             manifest: Manifest = _from_known(Manifest, mapping | nested)
-            return manifest
+            return replace(manifest, identity=with_one_rate(manifest.identity))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedFile(
             f"{file} cannot be read ({error}): give the run's train command again, which resumes from its last "

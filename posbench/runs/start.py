@@ -92,21 +92,23 @@ class Start:
         if self.checkpoint is not None:
             return {
                 **identity,
-                "scheme.lr": config.row_train.lr,
+                "scheme.own_lr": True,
                 "scheme.continued.scheme": self.scheme,
                 **differing,
                 "scheme.continued.at_tokens": self.tokens,
                 **source_train,
+                "train.lr": config.train.lr,
             }
         tokens = self.tokens + train["train.tokens"]
         per_step = train["train.tokens"] // train["train.num_steps"]
         return {
             **identity,
-            "scheme.lr": config.row_train.lr,
+            "scheme.own_lr": True,
             "scheme.continued.scheme": self.scheme,
             **differing,
             "scheme.continued.tokens": train["train.tokens"],
             **source_train,
+            "train.lr": config.train.lr,
             "train.tokens": tokens,
             "train.num_steps": tokens // per_step,
             "train.trunk_tokens": self.tokens + train["train.trunk_tokens"],

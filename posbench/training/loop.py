@@ -167,7 +167,7 @@ def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
             f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
             f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
         )
-    if config.train.lr_of and config.scheme_lr is None:
+    if config.train.lr_of and config.scheme.lr is None:
         say(
             f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
             f"train.lr={config.train.lr:g}"
@@ -391,7 +391,7 @@ class Training:
 
         Raises: Died if more steps were skipped than `train.max_skipped_steps`.
         """
-        train = self.config.row_train
+        train = self.config.train
         for n, loss, norm in self.state.fetch():
             rate = learning_rate(n, train)
             batch = self.first_batch + n
@@ -423,7 +423,7 @@ class Training:
 
         Arguments: steps, number of steps timed since then (not a process's first, which compiles); seconds, their time.
         """
-        state, train = self.state, self.config.row_train
+        state, train = self.state, self.config.train
         speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
         self._append(
             {

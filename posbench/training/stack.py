@@ -76,7 +76,7 @@ class Stack:
     def __init__(self, steps: Sequence[TrainingStep], configs: Sequence[Config]) -> None:
         self.steps, self.device = list(steps), steps[0].device
         self.accumulation = steps[0].accumulation
-        self.trains: list[TrainConfig] = [config.row_train for config in configs]
+        self.trains: list[TrainConfig] = [config.train for config in configs]
         self.loss = Loss(steps[0].model)
         models = [step.model for step in steps]
         self.weights = _stacked([dict(model.named_parameters()) for model in models])

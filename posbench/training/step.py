@@ -43,7 +43,7 @@ class TrainingStep:
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
         optimizer = optimizer_class(config.train.optimizer)
-        self.optimizer = optimizer(self.model, config.row_train, config.scheme.lr_factor)
+        self.optimizer = optimizer(self.model, config.train, config.scheme.lr_factor)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
         """Take one training step: forward and backward over micro-batches, then the optimizer.

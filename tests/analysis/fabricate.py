@@ -88,7 +88,8 @@ def fabricate_search(
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)
         for run in find_runs(target):
-            run.update_manifest(experiment=target.name, identity=run.manifest.identity | {"scheme.lr": rate})
+            own = {"train.lr": rate, "scheme.own_lr": True}
+            run.update_manifest(experiment=target.name, identity=run.manifest.identity | own)
     return root / "demo"
 
 

@@ -173,7 +173,8 @@ def test_options_of_a_scheme_must_agree_between_its_seeds_and_the_code_may_diffe
     with pytest.raises(ConfigError, match=r"scheme\.base of qk_rope"):
         comparison(experiment_copy)
     run.update_manifest(
-        identity=run_of(experiment_copy, "qk_rope", 1).manifest.identity | {"seed": 2, "scheme.lr": 5e-4}
+        identity=run_of(experiment_copy, "qk_rope", 1).manifest.identity
+        | {"seed": 2, "train.lr": 5e-4, "scheme.own_lr": True}
     )
     with pytest.raises(ConfigError, match=r"train\.lr of qk_rope"):
         comparison(experiment_copy)

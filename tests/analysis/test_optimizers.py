@@ -36,7 +36,7 @@ def runs_of(folder: str) -> pd.DataFrame:
     rows = []
     for run in find_runs(REFERENCE / folder):
         onset = PROTOCOLS["order"].of_training(run.logged)["onset_tokens"] / 1e6
-        row = {"rate": run.config.scheme_lr, "scheme": run.config.scheme.name, "seed": run.config.seed}
+        row = {"rate": run.config.train.lr, "scheme": run.config.scheme.name, "seed": run.config.seed}
         rows.append(row | {"loss": run.manifest.loss, "onset": onset})
     return pd.DataFrame(rows)
 

@@ -70,11 +70,12 @@ def test_the_summary_has_a_row_a_run_also_of_those_that_cannot_be_compared(exper
     )
 
 
-def test_the_learning_rate_is_the_schemes_own(experiment_copy: Path) -> None:
+def test_an_older_run_has_the_learning_rate_of_its_scheme(experiment_copy: Path) -> None:
     run = run_of(experiment_copy, "alibi", 0)
     run.update_manifest(identity=run.manifest.identity | {"scheme.lr": 0.04})
     summary = posbench.results(experiment_copy).set_index(["scheme", "seed"])
-    assert summary.loc[("alibi", 0), "train.lr"] == 0.04 and "scheme.lr" not in summary
+    assert summary.loc[("alibi", 0), "train.lr"] == 0.04 and summary.loc[("alibi", 0), "own_rate"]
+    assert "scheme.lr" not in summary
 
 
 @pytest.mark.slow

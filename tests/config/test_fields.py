@@ -23,15 +23,16 @@ def test_sizes_follow_the_width_of_the_stream() -> None:
 
 def test_the_learning_rate_of_a_scheme_is_looked_up() -> None:
     config = compose(["scheme=vo_rope", "train.lr=1e-3", "train.lr_of={vo_rope:5e-3}"])
-    assert config.row_train.lr == 5e-3
-    assert replace(config, train=replace(config.train, lr_of={"vo_rope": 1e-4})).row_train.lr == 1e-4
-    assert replace(config, train=replace(config.train, lr_of=None, lr=2e-3)).row_train.lr == 2e-3
-    assert compose(["scheme=vo_rope", "scheme.lr=7e-3", "train.lr_of={vo_rope:5e-3}"]).row_train.lr == 7e-3
+    assert config.train.lr == config.scheme.lr == 5e-3
+    other = compose(["scheme=nope", "train.lr=1e-3", "train.lr_of={vo_rope:5e-3}"])
+    assert other.train.lr == 1e-3 and other.scheme.lr is None
+    assert compose(["scheme=vo_rope", "scheme.lr=7e-3", "train.lr_of={vo_rope:5e-3}"]).train.lr == 7e-3
+    assert Config.from_mapping(config.to_mapping()) == config
 
 
 def test_a_rate_in_words_goes_before_those_of_an_experiments_file() -> None:
     words = ["experiment=headline", "scheme=vo_rope"]
-    assert compose(words).row_train.lr == 1e-3 and compose([*words, "train.lr=5e-3"]).row_train.lr == 5e-3
+    assert compose(words).train.lr == 1e-3 and compose([*words, "train.lr=5e-3"]).train.lr == 5e-3
     assert compose([*words, "train.lr=5e-3", "train.lr_of={nope:7e-3,mine:1e-4}"]).train.lr_of["mine"] == 1e-4
 
 
@@ -41,7 +42,8 @@ def test_a_run_is_identified_by_what_its_settings_came_to() -> None:
     spelled_out["model"] |= {"num_kv_heads": 4, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     spelled_out["scheme"]["lr"] = 5e-3  # as older runs recorded it
     assert identity(Config.from_mapping(spelled_out), DEVICE) == identity(config, DEVICE)
-    assert identity(config, DEVICE)["scheme.lr"] == 5e-3 and identity(config, DEVICE)["model.num_kv_heads"] == 4
+    assert identity(config, DEVICE)["train.lr"] == 5e-3 and identity(config, DEVICE)["scheme.own_lr"]
+    assert identity(config, DEVICE)["model.num_kv_heads"] == 4
 
 
 @pytest.mark.parametrize(

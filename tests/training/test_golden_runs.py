@@ -52,10 +52,7 @@ def test_a_packed_runs_configuration_has_the_fingerprint_it_had(experiment: Path
     run = next(run for run in find_runs(experiment) if not run.manifest.continued)
     manifest = run.manifest
     device = {key: manifest.identity[f"device.{key}"] for key in ("type", "dtype", "compiled")}
-    recorded = manifest.fingerprints.config
-    if "device.stacked" in manifest.identity:  # trained when this was part of the fingerprint
-        recorded = config_fingerprint(manifest.identity)
-    assert config_fingerprint(identity(run.config, device)) == recorded
+    assert config_fingerprint(identity(run.config, device)) == config_fingerprint(manifest.identity)
 
 
 def test_a_setting_that_came_later_at_its_default_does_not_part_runs() -> None:
