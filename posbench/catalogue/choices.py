@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from posbench.catalogue.own_files import is_class_path, row_of_file, tidy, trust_files
+from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files
 from posbench.config import ConfigError, SchemeConfig, nearest
 
 _ALIASES = {"rope": "qk_rope", "rotary": "qk_rope", "none": "nope"}  # what people type -> our name
@@ -73,7 +73,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
     """Return a scheme's mapping with names in `layers` and `of` replaced by the mappings of the schemes that they name.
 
     So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Mappings
-    in these lists are expanded in the same way. A class in a file also names a scheme.
+    in these lists are expanded in the same way. A class in a file also names a scheme; its path is as runs record it.
 
     Arguments: row, a scheme's mapping (as in its YAML file) or name; read, a function from names to mappings.
     """
@@ -83,7 +83,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
         return row
     if is_class_path(row.get("kind")):
         entry = row_of_file(row["kind"])
-        row = {"name": entry["name"], **row, "kind": entry["kind"]}
+        row = {"name": entry["name"], **row, "kind": as_recorded(entry["kind"])}
     expanded = dict(row)
     for option in _LISTS_OF_ROWS:
         if isinstance(members := row.get(option), list):
@@ -100,7 +100,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
 
     def read(name: str) -> dict[str, Any]:
         if is_class_path(name):
-            row = tidy(row_of_file(name))
+            row = row_of_file(name)
             trust_files(row)
         elif name not in files:
             raise ConfigError(no_choice("scheme", name, files))

@@ -44,19 +44,13 @@ def parse_class_path(kind: str) -> SchemeFile | None:
     return SchemeFile(Path(path).expanduser(), class_name)
 
 
-def tidy(row: Any) -> Any:
-    """Return `row`, the mapping of a scheme or task, with file paths as runs record them.
+def as_recorded(kind: Any) -> Any:
+    """Return a kind with its file's path as runs record it, such as `mine.py:Faded`; other kinds stay as they are.
 
-    They are relative to the working directory if the file is in it, otherwise absolute.
+    The path is relative to the working directory if the file is in it, otherwise absolute.
     """
-    if isinstance(row, Mapping):
-        class_paths = {key: _tidy(row[key]) for key in _NAMING if isinstance(row.get(key), str)}
-        return {key: tidy(value) for key, value in row.items()} | class_paths
-    return [tidy(member) for member in row] if isinstance(row, list) else row
-
-
-def _tidy(kind: str) -> str:
-    if (file := parse_class_path(kind)) is None:
+    file = parse_class_path(kind) if isinstance(kind, str) else None
+    if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
     folder = Path.cwd()

@@ -48,7 +48,7 @@ from omegaconf.errors import (
 )
 
 from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
-from posbench.catalogue.own_files import is_class_path, row_of_file, tidy, trust_files
+from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files
 from posbench.config import (
     Config,
     ConfigError,
@@ -268,7 +268,7 @@ def checked_config(composed: DictConfig) -> Config:
         scheme = expand(OmegaConf.to_container(content, resolve=False)["scheme"], _row)  # type: ignore[call-overload,index]
         with read_write(content), open_dict(content):
             content.pop("hydra", None)
-            content["scheme"] = tidy(scheme)
+            content["scheme"] = scheme
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
@@ -276,7 +276,7 @@ def checked_config(composed: DictConfig) -> Config:
         mapping["train"]["lr_of"] = None  # the user's train.lr overrides an experiment's train.lr_of
     # Not later, because the scheme may then come from a run or a folder, which must not name files to import.
     trust_files(mapping["scheme"])
-    mapping["train"] = tidy(mapping["train"])
+    mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])
     trust_files(mapping["train"])
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
@@ -301,7 +301,7 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
     """
     from posbench.data import Problems
 
-    mapping["data"] = tidy(mapping["data"])
+    mapping["data"]["task"] = as_recorded(mapping["data"]["task"])
     trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
     problems = Problems(task)
@@ -325,12 +325,8 @@ def _continue(mapping: dict[str, Any]) -> None:
     from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.folder_check import tokenizer_files
     from posbench.runs.start import start_of
-    from posbench.schemes.building import (
-        FULL_ATTENTION,
-        with_option,
-        with_option_in_full_attention,
-        without_option,
-    )
+    from posbench.schemes.building import FULL_ATTENTION, with_option, with_option_in_full_attention
+    from posbench.schemes.entries import without_option
 
     words = HydraConfig.get().overrides.task
     keys = {word.lstrip("+").partition("=")[0] for word in words}
@@ -381,7 +377,7 @@ def _with_trained_positions(config: Config) -> Config:
     """
     from posbench.model.architecture import build_architecture
     from posbench.schemes import Scheme
-    from posbench.schemes.building import with_factor
+    from posbench.schemes.entries import with_factor
 
     length, scheme = config.train.context_length, config.scheme
     layers = build_architecture(config).scheme

@@ -282,8 +282,8 @@ class Run:
             layer_entries,
             with_option,
             with_option_in_full_attention,
-            without_option,
         )
+        from posbench.schemes.entries import without_option
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]

@@ -17,11 +17,12 @@ from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
 from posbench.schemes.composite import Interleaved, JointProperties
-from posbench.schemes.rescaling import BY_WINDOW, RopeParameters
+from posbench.schemes.entries import Entry, members_of, parts_of, schemes_in, with_members
+from posbench.schemes.rescaling import RopeParameters
 from posbench.schemes.rotary import Rotary
 
-WINDOW = "window"  # an option of every scheme: see `Scheme.window`
 FULL_ATTENTION = "full_attention"  # the members of a scheme that have no window, as transformers calls such layers
+WINDOW = "window"  # an option of every scheme: see `Scheme.window`
 
 _OURS = classes_in("posbench.schemes", Scheme)
 SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.schemes")
@@ -86,7 +87,8 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
     Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
     adds to the token embeddings in only some layers, and a scheme that cannot be part of a list or combination.
     """
-    _check_members(config, config)
+    for entry in _alternatives(config):
+        _check_members(config, entry)
     builder = _Builder(shape, seed)
     entries = layer_entries(config, shape.num_layers)
     keys = [_key(entry) for entry in entries]
@@ -107,36 +109,45 @@ def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
     return list(dict.fromkeys(entry.name for entry in _alternatives(config) if _key(entry) not in layers))
 
 
-def _alternatives(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes that layers alternate between, or only `entry` itself if all layers have the same one.
+def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
+    """Return the schemes that layers alternate between, or only `config` itself if all layers have the same one.
 
-    Arguments: entry, the configuration of a scheme.
+    A scheme in the list without a kind of attention has the list's.
+    Raises: ConfigError for an unknown option, and for a scheme in the list that is itself a list.
     """
-    if not _is_interleaved(entry):
-        return [entry]
-    return [nested for member in _layers_of(entry) for nested in _alternatives(member)]
+    if SCHEMES.get(config.kind) is not Interleaved:
+        return [config]
+    check_options("scheme", config.kind, Interleaved, config.options)
+    members = []
+    for member in _members(config):
+        if SCHEMES.get(member.kind) is Interleaved:
+            raise ConfigError(
+                f"scheme.layers of {config.name} holds {member.name}, which is itself a list of layers: write its "
+                "schemes into the list"
+            )
+        members.append(replace(member, attention=member.attention or config.attention))
+    return members
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that the scheme `entry` is made of (its members), and the members of these.
+    """Check the schemes that the scheme of one layer combines.
 
-    Arguments: config, the whole scheme; entry, `config` or a part of it.
-    Raises: ConfigError for a member of a combined scheme with another kind of attention than the whole, and for
-    `layers` inside a combined scheme.
+    Arguments: config, the whole scheme; entry, the scheme of the layer.
+    Raises: ConfigError for a member with another kind of attention than the layer, and for `layers` in a member.
     """
-    for member in _layers_of(entry) if _is_interleaved(entry) else _members(entry):
-        if member.attention not in ({}, entry.attention) and not _is_interleaved(entry):
+    for part in parts_of(entry.options):
+        member = SchemeConfig.from_mapping(dict(part))
+        if member.attention not in ({}, entry.attention):
             raise ConfigError(
                 f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; the schemes "
                 f"of one layer have one kind of attention: set attention beside `of` in {entry.name}, or use a member "
                 "without it"
             )
-        if _is_interleaved(member) and not _is_interleaved(entry):
+        if SCHEMES.get(member.kind) is Interleaved:
             raise ConfigError(
                 f"scheme={entry.name} holds {member.name}, which differs from layer to layer: combine schemes inside "
                 "`layers`, such as layers: [{name: both, kind: combined, of: [qk_rope, alibi]}, nope]"
             )
-        _check_members(config, member)
 
 
 class _Builder:
@@ -183,7 +194,7 @@ class _Builder:
         Equal configurations give one scheme. Arguments: attention, the layer's kind of attention and its options.
         """
         entries = [
-            replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in entries_in(option)
+            replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in schemes_in(option)
         ]
         built: dict[str, Scheme] = {}
         for entry in entries:
@@ -219,42 +230,22 @@ def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
 def layer_entries(config: SchemeConfig, num_layers: int) -> list[SchemeConfig]:
     """Return the configuration of each layer's scheme and attention, for a decoder of `num_layers` layers.
 
-    A list of schemes that alternate between layers gives layer n its number n modulo their count. A scheme in the list
-    without `attention` has the attention of the list. Raises: ConfigError for an empty list or an unknown option.
+    A list of schemes that alternate between layers gives layer n its number n modulo their count.
+    Raises: ConfigError for an empty list or an unknown option.
     """
-    return [_entry_of_layer(config, n) for n in range(num_layers)]
-
-
-def _entry_of_layer(entry: SchemeConfig, n: int) -> SchemeConfig:
-    if not _is_interleaved(entry):
-        return entry
-    check_options("scheme", entry.kind, Interleaved, entry.options)
-    layers = _layers_of(entry)
-    if not layers:
+    members = _alternatives(config)
+    if not members:
         raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
-    return _entry_of_layer(layers[n % len(layers)], n)
-
-
-def _layers_of(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes in a list of alternating schemes; one without a kind of attention has the list's."""
-    return [replace(member, attention=member.attention or entry.attention) for member in _members(entry)]
+    return [members[n % len(members)] for n in range(num_layers)]
 
 
 def _kind_of_attention(entry: SchemeConfig) -> str:
     return str(entry.attention.get("kind", "softmax"))
 
 
-def _is_interleaved(entry: SchemeConfig) -> bool:
-    return SCHEMES.get(entry.kind) is Interleaved
-
-
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the configurations of the schemes that `entry`, a scheme's configuration, is made of.
-
-    The list is empty if it is not made of others.
-    """
-    members = [member for option in entry.options.values() for member in entries_in(option)]
-    return [SchemeConfig.from_mapping(dict(member)) for member in members]
+    """Return the configurations of the schemes in the lists of `entry`, a scheme's configuration."""
+    return [SchemeConfig.from_mapping(dict(member)) for member in members_of(entry.options)]
 
 
 def _key(entry: SchemeConfig) -> str:
@@ -263,50 +254,37 @@ def _key(entry: SchemeConfig) -> str:
     return json.dumps({"kind": entry.kind, "attention": attention, **entry.options}, sort_keys=True, default=str)
 
 
-def entries_in(option: Any) -> list[Mapping[str, Any]]:
-    """Return the value of an option if it is a list of schemes (mappings with a kind), otherwise an empty list."""
-    is_list = isinstance(option, list) and all(isinstance(item, Mapping) and "kind" in item for item in option)
-    return option if is_list else []
+def takes_option(entry: Entry, option: str) -> bool:
+    """Return whether a scheme, or a scheme that it is made of, has the option."""
+    return has_option(entry, option) or any(has_option(part, option) for part in parts_of(entry))
 
 
-def takes_option(entry: Mapping[str, Any], option: str) -> bool:
-    """Return True if a scheme, or a scheme that it is made of, has the option named `option`.
-
-    Arguments: entry, the scheme as the mapping in its YAML file.
-    """
-    members = [member for value in entry.values() for member in entries_in(value)]
-    return _has_option(entry, option) or any(takes_option(member, option) for member in members)
-
-
-def with_option(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of the mapping `entry`, a scheme as in its YAML file, with `option` set to `value`.
+def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
+    """Return a copy of a scheme with the option set.
 
     If the scheme is made of other schemes, and they have the option but the whole does not, it is set in each of them.
     """
-    if _has_option(entry, option) or not takes_option(entry, option):
+    if has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}
 
-    def changed(member: Mapping[str, Any]) -> Mapping[str, Any]:
+    def changed(member: Entry) -> Entry:
         return with_option(member, option, value) if takes_option(member, option) else member
 
-    return {name: list(map(changed, entries_in(part))) if entries_in(part) else part for name, part in entry.items()}
+    return with_members(entry, changed)
 
 
-def with_option_in_full_attention(entry: Mapping[str, Any], option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of `entry`, a scheme as in its YAML file, with `option` set where a query sees all earlier tokens.
+def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
+    """Return a copy of a scheme with the option set where a query sees all earlier tokens.
 
-    These are the schemes that `entry` is made of, or itself, that have the option and no window.
+    These are the schemes that it is made of, or itself, that have the option and no window.
     Raises: ConfigError if there are none.
     """
 
-    def changed(part: Mapping[str, Any]) -> dict[str, Any]:
-        new = dict(part)
-        for name, value_of_name in part.items():
-            if members := entries_in(value_of_name):
-                new[name] = [changed(member) for member in members]
-        if _has_option(part, option) and part.get(WINDOW) is None:
-            new[option] = value
-        return new
+    def changed(part: Entry) -> dict[str, Any]:
+        if part.get(WINDOW) is not None:
+            return dict(part)
+        new = with_members(part, changed)
+        return new | {option: value} if has_option(part, option) else new
 
     scheme = changed(entry)
     if scheme == entry:
@@ -317,36 +295,8 @@ def with_option_in_full_attention(entry: Mapping[str, Any], option: str, value: 
     return scheme
 
 
-def without_option(entry: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """Return a copy of `entry`, a scheme as in its YAML file, without `option` in it and in the schemes it is made of.
-
-    Arguments: option, its name.
-    """
-    changed = {}
-    for name, part in entry.items():
-        members = [without_option(member, option) for member in entries_in(part)]
-        if name != option:
-            changed[name] = members or part
-    return changed
-
-
-def with_factor(entry: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Return a copy of `entry`, a scheme as in its YAML file, in which rescaled rotations have a fixed `factor`.
-
-    Rotations that have a factor keep it, and so do those whose factor always follows the window.
-    """
-    changed = {}
-    for name, part in entry.items():
-        members = [with_factor(member, factor) for member in entries_in(part)]
-        changed[name] = members or part
-    method = entry.get("rescale")
-    follows_window = not isinstance(method, str) or method in BY_WINDOW
-    if not follows_window and entry.get("factor") is None:
-        changed["factor"] = factor
-    return changed
-
-
-def _has_option(entry: Mapping[str, Any], option: str) -> bool:
+def has_option(entry: Mapping[str, Any], option: str) -> bool:
+    """Return whether the class of a scheme, given as in its YAML file, has this option."""
     kind = str(entry.get("kind"))
     if parse_class_path(kind) is None and kind not in SCHEMES:
         return False

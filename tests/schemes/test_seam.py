@@ -247,6 +247,7 @@ NESTED = {
         interleaved({"name": "both", "kind": "combined", "of": [SINK, ALIBI]}, NOPE),
         "scheme=turns holds sink",
     ),
+    "a list of layers in a list": (interleaved(QK, TURNS), "holds turns, which is itself a list of layers"),
     "layers within a layer": (combined(TURNS, ALIBI), "holds turns, which differs from layer to layer"),
 }
 
@@ -264,8 +265,7 @@ def test_a_layer_has_the_attention_of_its_scheme_or_else_of_the_list():
     assert kinds == ["Softmax", "LinearAttention", "Softmax", "Softmax"]
     assert [kind.shared_kv for kind in model.architecture.kinds] == [False, False, True, False]
     assert [getattr(kind, "sink", None) is not None for kind in model.architecture.kinds] == [True, False, False, False]
-    inner = {"name": "inner", "kind": "interleaved", "layers": [NOPE, SINK], "attention": {"kind": "linear"}}
-    model = built(replace(interleaved(QK, inner), attention={"shared_kv": True}), "model.num_layers=4")
+    model = built(replace(interleaved(QK, SINK), attention={"shared_kv": True}), "model.num_layers=4")
     assert [kind.shared_kv for kind in model.architecture.kinds] == [True, False, True, False]
     assert [kind.shape.attention for kind in model.architecture.kinds] == ["softmax", "softmax"] * 2
     assert model.scheme.shared_with == [0, 1, 0, 1]
@@ -286,10 +286,8 @@ def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of
 
 
 def test_schemes_that_no_layer_has_are_known():
-    inner = {"name": "inner", "kind": "interleaved", "layers": [FOX, COPE]}
     assert unused_schemes(interleaved(QK, QK, QK, NOPE), 3) == ["nope"]
     assert unused_schemes(interleaved(QK, QK, QK, NOPE), 4) == []
-    assert unused_schemes(interleaved(QK, inner), 2) == ["fox"]
     assert unused_schemes(interleaved(QK, NOPE, QK, ALIBI), 1) == ["nope", "alibi"]
     assert unused_schemes(combined(QK, NOPE), 1) == []
 

@@ -1,0 +1,60 @@
+"""Read and change a scheme as the mapping in its YAML file, whose lists `layers` and `of` hold other schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from posbench.schemes.rescaling import BY_WINDOW
+
+Entry = Mapping[str, Any]
+
+
+def schemes_in(option: Any) -> list[Entry]:
+    """Return the value of an option if it is a list of schemes (mappings with a kind), otherwise an empty list."""
+    is_list = isinstance(option, list) and all(isinstance(item, Mapping) and "kind" in item for item in option)
+    return option if is_list else []
+
+
+def members_of(entry: Entry) -> list[Entry]:
+    """Return the schemes in the lists of a scheme."""
+    members: list[Entry] = []
+    for value in entry.values():
+        members += schemes_in(value)
+    return members
+
+
+def parts_of(entry: Entry) -> Iterator[Entry]:
+    """Yield the schemes in the lists of a scheme, each followed by those in its own lists."""
+    for member in members_of(entry):
+        yield member
+        yield from parts_of(member)
+
+
+def with_members(entry: Entry, change: Callable[[Entry], Entry]) -> dict[str, Any]:
+    """Return a copy of a scheme in which each scheme in its lists is what `change` returns for it."""
+    changed = {}
+    for name, value in entry.items():
+        members = [change(member) for member in schemes_in(value)]
+        changed[name] = members or value
+    return changed
+
+
+def without_option(entry: Entry, option: str) -> dict[str, Any]:
+    """Return a copy of a scheme without the option, in it and in the schemes that it is made of."""
+    changed = with_members(entry, lambda member: without_option(member, option))
+    changed.pop(option, None)
+    return changed
+
+
+def with_factor(entry: Entry, factor: float) -> dict[str, Any]:
+    """Return a copy of a scheme in which rescaled rotations have a fixed `factor`.
+
+    Rotations that have a factor keep it, and so do those whose factor always follows the window.
+    """
+    changed = with_members(entry, lambda member: with_factor(member, factor))
+    method = entry.get("rescale")
+    follows_window = not isinstance(method, str) or method in BY_WINDOW
+    if not follows_window and entry.get("factor") is None:
+        changed["factor"] = factor
+    return changed
