@@ -1,7 +1,8 @@
 """Compare schemes by order beyond 32: what the order of tokens more than 32 back is worth to them.
 
 It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. It needs no
-threshold, unlike the onset. Its tests are paired by seed like the loss's, but are a family of their own.
+threshold, unlike the onset. Its tests are paired by seed like the loss's, but are a family of their own, and those on
+copyable targets are another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 
 from posbench.analysis.cells import means
 from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm
-from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST
+from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST, LOST_IDENTITY, LOST_ORDER
 
 _PAIRS = {  # columns of `statistics.compare` and their names here
     "left": "more",
@@ -30,15 +31,12 @@ _PAIRS = {  # columns of `statistics.compare` and their names here
 
 
 @dataclass(frozen=True)
-class DistantOrder:
-    """The worth of order beyond 32 tokens to each scheme at one length, with its tests."""
+class Worth:
+    """What order beyond 32 tokens is worth to each scheme on some targets, with its tests."""
 
-    length: int  # of the windows, in tokens
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
     second: pd.DataFrame | None  # the same at each scheme's second kept rate; None without a finished search
     figures: pd.DataFrame  # a row per scheme: mean and intervals (as of table.csv), p of the test against 0, is_used
-    identity: pd.DataFrame  # the same figures if the tokens are another document's, without tests
-    copyable: pd.DataFrame  # the figures over copyable targets, without tests; empty if no result has them
     tests: pd.DataFrame  # a row per pair, see `statistics.compare`; `left` is the scheme to which order is worth more
 
     @property
@@ -63,6 +61,16 @@ class DistantOrder:
         return int((is_more & is_decided).sum()), int((is_more | (tested["less"] == scheme)).sum())
 
 
+@dataclass(frozen=True)
+class DistantOrder:
+    """What order beyond 32 tokens is worth to each scheme at one length: two families of tests."""
+
+    length: int  # of the windows, in tokens
+    on_all: Worth  # over all targets
+    on_copyable: Worth | None  # over copyable targets; None if no result has them
+    identity: pd.DataFrame  # figures of all targets if the tokens are another document's, without tests
+
+
 def distant_order(
     rows: pd.DataFrame,
     runs: pd.DataFrame,
@@ -82,32 +90,36 @@ def distant_order(
     """
     far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
     far &= (cells["under"] == "") & (cells["text"] == "")
-    figures = cells[far & (cells["metric"] == "lost_order")]
-    if figures.empty:
+    lengths = cells.loc[far & (cells["metric"] == LOST_ORDER), "length"].unique()
+    if not len(lengths):
         return None
     training_length = int(runs["train.context_length"].iloc[0])
-    length = min(figures["length"].unique(), key=lambda n: abs(n - training_length))
+    length = min(lengths, key=lambda n: abs(n - training_length))
     at_length = cells[far & (cells["length"] == length)]
-    by_seed, second = _by_seed(rows, runs, length), None
-    if at_second is not None:
-        second = _by_seed(rows, at_second, length).reindex(index=by_seed.index, columns=by_seed.columns)
-    # `compare` looks for lower values, and a larger worth is what is looked for here.
-    tests = compare(-by_seed, None if second is None else -second, primary=primary, fewest=fewest)
-    return DistantOrder(
-        length=int(length),
-        by_seed=by_seed,
-        second=second,
-        figures=_used(at_length[at_length["metric"] == "lost_order"], by_seed, fewest),
-        identity=at_length[at_length["metric"] == "lost_identity"],
-        copyable=at_length[at_length["metric"] == COPYABLE_ORDER],
-        tests=tests,
-    )
+
+    def worth(metric: str) -> Worth | None:
+        figures = at_length[at_length["metric"] == metric]
+        if figures.empty:
+            return None
+        by_seed = _by_seed(rows, runs, length, metric)
+        second, negated_second = None, None
+        if at_second is not None:
+            second = _by_seed(rows, at_second, length, metric).reindex(index=by_seed.index, columns=by_seed.columns)
+            negated_second = -second
+        # `compare` looks for lower values, and a larger worth is what is looked for here.
+        tests = compare(-by_seed, negated_second, primary=primary, fewest=fewest)
+        return Worth(by_seed, second, _used(figures, by_seed, fewest), tests)
+
+    on_all = worth(LOST_ORDER)
+    assert on_all is not None
+    identity = at_length[at_length["metric"] == LOST_IDENTITY]
+    return DistantOrder(int(length), on_all, worth(COPYABLE_ORDER), identity)
 
 
-def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float) -> pd.DataFrame:
+def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
     """Return what order beyond 32 is worth, nats per token: a row per seed and a column per scheme of `runs`."""
     is_here = rows["run"].isin(runs.index) & (rows["protocol"] == "order") & (rows["length"] == length)
-    is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == "lost_order")
+    is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == metric)
     is_here &= (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0)
     by_seed = means(rows[is_here], ["seed", "scheme"]).unstack()
     by_seed.columns = list(map(str, by_seed.columns))

@@ -209,11 +209,11 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
 
     So the lower value is the better one, as with losses. Raises: ConfigError if it was not scored.
     """
-    order = c.distant_order
-    if order is None:
+    if c.distant_order is None:
         raise ConfigError(
             f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
         )
+    order = c.distant_order.on_all
     values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
     second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
     primary = c.config.get("experiment", {}).get("primary") or ()

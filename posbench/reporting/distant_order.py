@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from posbench.analysis.comparison import Comparison
-from posbench.analysis.distant_order import DistantOrder
+from posbench.analysis.distant_order import DistantOrder, Worth
 from posbench.config.units import DASH, plus_minus
 from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order
 from posbench.reporting.page import prose
@@ -20,9 +20,10 @@ def order_users(c: Comparison) -> list[str]:
     """Return the schemes that use order beyond 32 tokens by the tests, each with what it is worth, as text."""
     if c.distant_order is None:
         return []
-    figures = c.distant_order.figures.set_index("scheme")
+    order = c.distant_order.on_all
+    figures = order.figures.set_index("scheme")
     texts = []
-    for scheme in c.distant_order.users:
+    for scheme in order.users:
         row = figures.loc[scheme]
         texts.append(f"{scheme} ({plus_minus(row['value'], half(row, 'value'))} nats)")
     return texts
@@ -37,25 +38,27 @@ def distant_order_section(c: Comparison) -> list[Section]:
     order = c.distant_order
     if order is None:
         return []
-    if not order.is_tested and order.copyable.empty:
-        return [Section("", files={"order_pairs.csv": order.pairs})]
-    files = {"order_pairs.csv": order.pairs}
-    note = prose("distant_order", order, order.is_tested and not c.unfinished, c.scope)
+    files = {"order_pairs.csv": order.on_all.pairs}
+    if order.on_copyable is None and not order.on_all.is_tested:
+        return [Section("", files=files)]
+    plots = []
+    if order.on_copyable is not None:
+        files["copyable_order_pairs.csv"] = order.on_copyable.pairs
+        plots.append(_picture(c, order.on_copyable))
+    note = prose("distant_order", order, order.on_all.is_tested and not c.unfinished, c.scope)
     latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
     table = distant_order_table(c, order)
-    plots = [] if order.copyable.empty else [_picture(c, order)]
     return [Section("Order more than 32 tokens back", plots=plots, table=table, note=note, latex=latex, files=files)]
 
 
-def _picture(c: Comparison, order: DistantOrder) -> Plot:
+def _picture(c: Comparison, copyable: Worth) -> Plot:
     """Return the picture of what this order is worth on copyable targets, where most of it is."""
-    figures = in_order(order.copyable, c.schemes)
-    uses = order.figures.set_index("scheme")["is_used"]
+    figures = in_order(copyable.figures, c.schemes)
     marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
-    marks["is_open"] = [not uses[scheme] for scheme in figures["scheme"]]
+    marks["is_open"] = ~figures["is_used"].astype(bool)
     caption = (
         "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
-        "hollow: not shown to be used."
+        "hollow: not shown to be used there."
     )
     seeds = pd.DataFrame(columns=["scheme", "x"])
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
@@ -66,20 +69,29 @@ def distant_order_table(c: Comparison, order: DistantOrder) -> Table:
 
     Pairs are left out while a search for learning rates is unfinished.
     """
-    figures = in_order(order.figures, c.schemes)
-    frame = pd.DataFrame({"scheme": figures["scheme"], "seeds": figures["seeds"], WORTH: figures["value"]})
-    frame[f"{WORTH}: half"] = half(figures, "value")
-    formats = {WORTH: Format(digits=DIGITS, half=f"{WORTH}: half")}
-    if order.is_tested:
+    figures = in_order(order.on_all.figures, c.schemes)
+    schemes = figures["scheme"]
+    frame = pd.DataFrame({"scheme": schemes, "seeds": figures["seeds"]})
+    formats: dict[str, Format] = {}
+
+    def add(title: str, values: pd.DataFrame) -> None:
+        of_scheme = values.set_index("scheme").reindex(schemes)
+        frame[title] = of_scheme["value"].to_numpy()
+        frame[f"{title}: half"] = half(of_scheme, "value").to_numpy()
+        formats[title] = Format(digits=DIGITS, half=f"{title}: half")
+
+    def add_pairs(title: str, worth: Worth) -> None:
+        if worth.is_tested and not c.unfinished:
+            frame[title] = ["{}/{}".format(*worth.decided(scheme)) for scheme in schemes]
+
+    add(WORTH, order.on_all.figures)
+    if order.on_all.is_tested:
         shown = figures["is_used"].map({True: "yes", False: "not shown"})
         frame["used"] = shown.where(figures["p"].notna(), DASH)
-    if order.is_tested and not c.unfinished:
-        frame["worth more than"] = ["{}/{}".format(*order.decided(scheme)) for scheme in figures["scheme"]]
-    for column, further in ((IDENTITY_WORTH, order.identity), (COPYABLE_WORTH, order.copyable)):
-        if further.empty:
-            continue
-        of_scheme = further.set_index("scheme").reindex(figures["scheme"])
-        frame[column] = of_scheme["value"].to_numpy()
-        frame[f"{column}: half"] = half(of_scheme, "value").to_numpy()
-        formats[column] = Format(digits=DIGITS, half=f"{column}: half")
+    add_pairs("worth more than", order.on_all)
+    if not order.identity.empty:
+        add(IDENTITY_WORTH, order.identity)
+    if order.on_copyable is not None:
+        add(COPYABLE_WORTH, order.on_copyable.figures)
+        add_pairs("more than", order.on_copyable)
     return Table(frame, formats)

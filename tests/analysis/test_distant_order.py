@@ -20,8 +20,11 @@ from tests.analysis.fabricate import comparison, rescore, run_of, write_evaluati
 REFERENCE = Path("runs/reference")
 
 
-def stored(pack: Path, experiment: str) -> pd.DataFrame:
-    """Return what order beyond 32 is worth in each run of a pack, a row per seed and a column per scheme."""
+def stored(pack: Path, experiment: str, targets: str = "") -> pd.DataFrame:
+    """Return what order beyond 32 is worth in each run of a pack, a row per seed and a column per scheme.
+
+    Arguments: targets, `copyable_` for copyable targets only.
+    """
     worth: dict[str, dict[int, float]] = {}
     for run in find_runs(pack):
         if run.manifest.experiment != experiment:
@@ -29,15 +32,16 @@ def stored(pack: Path, experiment: str) -> pd.DataFrame:
         (result,) = [result for result in run.results()[0] if result.protocol == "order"]
         windows = result.windows
         bucket = windows[(windows["bucket_start"] == 33) & (windows["bucket_end"] == 65)]
-        lost = bucket["shuffled_nll"].sum() - bucket["nll"].sum()
-        worth.setdefault(run.manifest.scheme, {})[run.manifest.seed] = lost / bucket["targets"].sum()
+        lost = bucket[f"{targets}shuffled_nll"].sum() - bucket[f"{targets}nll"].sum()
+        worth.setdefault(run.manifest.scheme, {})[run.manifest.seed] = lost / bucket[f"{targets}targets"].sum()
     return pd.DataFrame(worth).sort_index()
 
 
 def test_order_beyond_32_of_the_headline_and_its_tests_as_computed_by_hand() -> None:
     worth = stored(REFERENCE / "headline.zip", "headline")
-    order = build(*read([REFERENCE / "headline.zip"])).distant_order
-    assert order is not None and order.length == 256
+    measured = build(*read([REFERENCE / "headline.zip"])).distant_order
+    assert measured is not None and measured.length == 256 and measured.on_copyable is None
+    order = measured.on_all
     pd.testing.assert_frame_equal(order.by_seed, worth[list(order.by_seed)], check_names=False)
     figures = order.figures.set_index("scheme")
     mean, half = worth["qk_rope"].mean(), stats.t.ppf(0.975, 4) * worth["qk_rope"].std() / 5**0.5
@@ -65,7 +69,7 @@ def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold() -> None
     worth = stored(REFERENCE / "headline_prose-tune.zip", "lr=0.001")
     p = {scheme: stats.ttest_1samp(worth[scheme], 0).pvalue for scheme in c.schemes}
     assert 3 * p["alibi"] < 0.05 < 2 * min(p["qk_rope"], p["nope"])
-    assert c.distant_order.users == ["alibi"]
+    assert c.distant_order.on_all.users == ["alibi"]
     paragraph = losses_page(c, None, 0.01, False).paragraph
     assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph
 
@@ -75,7 +79,7 @@ def test_what_the_documents_decide_is_not_called_used(analysis: Comparison, expe
     cells = analysis.cells.assign(value_documents=9.0)
     rows = read([experiment])[1]
     order = distant_order(rows, analysis.runs, cells)
-    assert order is not None and order.users == []
+    assert order is not None and order.on_all.users == []
 
 
 def test_order_on_copyable_targets_is_a_metric_of_results_that_have_them(experiment_copy: Path) -> None:
@@ -90,6 +94,24 @@ def test_order_on_copyable_targets_is_a_metric_of_results_that_have_them(experim
         write_evaluation(run, "order", 256, "test", copied)
         rescore(run, "order", 256, lambda table, seed=seed: table.assign(shuffled_nll=table["shuffled_nll"] + seed))  # type: ignore[misc]
     order = comparison(experiment_copy).distant_order
-    assert order is not None and order.copyable["value"].to_list() == pytest.approx([(1.5 + 2.0) / 8])
-    assert order.copyable["targets"].to_list() == [8] and order.copyable["documents"].to_list() == [2]
-    assert order.by_seed["alibi"].to_list() == pytest.approx([(4 + 3 * seed) / 128 for seed in range(4)])
+    assert order is not None and order.on_copyable is not None
+    copyable = order.on_copyable.figures
+    assert copyable["value"].to_list() == pytest.approx([(1.5 + 2.0) / 8])
+    assert copyable["targets"].to_list() == [8] and copyable["documents"].to_list() == [2]
+    assert order.on_all.by_seed["alibi"].to_list() == pytest.approx([(4 + 3 * seed) / 128 for seed in range(4)])
+
+
+def test_pairs_on_copyable_targets_are_a_family_of_their_own() -> None:
+    pack = REFERENCE / "headline_gpu_muon-tune" / "lr=0.004.zip"
+    summary, rows = read([pack])
+    c = build(summary.assign(searched=False), rows)
+    assert c.distant_order is not None and c.distant_order.on_copyable is not None
+    copyable = c.distant_order.on_copyable
+    worth = stored(pack, "lr=0.004", "copyable_")
+    pd.testing.assert_frame_equal(copyable.by_seed, worth[list(copyable.by_seed)], check_names=False)
+    [pair] = copyable.pairs.itertuples()
+    gap = worth[pair.more] - worth[pair.less]
+    assert gap.mean() > 0 and pair.order_difference == pytest.approx(gap.mean())
+    assert pair.order_p == pytest.approx(stats.ttest_1samp(gap.dropna(), 0).pvalue)
+    [pair_on_all] = c.distant_order.on_all.pairs.itertuples()
+    assert pair.order_p != pair_on_all.order_p

@@ -62,6 +62,7 @@ REACH = 0.01  # nats/token that order must be worth, at the lower end of its int
 LOSSES = ("nll", "shuffled_nll", "other_nll")  # columns of the three sequences, in their order
 COPY_DISTANCE, COPY_MATCH = 32, 4  # of a copyable target: it is further back, after at least so many matching tokens
 COPYABLE = "copyable_"  # beginning of the columns of targets and losses over copyable targets only
+LOST_ORDER, LOST_IDENTITY = "lost_order", "lost_identity"  # metrics
 COPYABLE_ORDER = "copyable_order"  # metric: lost_order over copyable targets only
 
 
@@ -78,12 +79,12 @@ class Order(EvalProtocol):
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
     groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
     scores: ClassVar[tuple[Score, ...]] = (
-        Score("lost_order", "shuffled_nll", minus="nll"),
-        Score("lost_identity", "other_nll", minus="nll"),
+        Score(LOST_ORDER, "shuffled_nll", minus="nll"),
+        Score(LOST_IDENTITY, "other_nll", minus="nll"),
     )
-    figure_names: ClassVar[tuple[str, ...]] = ("lost_order", "lost_identity")
+    figure_names: ClassVar[tuple[str, ...]] = (LOST_ORDER, LOST_IDENTITY)
     headline: ClassVar[str] = "loss without order, nats/token,"
-    headline_key: ClassVar[str] = "lost_order"
+    headline_key: ClassVar[str] = LOST_ORDER
     columns: ClassVar[Mapping[str, tuple[str, str]]] = {
         FAR: ("what order more than 32 tokens back is worth at the end (train.order_every)", "nats a token"),
         "onset_tokens": (
@@ -141,7 +142,7 @@ class Order(EvalProtocol):
         return [*self._by_distance(compared), *self._onset(compared)]
 
     def _by_distance(self, compared: ComparedRuns) -> list[Section]:
-        cells, holes = compared.at(self.name, metric="lost_order"), compared.holes.get((self.name, ""), [])
+        cells, holes = compared.at(self.name, metric=LOST_ORDER), compared.holes.get((self.name, ""), [])
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
         longest = cells[cells["length"] == cells["length"].max()]
