@@ -476,3 +476,16 @@ def test_worth_in_seconds_is_that_in_tokens_times_the_ratio_of_step_times() -> N
     assert tokens and seconds and seconds["share"] == 1.5 * tokens["share"] and seconds["low"] == 1.5 * tokens["low"]
     assert f"; a step takes 1.50 times as long; {seconds['share']:.2f} of the baseline's time is enough" in str(judged)
     assert not faults(json.loads(judged.as_json()), "judge")
+
+
+def test_of_two_winners_of_a_loop_that_ran_fresh_seeds_confirm_one() -> None:
+    page = " ".join(Path("docs/loops.md").read_text(encoding="utf-8").split())
+    bases = ("base_8000", "base_9000", "base_11000", "base_12500")
+    gaps = {base: posbench.judge("runs/reference/loop", scheme=base, family=5).gap for base in bases}
+    assert min(gaps, key=gaps.__getitem__) == "base_8000" and gaps["base_8000"] < 0, "the best of the four bases"
+    winner, lucky = (
+        posbench.judge("runs/reference/loop", scheme=scheme, confirm=2) for scheme in ("forgetting", "base_8000")
+    )
+    assert (winner.verdict, lucky.verdict) == ("better", "equal")
+    assert winner.seeds == list(range(100, 108)) == lucky.baseline_seeds
+    assert str(winner) in page and str(lucky) in page
