@@ -41,6 +41,19 @@ def test_lists_are_what_code_configurations_and_packs_say() -> None:
     )
 
 
+# Every result page takes seconds to make; `headline` is checked in the fast tests too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "headline" else pytest.mark.slow) for name in generated.RESULTS]
+)
+def test_a_page_of_results_is_what_its_packs_say(name: str) -> None:
+    written = (ROOT / f"docs/lists/results/{name}.md").read_text(encoding="utf-8")
+    assert written == generated.results_page(name), f"python docs/site/generated.py {name}"
+
+
+def test_no_page_of_results_is_left_over() -> None:
+    assert {file.stem for file in (ROOT / "docs/lists/results").iterdir()} == set(generated.RESULTS)
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F811
     """Run the cells in order, with a tiny model of bytes and two steps in place of 500k tokens."""

@@ -1,6 +1,7 @@
 """Write the lists that the code, the configurations and the packs know: `python docs/site/generated.py`.
 
-Each page says in its first line how it is written, and tests/test_site.py fails if one is out of date.
+Each page says in its first line how it is written, and tests/test_site.py fails if one is out of date. The pages of
+results take a minute; `python docs/site/generated.py NAME ...` writes only these of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ast
 import inspect
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,19 +18,46 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from posbench.analysis.agreement import choose
+from posbench.analysis.reading import read_runs
 from posbench.catalogue.choices import choices
 from posbench.config import TaskConfig
 from posbench.config.units import number, short_count
 from posbench.data.tasks import tasks
 from posbench.evaluation import ngram
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.options import ReportOptions
+from posbench.reporting.report import page_of
+from posbench.reporting.text import markdown
 from posbench.runs import Run, find_runs
 from posbench.schemes.base import HOOKS, LOOKING_BACK, Gates, Placement, Scheme
+from posbench.system.console import console
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference"
 # A question at the head of an experiment's file ends before one of these.
 AFTER_QUESTION = r" (?:Source|Published|Not published|Different here|Chosen here|Cost|Fixed)\b"
+# Page of results -> the reports on it, as words of `posbench report`.
+RESULTS = {
+    "headline": ["headline"],
+    "headline_rows": [
+        "headline headline-windows headline-grape headline-clipped headline-repo headline-sinks headline-path "
+        "headline-repo_alone"
+    ],
+    "headline_prose": ["headline_prose", "headline_prose --by train.lr"],
+    "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer"],
+    "extend": ["extend-arms"],
+    "tasks": ["tasks"],
+    "exchanged": ["headline-exchanged", "tasks_exchanged"],
+    "kexue_25m": ["kexue_25m"],
+    "ladder": ["ladder_s", "ladder_m", "ladder_l"],
+    "all_schemes": ["all_schemes"],
+    "demo": ["demo_cpu"],
+    "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows"],
+    "subjects": ["subjects"],
+}
+# Sections of a report that its page of results has, besides the first table.
+SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Time and quality|Compared with"
 
 
 def pages() -> dict[str, str]:
@@ -64,6 +93,43 @@ def text_of(thing: object) -> str:
         is_code = paragraph.startswith("    ")
         paragraphs.append(paragraph if is_code else textwrap.fill(" ".join(paragraph.split()), 120))
     return "\n\n".join(paragraphs)
+
+
+# ---------------------------------------------------------------- results
+
+
+def results_page(name: str) -> str:
+    """Return the paragraphs, the first tables and the pairs of the reports in RESULTS, without pictures."""
+    parts = []
+    for words in RESULTS[name]:
+        parts += [f"## {words}"] * (len(RESULTS[name]) > 1)
+        parts += report_parts(words)
+    return page(
+        f"Results: {name}",
+        "the packs in runs/reference",
+        "[Results](../../results.md) says what this means. The command writes the rest too, with pictures.",
+        *parts,
+    )
+
+
+def report_parts(words: str) -> list[str]:
+    """Return what a page of results shows of one report. Arguments: words, of `posbench report`."""
+    places, _, by = words.partition(" --by ")
+    paths = [REFERENCE / place for place in places.split()]
+    summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, (), ()))
+    report = page_of(summary, rows, ReportOptions(by=by or None))
+    first, *others = [section for section in report.sections if section.table is not None]
+    command = textwrap.wrap(f"posbench report {words} --runs-dir runs/reference", 110, break_on_hyphens=False)
+    parts = ["    " + " \\\n        ".join(command), filled(report.lede), filled(report.paragraph)]
+    for section in [first, *(section for section in others if re.match(SHOWN, section.title))]:
+        assert section.table is not None
+        parts += [f"### {section.title}", markdown(section.table), filled(section.note)]
+    return [part for part in parts if part.strip("# ")]
+
+
+def filled(text: str) -> str:
+    """Return a paragraph in lines of at most 120 characters."""
+    return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
 
 
 # ---------------------------------------------------------------- schemes
@@ -280,7 +346,7 @@ def facts_of(runs: list[Run]) -> list[str]:
 
 
 def rate_of(manifest: Any) -> float:
-    """Return a run's learning rate: the scheme's, or without one that of the experiment."""
+    """Return a run's learning rate. A scheme's own replaces the experiment's."""
     return float(manifest.identity.get("scheme.lr") or manifest.identity["train.lr"])
 
 
@@ -305,6 +371,9 @@ def days_of(manifests: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    texts = {} if sys.argv[1:] else pages()
+    for name in sys.argv[1:] or RESULTS:
+        texts[f"docs/lists/results/{name}.md"] = results_page(name)
+    for path, text in texts.items():
         (ROOT / path).parent.mkdir(exist_ok=True)
         (ROOT / path).write_text(text, encoding="utf-8")
