@@ -50,14 +50,14 @@ RESULTS = {
     "tasks": ["tasks"],
     "exchanged": ["headline-exchanged", "tasks_exchanged"],
     "kexue_25m": ["kexue_25m"],
-    "ladder": ["ladder_s", "ladder_m", "ladder_l"],
+    "ladder": ["ladder_s", "ladder_m", "ladder_l", "ladder_l ladder_l-rate_0.006 ladder_l-rate_0.012 --by train.lr"],
     "all_schemes": ["all_schemes"],
     "demo": ["demo_cpu"],
     "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows"],
     "subjects": ["subjects"],
 }
 # Sections of a report that its page of results has, besides the first table.
-SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Time and quality|Compared with"
+SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Time and quality|Worth|Compared with"
 
 
 def pages() -> dict[str, str]:
