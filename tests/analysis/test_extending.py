@@ -154,8 +154,8 @@ def page_of_tables() -> str:
             "\n## Every arm and control\n",
             "Losses on the test text with up to so many tokens of context, nats per token, ± half of the 95 % interval",
             "over seeds. Copyable order: what order more than 32 tokens back is worth on copyable targets, in windows",
-            "of the trained length, so rows trained at 256 are not comparable with the others. Better after: tokens until",
-            "the validation loss at 1,024 is below the loss that the checkpoint had at 256.\n",
+            "of the trained length, so rows trained at 256 are not comparable with the others. Better after:",
+            "tokens until the validation loss at 1,024 is below the loss that the checkpoint had at 256.\n",
             *table(),
             "\n## Without training, and after it\n\nTest losses at 1,024 tokens of the base, trained to its end at 256 "
             "and read under each option, and of the arms.\n",
