@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def pages() -> dict[str, str]:
         "docs/lists/tasks.md": tasks_page(),
         "docs/lists/experiments.md": experiments_page(),
         "docs/lists/measurements.md": measurements_page(),
+        "docs/lists/packages.md": packages_page(),
         "runs/reference/packs.md": packs_page(),
     }
 
@@ -300,6 +302,25 @@ def measurements_page() -> str:
         "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md)\n"
         "and [evaluating](../evaluating.md). Machines are shared: compare ratios within a table.",
         *parts,
+    )
+
+
+def packages_page() -> str:
+    """List the packages and modules of posbench, from the commands down, by the first paragraph of their docstrings."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    rows = []
+    for name in " : ".join(contracts[0]["layers"]).split(" : "):
+        place = ROOT / "posbench" / name
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        rows.append([f"`posbench/{name}{'/' if place.is_dir() else '.py'}`", docstring.partition("\n\n")[0]])
+    return page(
+        "Where the code is",
+        "the docstrings of posbench and pyproject.toml",
+        "Imports go down this list, never up; `make lint` checks it.",
+        table(["", "what it does"], rows),
     )
 
 
