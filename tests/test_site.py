@@ -41,6 +41,45 @@ def test_lists_are_what_code_configurations_and_packs_say() -> None:
     )
 
 
+# Every result page takes seconds to make; `headline` is checked in the fast tests too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "headline" else pytest.mark.slow) for name in generated.RESULTS]
+)
+def test_a_page_of_results_is_what_its_packs_say(name: str) -> None:
+    written = (ROOT / f"docs/lists/results/{name}.md").read_text(encoding="utf-8")
+    assert written == generated.results_page(name), f"python docs/site/generated.py {name}"
+
+
+# Figures of docs/results.md that no report has, and why they may be there.
+NOT_OF_A_REPORT = {
+    "0.96": "tests/analysis/test_stability.py",
+    **dict.fromkeys(("0.142", "0.029", "0.023"), "tests/analysis/test_extending.py"),
+    **dict.fromkeys(("1.967", "2.014"), "tests/analysis/test_optimizers.py"),
+    **dict.fromkeys(("24.6", "0.08", "0.06"), "a prediction"),
+    **dict.fromkeys(("0.40", "0.05"), "pilots, which are not reported"),
+    **dict.fromkeys(("0.0036", "0.016"), "by another program"),
+    **dict.fromkeys(("32.0", "28.1", "27.3"), "the output of a command that is on the page"),
+    **dict.fromkeys(("3.11", "2.8", "4.6", "0.17", "0.43", "0.94", "4.1", "8.2"), "sizes of text, models and runs"),
+}
+
+
+def test_each_figure_of_the_findings_is_in_a_report_that_its_section_links_to() -> None:
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    checked = 0
+    for section in re.split(r"^#+ ", page, flags=re.MULTILINE):
+        reports = set(re.findall(r"\(lists/results/(\w+)\.md", section))
+        text = "".join((ROOT / f"docs/lists/results/{name}.md").read_text(encoding="utf-8") for name in reports)
+        for figure in re.findall(r"(?<![\d.])\d+\.\d+(?![\d.]*/)", re.sub(r"\]\([^)]*\)", "", section)):
+            is_there = re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text)
+            assert is_there or figure in NOT_OF_A_REPORT, (figure, section.partition("\n")[0])
+            checked += bool(is_there)
+    assert checked > 60
+
+
+def test_no_page_of_results_is_left_over() -> None:
+    assert {file.stem for file in (ROOT / "docs/lists/results").iterdir()} == set(generated.RESULTS)
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F811
     """Run the cells in order, with a tiny model of bytes and two steps in place of 500k tokens."""

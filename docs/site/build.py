@@ -263,7 +263,8 @@ def on_config(config: Any) -> Any:
     below = {group: sorted(name for name in written if name.startswith(f"{group}/")) for group in ("tasks", "results")}
     schemes = ["schemes/index.md", *sorted(f"schemes/{name}.md" for name in choices("scheme"))]
     internals = sorted(name for name in written if name.startswith("docs/internals/"))
-    lists = sorted(name for name in written if name.startswith("docs/lists/"))
+    lists = sorted(name for name in written if re.match("docs/lists/[^/]+$", name))
+    findings = sorted(name for name in written if name.startswith("docs/lists/results/"))
     config.nav = [
         {"Home": "README.md"},
         {"Guides": [f"docs/{name}.md" for name in GUIDES]},
@@ -272,6 +273,7 @@ def on_config(config: Any) -> Any:
                 "docs/results.md",
                 "docs/how-far-a-small-result-carries.md",
                 "docs/how-far-table.md",
+                *findings,
                 *below["results"],
                 "runs/reference/README.md",
                 "runs/reference/packs.md",

@@ -1,6 +1,7 @@
 """Write the lists that the code, the configurations and the packs know: `python docs/site/generated.py`.
 
-Each page says in its first line how it is written, and tests/test_site.py fails if one is out of date.
+Each page says in its first line how it is written, and tests/test_site.py fails if one is out of date. The pages of
+results take a minute; `python docs/site/generated.py NAME ...` writes only these of them.
 """
 
 from __future__ import annotations
@@ -9,26 +10,55 @@ import ast
 import inspect
 import json
 import re
+import sys
 import textwrap
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from posbench.analysis.agreement import choose
+from posbench.analysis.reading import read_runs
 from posbench.catalogue.choices import choices
 from posbench.config import TaskConfig
 from posbench.config.units import number, short_count
 from posbench.data.tasks import tasks
 from posbench.evaluation import ngram
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.options import ReportOptions
+from posbench.reporting.report import page_of
+from posbench.reporting.text import markdown
 from posbench.runs import Run, find_runs
 from posbench.schemes.base import HOOKS, LOOKING_BACK, Gates, Placement, Scheme
+from posbench.system.console import console
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference"
 # A question at the head of an experiment's file ends before one of these.
 AFTER_QUESTION = r" (?:Source|Published|Not published|Different here|Chosen here|Cost|Fixed)\b"
+# Page of results -> the reports on it, as words of `posbench report`.
+RESULTS = {
+    "headline": ["headline"],
+    "headline_rows": [
+        "headline headline-windows headline-grape headline-clipped headline-repo headline-sinks headline-path "
+        "headline-repo_alone"
+    ],
+    "headline_prose": ["headline_prose", "headline_prose --by train.lr"],
+    "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer"],
+    "extend": ["extend-arms"],
+    "tasks": ["tasks"],
+    "exchanged": ["headline-exchanged", "tasks_exchanged"],
+    "kexue_25m": ["kexue_25m"],
+    "ladder": ["ladder_s", "ladder_m", "ladder_l", "ladder_l ladder_l-rate_0.006 ladder_l-rate_0.012 --by train.lr"],
+    "all_schemes": ["all_schemes"],
+    "demo": ["demo_cpu"],
+    "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows"],
+    "subjects": ["subjects"],
+}
+# Sections of a report that its page of results has, besides the first table.
+SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Time and quality|Worth|Compared with"
 
 
 def pages() -> dict[str, str]:
@@ -40,6 +70,7 @@ def pages() -> dict[str, str]:
         "docs/lists/tasks.md": tasks_page(),
         "docs/lists/experiments.md": experiments_page(),
         "docs/lists/measurements.md": measurements_page(),
+        "docs/lists/packages.md": packages_page(),
         "runs/reference/packs.md": packs_page(),
     }
 
@@ -64,6 +95,43 @@ def text_of(thing: object) -> str:
         is_code = paragraph.startswith("    ")
         paragraphs.append(paragraph if is_code else textwrap.fill(" ".join(paragraph.split()), 120))
     return "\n\n".join(paragraphs)
+
+
+# ---------------------------------------------------------------- results
+
+
+def results_page(name: str) -> str:
+    """Return the paragraphs, the first tables and the pairs of the reports in RESULTS, without pictures."""
+    parts = []
+    for words in RESULTS[name]:
+        parts += [f"## {words}"] * (len(RESULTS[name]) > 1)
+        parts += report_parts(words)
+    return page(
+        f"Results: {name}",
+        "the packs in runs/reference",
+        "[Results](../../results.md) says what this means. The command writes the rest too, with pictures.",
+        *parts,
+    )
+
+
+def report_parts(words: str) -> list[str]:
+    """Return what a page of results shows of one report. Arguments: words, of `posbench report`."""
+    places, _, by = words.partition(" --by ")
+    paths = [REFERENCE / place for place in places.split()]
+    summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, (), ()))
+    report = page_of(summary, rows, ReportOptions(by=by or None))
+    first, *others = [section for section in report.sections if section.table is not None]
+    command = textwrap.wrap(f"posbench report {words} --runs-dir runs/reference", 110, break_on_hyphens=False)
+    parts = ["    " + " \\\n        ".join(command), filled(report.lede), filled(report.paragraph)]
+    for section in [first, *(section for section in others if re.match(SHOWN, section.title))]:
+        assert section.table is not None
+        parts += [f"### {section.title}", markdown(section.table), filled(section.note)]
+    return [part for part in parts if part.strip("# ")]
+
+
+def filled(text: str) -> str:
+    """Return a paragraph in lines of at most 120 characters."""
+    return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
 
 
 # ---------------------------------------------------------------- schemes
@@ -237,6 +305,25 @@ def measurements_page() -> str:
     )
 
 
+def packages_page() -> str:
+    """List the packages and modules of posbench, from the commands down, by the first paragraph of their docstrings."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    rows = []
+    for name in " : ".join(contracts[0]["layers"]).split(" : "):
+        place = ROOT / "posbench" / name
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        rows.append([f"`posbench/{name}{'/' if place.is_dir() else '.py'}`", docstring.partition("\n\n")[0]])
+    return page(
+        "Where the code is",
+        "the docstrings of posbench and pyproject.toml",
+        "Imports go down this list, never up; `make lint` checks it.",
+        table(["", "what it does"], rows),
+    )
+
+
 def packs_page() -> str:
     """List the packs of runs/reference: what was trained, with which seeds and tokens, on what, when."""
     folders: dict[str, list[Run]] = {}
@@ -305,6 +392,9 @@ def days_of(manifests: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    texts = {} if sys.argv[1:] else pages()
+    for name in sys.argv[1:] or RESULTS:
+        texts[f"docs/lists/results/{name}.md"] = results_page(name)
+    for path, text in texts.items():
         (ROOT / path).parent.mkdir(exist_ok=True)
         (ROOT / path).write_text(text, encoding="utf-8")

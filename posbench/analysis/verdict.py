@@ -66,7 +66,7 @@ class Judgement:
     gap_high: float
     p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
     family: int | None  # number of candidates that the loop may try; None: the verdict is the report's
-    confirm: int | None  # number of winners that may be confirmed; None: this is no confirmation
+    confirm: int | None  # number of winners that may be confirmed; None without a confirmation
     look: dict[str, int] | None  # the last planned look that was reached: number, of, seeds; None without a family
     seeds: list[int]  # of the scheme
     baseline_seeds: list[int]
@@ -150,7 +150,7 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
     baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
     the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
-    of winners that may be confirmed on fresh seeds (None: this is no confirmation); also, with confirm, folders of
+    of winners that may be confirmed on fresh seeds (None without a confirmation); also, with confirm, folders of
     experiments of other sizes or texts where the winner must be better too; metric, loss or order; margin, nats per
     token below which values count as equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the

@@ -12,7 +12,7 @@ from posbench.reference.definition import Array, Definition, Rows
 
 
 class Inputs(NamedTuple):
-    """What attention in one layer reads."""
+    """The inputs of attention in one layer."""
 
     scheme: Definition  # which adds position
     q: list[Array]  # H arrays [T, D], without position, as k and v; those that a kind does not use are empty

@@ -11,6 +11,8 @@ from scipy import stats
 
 import posbench
 from posbench.analysis.statistics import holm
+from posbench.evaluation.protocols import PROTOCOLS
+from posbench.runs import find_runs
 
 REFERENCE = Path("runs/reference")
 TASKS = ("mqar", "flip_flop", "index_from_end", "copy", "count", "index")
@@ -46,6 +48,14 @@ def test_how_often_an_order_survives_other_seeds_and_documents() -> None:
     assert "first in 1.00, and the whole order of eleven holds in 0.29" in text
     _, whole = stable("kexue_25m.zip", ("qk_rope", "vo_rope", "nope"))
     assert whole == pytest.approx(0.67, abs=0.03) and "the order of QK, VO and NoPE holds in 0.67" in text
+
+
+def test_the_loss_follows_the_onset() -> None:
+    runs = find_runs(REFERENCE / "headline")
+    onsets = [PROTOCOLS["order"].of_training(run.logged)["onset_tokens"] for run in runs]
+    correlation = stats.spearmanr(onsets, [run.manifest.loss for run in runs]).statistic
+    assert len(runs) == 30
+    assert f"the rank correlation of onset and final loss is {correlation:.2f}" in page("results")
 
 
 def test_which_tasks_predict_the_loss_on_text() -> None:

@@ -418,7 +418,8 @@ QUOTES = [match for page in ("README.md", "docs/results.md") for match in SAYS.f
 
 
 def test_the_pages_quote_reports() -> None:
-    assert len(QUOTES) >= 8
+    """Other reports are quoted whole in docs/lists/results, which tests/test_site.py holds to the packs."""
+    assert "headline" in dict(QUOTES)
 
 
 @pytest.mark.usefixtures("undrawn")
