@@ -45,8 +45,8 @@ RESULTS = {
         "headline headline-windows headline-grape headline-clipped headline-repo headline-sinks headline-path "
         "headline-repo_alone"
     ],
-    "headline_prose": ["headline_prose", "headline_prose --by train.lr"],
-    "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer"],
+    "headline_prose": ["headline_prose", "headline_prose --by train.lr", "prose_muon"],
+    "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer", "headline_gpu_muon"],
     "extend": ["extend-arms"],
     "tasks": ["tasks"],
     "exchanged": ["headline-exchanged", "tasks_exchanged"],
@@ -58,7 +58,7 @@ RESULTS = {
     "subjects": ["subjects"],
 }
 # Sections of a report that its page of results has, besides the first table.
-SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Time and quality|Worth|Compared with"
+SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Time and quality|Worth|Compared with"
 
 
 def pages() -> dict[str, str]:

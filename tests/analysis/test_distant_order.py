@@ -115,3 +115,17 @@ def test_pairs_on_copyable_targets_are_a_family_of_their_own() -> None:
     assert pair.order_p == pytest.approx(stats.ttest_1samp(gap.dropna(), 0).pvalue)
     [pair_on_all] = c.distant_order.on_all.pairs.itertuples()
     assert pair.order_p != pair_on_all.order_p
+
+
+def test_on_prose_order_on_copyable_targets_is_unproven() -> None:
+    c = build(*read([REFERENCE / "prose_muon.zip"]))
+    assert c.distant_order is not None and c.distant_order.on_copyable is not None
+    page = " ".join(Path("docs/results.md").read_text(encoding="utf-8").split())
+    texts = {}
+    for name, worth, digits in (("all", c.distant_order.on_all, 4), ("copyable", c.distant_order.on_copyable, 3)):
+        for row in worth.figures.itertuples():
+            texts[name, row.scheme] = f"{row.value:.{digits}f} ±{row.value_documents:.{digits}f}"
+    copyable = c.distant_order.on_copyable.figures
+    assert copyable["targets"].to_list() == [119, 119] and c.distant_order.on_all.figures["targets"].iloc[0] == 8192
+    assert f"worth {texts['copyable', 'alibi']} nats to ALiBi and {texts['copyable', 'qk_rope']} to QK" in page
+    assert f"worth {texts['all', 'alibi']} and {texts['all', 'qk_rope']}." in page
