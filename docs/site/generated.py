@@ -299,8 +299,9 @@ def measurements_page() -> str:
     return page(
         "Measurements",
         "benchmarks/measured.yaml",
-        "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md)\n"
-        "and [evaluating](../evaluating.md). Machines are shared: compare ratios within a table.",
+        "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md),\n"
+        "[evaluating](../evaluating.md) and [decisions](../internals/decisions.md). Machines are shared: compare ratios\n"
+        "within a table.",
         *parts,
     )
 
