@@ -180,7 +180,11 @@ def test_the_pairs_and_sentences_follow_from_the_packs() -> None:
     for other in ("nothing changed", "base 40,000"):
         difference, p = pairs[f"YaRN before {other}"].split(" | ")
         assert re.search(rf"{difference} (nats )?ahead of (changing nothing|{other}) \(p {p}\)", page), other
-    undecided = ("YaRN before NTK", "YaRN before PI", *(f"{arm} before nothing changed" for arm in ("PI", "NTK", "base 40,000")))
+    undecided = (
+        "YaRN before NTK",
+        "YaRN before PI",
+        *(f"{arm} before nothing changed" for arm in ("PI", "NTK", "base 40,000")),
+    )
     assert {pair for pair, rest in pairs.items() if rest.endswith("(open)")} == set(undecided)
     yarn, plain = (tokens_until_better("extend-arms", f"qk_rope_{arm}") for arm in ("yarn", "plain"))
     assert f"after {yarn.min():.0f} thousand tokens" in page and yarn.min() == yarn.max()
