@@ -57,7 +57,7 @@ def measure(
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
-    rows = _on_the_same_targets(rows[~older], runs, holes)
+    rows = on_the_same_targets(rows[~older], runs, holes)
     _note_missing_lengths(rows, runs, holes)
     places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
     digests: dict[tuple[Any, ...], str] = {}
@@ -123,7 +123,7 @@ def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return sums["value"] / sums["count"]
 
 
-def _on_the_same_targets(
+def on_the_same_targets(
     rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]
 ) -> pd.DataFrame:
     """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.

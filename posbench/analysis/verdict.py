@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
-from posbench.analysis.cells import means
+from posbench.analysis.cells import means, on_the_same_targets
 from posbench.analysis.comparison import Comparison, baseline_of, build
 from posbench.analysis.families import planned_tests, record_tests
 from posbench.analysis.onset import decayed_points, worth
@@ -487,9 +487,10 @@ def _beyond(
 ) -> dict[str, Any] | None:
     """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
 
-    They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
-    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks and
-    size, as in `_first_decision`, without looks for all seeds.
+    If several protocols scored it, the first by name counts. Perplexities are over the seeds that both have. The
+    verdict is about the losses there, at the rates of the compared runs, corrected as the main verdict is.
+    Arguments: rows, the tidy table; names, the scheme and the baseline; looks, as in `_first_decision`, or empty for
+    one test of all seeds; size, the number of planned tests.
     """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
@@ -499,9 +500,10 @@ def _beyond(
         return None
     protocol = cells["protocol"].min()
     length = int(cells[cells["protocol"] == protocol]["length"].max())
-    is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
+    is_of_runs = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
-    losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
+    scored = on_the_same_targets(rows[is_of_runs & is_as_trained], c.runs, {})
+    losses = means(scored[scored["length"] == length], ["seed", "scheme"]).unstack()[list(names)].dropna()
     losses = _judged(losses, options)
     if losses.empty:
         return None
