@@ -220,7 +220,17 @@ def test_the_readme_says_the_same() -> None:
     assert f"{gaps[0]} nats under AdamW and {gaps[1]} under Muon" in readme, gaps
     assert f"difference {apart})" in readme, apart
     plain = losses_of("headline_gpu_muon_ns0")
-    assert f"orthogonalisation has {plus_minus(plain['qk_rope'] - plain['alibi']).lstrip('+')}" in readme
+    assert f"orthogonalisation leaves a lead of {plus_minus(plain['qk_rope'] - plain['alibi']).lstrip('+')}" in readme
+
+
+def test_the_readme_says_how_far_vo_is_behind_elsewhere() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    behind = at_rate("headline_muon-tune", "vo_rope", 2e-3) - at_rate("headline_muon-tune", "qk_rope", 2e-3)
+    behind = behind.dropna()
+    assert len(behind) == 3 and f"#the-same-on-cpus) ({behind.min():.2f} to {behind.max():.2f})" in readme
+    findings = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    assert "by 0.069 ±0.035" in findings and "prose](docs/results.md#the-headline-on-prose) (0.07 ±0.04)" in readme
+    assert "by 0.058 and 0.071" in findings and "two-seeds-one-rate) (0.06, 0.07)" in readme
 
 
 @pytest.mark.slow
