@@ -105,8 +105,7 @@ def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figur
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative.
 
-    A scheme looks the same in every report, unless another scheme in it already has this look. Arguments: runs, a row
-    per run.
+    A scheme looks the same in every report, unless another scheme in it already has this look.
     """
     options = list(product(_COLOURS, _MARKERS))
     chosen: dict[str, tuple[str, str, str]] = {}
@@ -158,7 +157,7 @@ def gaps(plot: Plot, look: Looks) -> Figure:
         axes.plot([mark["x"]], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(schemes)), schemes)
-    axes.set_ylim(len(schemes) - 0.5, -0.6)
+    axes.set_ylim(len(schemes) - 0.5, -0.6)  # from top to bottom
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(plot.x_label)
@@ -168,10 +167,8 @@ def gaps(plot: Plot, look: Looks) -> Figure:
 def matrix(plot: Plot, look: Looks) -> Figure:
     """Return a figure of how much each row's scheme beats the column's, with a sign in each cell.
 
-    Cells show the difference in nats per token if there is room, for up to MOST_LINES schemes.
-
-    Arguments: plot, whose `marks` name the schemes, and whose `points` have columns left, right, difference and sign;
-    look is not used.
+    Up to MOST_LINES schemes leave room for the differences, in nats per token. Arguments: plot, whose `marks` name the
+    schemes, and whose `points` have columns left, right, difference and sign.
     """
     assert plot.marks is not None
     names = list(plot.marks["scheme"])
@@ -189,6 +186,7 @@ def matrix(plot: Plot, look: Looks) -> Figure:
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
     axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
     axes.set_yticks(range(count - 1), names[:-1])
+    # Pairs name the better scheme first, so the first column and the last row have no cell.
     axes.set_xlim(0.5, count - 0.5)
     axes.set_ylim(count - 1.5, -0.5)
     _bare(axes)
@@ -203,6 +201,7 @@ def training(plot: Plot, look: Looks) -> Figure:
     """
     part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
+    # The steep start would leave no room for the differences.
     later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
 
     def finish(axes: Axes) -> None:
@@ -392,9 +391,8 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
     A scheme with many layers has several rows, of at most ten panels.
-
     Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
-    and last (distance or channel pair), value and value_windows (half its interval); look is not used.
+    and last (distance or channel pair), value and value_windows (half its interval).
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
@@ -463,9 +461,9 @@ def _lines(
 ) -> Figure:
     """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
 
-    Arguments: points, scheme, x and y, in the order of the schemes; finish, a function that sets up the axes of each
-    panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
-    share a y scale; bands, a table (scheme, x, low, high) of areas to shade around the lines.
+    Arguments: points, scheme, x and y, in the order of the schemes; finish, which sets up the axes of each panel;
+    label, of the x axis; height, in inches of a figure with one panel; bands, a table (scheme, x, low, high) of areas
+    to shade around the lines.
     """
     lines = dict(iter(points.groupby("scheme", sort=False)))
     number = max(1, math.ceil(len(lines) / MOST_LINES))
@@ -524,7 +522,6 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     """Return the positions nearest to `heights` (least squares, same order) that are at least `room` apart.
 
     They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
-    Arguments: heights, the wanted positions, such as those of labels along an axis from `low` to `high`.
     """
     order = np.argsort(heights, kind="stable")
     steps = room * np.arange(len(order))
@@ -547,7 +544,7 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
 def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
     """Set up the x axis for lengths in tokens, on a log scale, and mark the training length.
 
-    Arguments: lengths, for the ticks; if possible only multiples and divisors of the training length are labelled.
+    If possible, only multiples and divisors of the training length are labelled.
     """
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)

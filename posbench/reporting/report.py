@@ -48,7 +48,8 @@ def report(
     """
     console = console or Console()
     places = [places] if isinstance(places, str | Path) else list(places)
-    target = Path(options.output or _default_output(folder_of(Path(places[0])), options))
+    experiment = folder_of(Path(places[0]))
+    target = Path(options.output or _default_output(experiment, options))
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
     last = () if options.schemes else _last_subjects(places)
     schemes = options.schemes or last

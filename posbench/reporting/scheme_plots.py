@@ -98,8 +98,6 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
     """Return {title: curves}: how attention scores and values change with distance in a scheme's layers.
 
     There is one entry for an untrained scheme, and one per layer with its own parameters for a trained one.
-    Arguments: name, the scheme's name, for the titles; scheme, its modules for all layers; is_trained, whether their
-    parameters come from a finished run.
     """
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     if not is_trained:
@@ -116,8 +114,8 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     """Return the score and the share of a value that arrives, by the distance from the query, in one layer.
 
     Distances are up to `longest`, which is also the query's position. The curves are means over random contents; the
-    score is given minus the score at distance 0. A curve that distance does not change is None.
-    Arguments: scheme, the scheme's module of this layer, which is converted to float64.
+    score is given minus the score at distance 0. A curve that distance does not change is None. `scheme` is converted
+    to float64.
     """
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
@@ -153,10 +151,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return the positions (or per-token data derived from them) of the tokens with the indices `rows`.
-
-    Arguments: pos, a tensor with an entry per token, or a tuple of such tensors. Returns: the same type.
-    """
+    """Return the positions (or per-token data, or a tuple of them) of the tokens with the indices `rows`."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
         is_named = hasattr(pos, "_fields")
@@ -167,10 +162,7 @@ def _rows(pos: Any, rows: Tensor) -> Any:
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content.
-
-    Arguments: gates, a `Gates` object, a tuple of them, or None, which stays None.
-    """
+    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content."""
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
         return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))

@@ -152,10 +152,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line.
-
-    Arguments: margin, nats per token below which losses count as equal.
-    """
+    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
     table = loss_table(c)
     plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
     latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
@@ -238,7 +235,6 @@ def all_pairs(c: Comparison, margin: float) -> list[Section]:
     """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
 
     Up to three schemes need no picture.
-    Arguments: margin, nats per token below which losses count as equal.
     """
     summary, sections = conclusions(c.ranked, c.pairs), []
     if c.num_fixed_pairs:

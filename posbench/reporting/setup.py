@@ -18,8 +18,7 @@ from posbench.config.units import short_count
 def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield (scheme, text) for each scheme whose runs continued the training of another model.
 
-    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`. Arguments: runs, a row
-    per run.
+    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`.
     """
     if "continues" not in runs:
         return
@@ -86,10 +85,7 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones.
-
-    Arguments: config, a run's configuration as nested dicts; groups, its top-level keys, such as model.
-    """
+    """Return `key=value, ...`, the settings in these groups (such as model) that are neither empty nor hidden."""
     shown = []
     for name in groups:
         settings = config.get(name) or {}

@@ -53,8 +53,9 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
             sections += rate_sections(searches)
             files["rates.csv"] = pd.concat(search.table.assign(data=name) for name, search in searches.items())
     seeds = sorted(set(runs["seed"]))
+    title = f"{names} by {group_by}" if group_by else names
     return Page(
-        title=f"{names} by {group_by}" if group_by else names,
+        title=title,
         lede=lede,
         paragraph=paragraph("tasks_paragraph", list(tasks.values()), seeds, dict(continued(runs))),
         sections=sections,
@@ -167,7 +168,7 @@ def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
 def summary_map(tasks: Tasks, table: Table) -> Plot:
     """Return a picture of coloured cells, schemes by tasks: the length up to which each scheme stays accurate.
 
-    The colour is this length as a multiple of the trained length. Arguments: table, the `summary_table`.
+    The colour is this length as a multiple of the trained length.
     """
     most = max(t.lengths[-1] / t.trained for t in tasks.values())
     points = []
