@@ -58,7 +58,9 @@ RESULTS = {
     "subjects": ["subjects"],
 }
 # Sections of a report that its page of results has, besides the first table.
-SHOWN = r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Time and quality|Worth|Compared with"
+SHOWN = (
+    r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Time and quality|Worth|Compared"
+)
 
 
 def pages() -> dict[str, str]:
@@ -299,8 +301,9 @@ def measurements_page() -> str:
     return page(
         "Measurements",
         "benchmarks/measured.yaml",
-        "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md)\n"
-        "and [evaluating](../evaluating.md). Machines are shared: compare ratios within a table.",
+        "What they mean is in [speed](../internals/speed.md), [statistics](../statistics.md), [loops](../loops.md),\n"
+        "[evaluating](../evaluating.md) and [decisions](../internals/decisions.md). Machines are shared: compare\n"
+        "ratios within a table.",
         *parts,
     )
 

@@ -23,7 +23,7 @@ from tests.cli.commands import Give
 from tests.json_schema import DEFINITIONS, faults
 
 PAGE = Path(__file__).parents[2] / "docs/loops.md"
-[SCRIPT] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+SCRIPT = (PAGE.parent / "try.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Hooks read the rows before each token: as a convolution does, never across a document's border, in pieces too."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,9 +142,8 @@ def test_smear_and_key_offset_by_hand():
 
 
 def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
-    guide = Path(__file__).parents[2] / "docs" / "adding-a-scheme.md"
-    [example] = re.findall(r"```python\n([^`]*class ShortConvolution[^`]*)```", guide.read_text(encoding="utf-8"))
-    (tmp_path / "mine.py").write_text(example, encoding="utf-8")
+    example = Path(__file__).parents[2] / "docs" / "short_convolution.py"
+    (tmp_path / "mine.py").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     scheme = SchemeConfig("mine", "mine.py:ShortConvolution")
     certificate = certify(replace(certificate_config("nope", ["model.num_layers=1"]), scheme=scheme))
