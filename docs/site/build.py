@@ -273,10 +273,9 @@ def on_config(config: Any) -> Any:
                 "docs/results.md",
                 "docs/how-far-a-small-result-carries.md",
                 "docs/how-far-table.md",
-                *findings,
-                *below["results"],
-                "runs/reference/README.md",
-                "runs/reference/packs.md",
+                {"Tables": findings},
+                {"Whole reports": below["results"]},
+                {"Packs": ["runs/reference/README.md", "runs/reference/packs.md"]},
             ]
         },
         {"Schemes": schemes},

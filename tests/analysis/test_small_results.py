@@ -120,9 +120,13 @@ def row(published: Published, measurement: PublishedMeasurement, scheme: str) ->
     size = measurement.model or published.setup.get("parameters", "")
     size = size.removesuffix(" parameters").replace("about ", "")
     where = f"{axis}, {measurement.ratio:.2g}x" if axis == "beyond" else axis
-    shown = f"{plus_minus(gaps.mean(), half if len(gaps) > 2 else math.nan, sign=True)} ({place}, {len(gaps)} seeds)"
+    shown = plus_minus(gaps.mean(), half if len(gaps) > 2 else math.nan, sign=True)
     cells = [f"[{published.name}]({published.source})", size, where, f"{scheme} - {published.baseline}"]
-    return outcome, axis, "| " + " | ".join([outcome, *cells, f"{theirs:+.3f}", shown]) + " |"
+    return (
+        outcome,
+        axis,
+        "| " + " | ".join([outcome, *cells, f"{theirs:+.3f}", shown, f"{place}, {len(gaps)} seeds"]) + " |",
+    )
 
 
 def decided_pairs() -> pd.DataFrame:
@@ -225,7 +229,8 @@ def page_of_the_table() -> str:
         "All pairs of the published tables that our runs decide, also those without the table's baseline.\n\n"
         + "\n".join(f"- {pair}" for pair in reversals())
         + "\n\n## Every pair with a published baseline\n\n"
-        "| outcome | source | size | axis | pair | published | ours |\n|---|---|--:|---|---|--:|--:|\n"
+        "| outcome | source | size | axis | pair | published | ours | our runs |\n"
+        "|---|---|--:|---|---|--:|--:|---|\n"
     )
     return head + "\n".join(line for _, line in rows()) + "\n"
 

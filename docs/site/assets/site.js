@@ -20,3 +20,11 @@ document.addEventListener("click", (event) => {
   });
   body.append(...keyed.map(({ row }) => row));
 });
+// A picture that is wider than the page says so in its caption.
+const markWide = () => {
+  for (const picture of document.querySelectorAll(".picture")) {
+    picture.toggleAttribute("data-wide", picture.scrollWidth > picture.clientWidth + 1);
+  }
+};
+addEventListener("load", markWide);
+addEventListener("resize", markWide);
