@@ -147,6 +147,7 @@ class SubjectModel:
         """
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
+        # The model calls its base model, which now only returns `hidden`, and then applies its own head to it.
         base.forward = lambda *args, **kwargs: answer
         try:
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits

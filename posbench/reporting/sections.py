@@ -130,11 +130,14 @@ def numbers(c: Comparison) -> list[dict[str, Any]]:
 
 def sections_of(c: Comparison, published: Published | None, margin: float, every_length: bool) -> list[Section]:
     """Return all sections of a comparison's report as data, in order. Arguments: as of `losses_page`."""
-    of_protocols = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
     sections = [losses(c, margin)]
     if c.can_rank:
         sections += all_pairs(c, margin)
-    sections += joined(sorted(of_protocols, key=lambda section: section.is_last), c.schemes)
+    of_protocols: list[Section] = []
+    for protocol in PROTOCOLS.values():
+        of_protocols += protocol.sections(c, every_length)
+    of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols
+    sections += joined(of_protocols, c.schemes)
     sections += distant_order_section(c)
     sections += onset_gaps(c)
     if len(c.ngrams):

@@ -185,10 +185,11 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 
 
 def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
-    """Return (configuration, steps that another run takes for it) of the runs of a sweep for one seed, and the seeds.
+    """Return (configuration, its first steps that its trunk has already trained) of a sweep's runs, and the seeds.
 
-    Branches (shorter runs that start from a checkpoint of another run of the sweep) and arms come last. Arguments:
-    words, overrides as after `posbench train -m`.
+    The runs are those of one seed; seeds is their number. Runs that start from a checkpoint of another run of the
+    sweep, their trunk, come last: branches (shorter runs, with a decay of their own) and arms (runs that go on with
+    changed settings). Arguments: words, overrides as after `posbench train -m`.
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))

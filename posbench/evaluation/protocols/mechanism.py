@@ -368,7 +368,8 @@ def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
     """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
 
-    Arguments: layer, its number; weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
+    Arguments: layer, its number; weights, of attention, [B, H, queries, T], with the window's last tokens as queries;
+    bias, [B, H, T, T] or None, of which only the rows of the same queries are used.
     """
     import torch
 
@@ -384,8 +385,10 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
         index = bucket.clamp(max=len(first) - 1).flatten()
         return flat.new_zeros(*flat.shape[:2], len(first)).index_add_(2, index, flat).cpu().numpy()
 
+    # The weights of a query sum to 1, so a sum divided by the number of queries is the share that a bucket gets.
     yield "attention", layer, first, last, np.full(len(first), queries), summed(weights)
     if bias is not None:
+        # Of the bias we want the mean, so its sum is divided by the number of pairs of query and key in a bucket.
         pairs = torch.bincount(bucket[distance >= 0].flatten(), minlength=len(first)).cpu().numpy()
         yield "bias", layer, first, last, pairs, summed(bias[:, :, -queries:])
 

@@ -195,8 +195,8 @@ class Order(EvalProtocol):
             "seeds get there."
         )
         return [
-            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True),
-            Section("", table=threshold_table(lines, compared), note=other, is_last=True),
+            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, after_protocols=True),
+            Section("", table=threshold_table(lines, compared), note=other, after_protocols=True),
         ]
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
@@ -292,7 +292,9 @@ def flip_test(difference: np.ndarray) -> float:
     approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
-    signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
+    # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
+    choices = np.arange(2 ** len(difference))[:, None]
+    signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
     rounding = 1e-9 * np.abs(difference).sum()
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 

@@ -137,7 +137,7 @@ class Section:
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
     level: int = 2  # level of the heading
-    is_last: bool = False  # whether it comes after the sections of all protocols that are not last
+    after_protocols: bool = False  # whether it comes after the other sections of all protocols
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
