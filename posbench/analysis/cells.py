@@ -57,7 +57,7 @@ def measure(
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
-    rows = _on_the_same_targets(rows[~older], runs, holes)
+    rows = on_the_same_targets(rows[~older], runs, holes)
     _note_missing_lengths(rows, runs, holes)
     places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
     digests: dict[tuple[Any, ...], str] = {}
@@ -66,7 +66,8 @@ def measure(
     for place, of_place in rows.groupby(_PLACE, observed=True, sort=True):
         fields: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
         digests[place] = of_place["windows_digest"].iloc[0]
-        as_trained = digests.get(tuple((fields | {"under": ""}).values()), digests[place])
+        place_as_trained = tuple((fields | {"under": ""}).values())
+        as_trained = digests.get(place_as_trained, digests[place])
         problem = ""
         if of_place["windows_digest"].nunique() > 1:
             problem = f"is left out: {_unlike(fields, of_place, runs)} scored different windows"
@@ -123,7 +124,7 @@ def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return sums["value"] / sums["count"]
 
 
-def _on_the_same_targets(
+def on_the_same_targets(
     rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]
 ) -> pd.DataFrame:
     """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.
@@ -135,7 +136,9 @@ def _on_the_same_targets(
     for (protocol, text), group in rows.groupby(["protocol", "text"], observed=True, sort=True):
         counts = group.groupby("anchor")["run"].nunique()
         shared = counts[counts == group["run"].nunique()]
-        anchor = max(shared.index if len(shared) else counts.index)
+        if shared.empty:
+            shared = counts
+        anchor = max(shared.index)
         kept = group[group["anchor"] == anchor]
         chosen.append(kept)
         lengths = sorted(set(group["length"]) - set(kept["length"]))
@@ -148,7 +151,9 @@ def _on_the_same_targets(
             f"tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
         )
         holes.setdefault((str(protocol), str(text)), []).append(line)
-    return pd.concat(chosen) if chosen else rows
+    if not chosen:
+        return rows
+    return pd.concat(chosen)
 
 
 def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
@@ -168,11 +173,15 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
                 continue
             names = []
             for scheme, of_scheme in of_lengths.groupby("scheme"):
-                seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
-                is_whole = len(of_scheme) == (runs["scheme"] == scheme).sum()
-                names.append(str(scheme) if is_whole else f"{scheme} (of seeds {seeds})")
-            shown, data = ",".join(map(str, lacking)), ["--data", str(text)] if text else []
-            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown, *data]
+                name = str(scheme)
+                if len(of_scheme) < (runs["scheme"] == scheme).sum():
+                    seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
+                    name += f" (of seeds {seeds})"
+                names.append(name)
+            shown = ",".join(map(str, lacking))
+            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown]
+            if text:
+                words += ["--data", str(text)]
             holes.setdefault((str(protocol), str(text)), []).append(
                 f"{protocol} at {shown.replace(',', ', ')} has no result of {', '.join(names)} (`posbench eval "
                 f"{' '.join(words)}` scores it, unless the scheme cannot read so far)."
@@ -192,15 +201,15 @@ def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     documents, document = np.unique(rows["document"], return_inverse=True)
     numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
-    sums = {
-        name: np.bincount(run * shape[1] + document, rows[name], math.prod(shape)).reshape(shape)
-        for name in ("value", "count")
-    }
-    schemes, seeds = (np.asarray(rows[name].iloc[first]) for name in ("scheme", "seed"))
+    index = run * shape[1] + document  # of each row in a flattened table of runs and documents
+    values = np.bincount(index, rows["value"], math.prod(shape)).reshape(shape)
+    counts = np.bincount(index, rows["count"], math.prod(shape)).reshape(shape)
+    schemes = np.asarray(rows["scheme"].iloc[first])
+    seeds = np.asarray(rows["seed"].iloc[first])
     for scheme in np.unique(schemes):
         of_scheme = np.flatnonzero(schemes == scheme)
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
-        yield scheme, _Cell(seeds[of_scheme].tolist(), sums["value"][of_scheme], sums["count"][of_scheme[0]], documents)
+        yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
 
 def _figures(
@@ -218,27 +227,32 @@ def _figures(
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
     for scheme, cell in cells.items():
-        rows[scheme] = {"scheme": scheme, **fields, "seeds": len(cell.seeds), "documents": len(cell.documents)}
-        rows[scheme] |= {"targets": int(cell.counts.sum())}
+        row = {"scheme": scheme, **fields, "seeds": len(cell.seeds), "documents": len(cell.documents)}
+        row["targets"] = int(cell.counts.sum())
         of_seeds = cell.values.sum(1) / cell.counts.sum()
-        rows[scheme] |= interval_of("value", of_seeds)
-        rows[scheme] |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
+        row |= interval_of("value", of_seeds)
+        row |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
+        rows[scheme] = row
     if fields["metric"] == "bits_per_byte":
         return rows.values()
-    counts = next(iter(cells.values())).counts
-    errors = document_error(np.stack([cell.values.mean(0) for cell in cells.values()]), counts)
-    for row, error in zip(rows.values(), errors, strict=True):
+    counts = next(iter(cells.values())).counts  # all schemes have the same documents
+    over_seeds = np.stack([cell.values.mean(0) for cell in cells.values()])  # [schemes, documents]
+    for row, error in zip(rows.values(), document_error(over_seeds, counts), strict=True):
         row["value_documents"] = error
-    as_trained = places.get(tuple((fields | {"under": ""}).values()), {})
+    place_as_trained = tuple((fields | {"under": ""}).values())
+    as_trained = places.get(place_as_trained, {})
     references: dict[str, Mapping[str, _Cell]] = {}
     if baseline in as_trained:
         references["gap"] = dict.fromkeys(cells, as_trained[baseline])
     if PROTOCOLS[fields["protocol"]].is_by_length:
-        references["change"] = places.get(tuple((fields | {"under": "", "length": training_length}).values()), {})
+        place_at_training_length = tuple((fields | {"under": "", "length": training_length}).values())
+        references["change"] = places.get(place_at_training_length, {})
     for name, reference in references.items():
-        pairs = {s: (cell, reference[s]) for s, cell in cells.items() if s in reference}
-        pairs = {s: pair for s, pair in pairs.items() if pair[0] is not pair[1]}
-        pairs = {s: pair for s, pair in pairs.items() if set(pair[0].seeds) & set(pair[1].seeds)}
+        pairs = {}
+        for scheme, cell in cells.items():
+            other = reference.get(scheme)
+            if other is not None and other is not cell and set(cell.seeds) & set(other.seeds):
+                pairs[scheme] = cell, other
         for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
             rows[scheme] |= difference
     return rows.values()
@@ -257,15 +271,16 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
     """
     if not pairs:
         return []
-    rows, means = [], []
+    rows, first_means, second_means = [], [], []
     for first, second in pairs:
         seeds = [seed for seed in first.seeds if seed in second.seeds]
         a = first.values[list(map(first.seeds.index, seeds))]
         b = second.values[list(map(second.seeds.index, seeds))]
         rows.append(interval_of(name, a.sum(1) / first.counts.sum() - b.sum(1) / second.counts.sum()))
-        means.append((a.mean(0), b.mean(0)))
-    sums = [np.stack(nll) for nll in zip(*means, strict=True)]  # first and second place: [pairs, documents]
+        first_means.append(a.mean(0))  # over seeds, [documents]
+        second_means.append(b.mean(0))
     first, second = pairs[0]
-    has_same = np.array_equal(first.documents, second.documents) and np.array_equal(first.counts, second.counts)
-    errors = document_error(sums[0] - sums[1], first.counts) if has_same else np.full(len(pairs), math.nan)
+    errors = np.full(len(pairs), math.nan)
+    if np.array_equal(first.documents, second.documents) and np.array_equal(first.counts, second.counts):
+        errors = document_error(np.stack(first_means) - np.stack(second_means), first.counts)
     return [row | {f"{name}_documents": error} for row, error in zip(rows, errors, strict=True)]

@@ -67,9 +67,14 @@ class Comparison(ComparedRuns):
 
         While any scheme needs some, the report ranks nothing.
         """
-        searched = [scheme for scheme in self.schemes if self.search and scheme in self.search.losses]
-        left = {scheme: self.search.left(scheme) for scheme in searched if self.search}
-        return {scheme: runs for scheme, runs in left.items() if runs}
+        if self.search is None:
+            return {}
+        unfinished = {}
+        for scheme in self.schemes:
+            left = self.search.left(scheme) if scheme in self.search.losses else 0
+            if left:
+                unfinished[scheme] = left
+        return unfinished
 
     @property
     def is_at_best_rates(self) -> bool:
@@ -81,8 +86,12 @@ class Comparison(ComparedRuns):
         """Return the schemes that diverged with some seed at each rate that their search kept: no test decides them."""
         if self.search is None or not self.is_at_best_rates:
             return []
-        kept = {scheme: self.search.losses[scheme][self.search.kept(scheme)] for scheme in self.schemes}
-        return [scheme for scheme, losses in kept.items() if np.isinf(losses).any().all()]
+        undecidable = []
+        for scheme in self.schemes:
+            losses = self.search.losses[scheme][self.search.kept(scheme)]  # a row per seed, a column per kept rate
+            if np.isinf(losses).any().all():
+                undecidable.append(scheme)
+        return undecidable
 
     @property
     def late_at_best(self) -> list[str]:
@@ -101,7 +110,9 @@ class Comparison(ComparedRuns):
         """Return the learning rates at which the claims hold, as text to print with a claim: `at best rates`."""
         if self.is_at_best_rates:
             return "at best rates"
-        return "at this rate" if self.runs["train.lr"].nunique() == 1 else "at these rates"
+        if self.runs["train.lr"].nunique() == 1:
+            return "at this rate"
+        return "at these rates"
 
     @property
     def split_in_two(self) -> list[str]:
@@ -155,18 +166,22 @@ def build(
     runs, left_out = finished_runs(compared)
     if search:
         later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
-        left_out += [
-            f"{scheme} at {rate:g}, seeds {', '.join(map(str, sorted(seeds)))}: beyond the {search.planned} planned "
-            "seeds, so the test does not read them"
-            for (scheme, rate), seeds in later.groupby(["scheme", "train.lr"])["seed"]
-        ]
+        for (scheme, rate), seeds in later.groupby(["scheme", "train.lr"])["seed"]:
+            numbers = ", ".join(map(str, sorted(seeds)))
+            left_out.append(
+                f"{scheme} at {rate:g}, seeds {numbers}: beyond the {search.planned} planned seeds, so the test does "
+                "not read them"
+            )
     check_agreement(runs, group_by)
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
     wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None
+    # A scheme without some of the seeds is ranked by how far it is from the complete schemes with the same seeds.
     complete = losses.loc[:, losses.notna().all()]
-    level = losses.sub(complete.mean(axis=1), axis=0).mean() if complete.shape[1] else losses.mean()
+    level = losses.mean()
+    if complete.shape[1]:
+        level = losses.sub(complete.mean(axis=1), axis=0).mean()
     ranked = sorted((float(value), str(scheme)) for scheme, value in level.items())
     losses = losses[[scheme for _, scheme in ranked]]
     base = wanted_baseline if wanted_baseline in losses else str(losses.columns[0])
@@ -179,13 +194,15 @@ def build(
     holes: dict[tuple[str, str], list[str]] = {}
     cells = measure(rows, runs, base, length, notes, holes)
     if summary.get("damaged") is not None:
-        notes += [line for text in summary["damaged"].dropna() for line in text.splitlines()]
-    second = (
-        search.second(losses.columns).reindex(losses.index) if search and search.is_complete(losses.columns) else None
-    )
-    at_second = _runs_at_second_rates(summary, search, losses.columns) if second is not None and search else None
+        for text in summary["damaged"].dropna():
+            notes += text.splitlines()
+    second, at_second = None, None
+    if search and search.is_complete(losses.columns):
+        second = search.second(losses.columns).reindex(losses.index)
+        at_second = _runs_at_second_rates(summary, search, losses.columns)
     fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
     tests, primary = planned_tests(runs["path"]), experiment.get("primary") or ()
+    pairs = compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(map(str, losses))))
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -193,7 +210,7 @@ def build(
         losses=losses,
         second=second,
         cells=cells,
-        pairs=compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(map(str, losses)))),
+        pairs=pairs,
         ngrams=_ngrams(rows, losses, base),
         distant_order=distant_order(rows, runs, cells, at_second, primary, fewest),
         search=search,
@@ -247,7 +264,8 @@ def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataF
     """
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM]
-    for order, name in of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first").itertuples(index=False):
+    orders = of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first")
+    for order, name in orders.itertuples(index=False):
         per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}

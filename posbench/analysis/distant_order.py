@@ -131,7 +131,10 @@ def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataF
     p = []
     for scheme in figures["scheme"]:
         worth = by_seed[scheme].dropna().to_numpy(float)
-        p.append(float(beats(0 * worth, [worth])) if len(worth) >= fewest else math.nan)
+        if len(worth) >= fewest:
+            p.append(float(beats(0 * worth, [worth])))  # paired with zeros: a t-test of the mean against 0
+        else:
+            p.append(math.nan)
     tested = np.isfinite(p)
     corrected = np.array(p)
     corrected[tested] = holm(corrected[tested])

@@ -22,8 +22,14 @@ def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> i
     Arguments: paths, of runs; baseline, to count only tests against this scheme.
     Raises: ConfigError if a record is damaged.
     """
-    records = [_recorded(folder) for folder in _experiments(paths)]
-    return sum(sum(record.values()) if baseline is None else record.get(baseline, 0) for record in records)
+    planned = 0
+    for folder in _experiments(paths):
+        record = _recorded(folder)
+        if baseline is None:
+            planned += sum(record.values())
+        else:
+            planned += record.get(baseline, 0)
+    return planned
 
 
 def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None:
@@ -43,15 +49,17 @@ def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
     folders = dict[Path, None]()
     for path in map(Path, paths):
         experiment, parent = path.parents[1], path.parents[2]
-        is_searched = experiment.name.startswith("lr=") and parent.name.endswith("-tune")
-        folders[parent.with_name(parent.name.removesuffix("-tune")) if is_searched else experiment] = None
+        if experiment.name.startswith("lr=") and parent.name.endswith("-tune"):
+            experiment = parent.with_name(parent.name.removesuffix("-tune"))
+        folders[experiment] = None
     return folders
 
 
 def _recorded(experiment: Path) -> dict[str, int]:
     file = experiment / FILE
     try:
-        return {str(baseline): int(tests) for baseline, tests in read_json(file).items()}
+        record = read_json(file)
+        return {str(baseline): int(tests) for baseline, tests in record.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:

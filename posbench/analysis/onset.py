@@ -114,13 +114,14 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
         of_scheme = points[points["scheme"] == name].sort_values("tokens")
         curves[name] = dict(iter(of_scheme.groupby("seed")))
     for seed in curves[scheme].keys() & curves[baseline].keys():
-        ours, theirs = (curves[name][seed] for name in (scheme, baseline))
+        ours, theirs = curves[scheme][seed], curves[baseline][seed]
         is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]
-        better, target = (ours, theirs["loss"].iloc[-1]) if is_better else (theirs, ours["loss"].iloc[-1])
+        better, worse, sign = (ours, theirs, 1) if is_better else (theirs, ours, -1)
+        target = worse["loss"].iloc[-1]
         if better["loss"].iloc[0] <= target:
             return None
-        share = crossing(np.log(better["tokens"]), better["loss"], target) - math.log(better["tokens"].iloc[-1])
-        logs.append(share if is_better else -share)
+        needed = crossing(np.log(better["tokens"]), better["loss"], target)  # ln(tokens)
+        logs.append(sign * (needed - math.log(better["tokens"].iloc[-1])))
     if len(logs) < FEWEST_SEEDS:
         return None
     mean, low, high = np.exp(interval(logs))

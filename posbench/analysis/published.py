@@ -52,14 +52,21 @@ class PublishedMeasurement:
     @property
     def ratio(self) -> float:
         """Return the evaluated length divided by the training length; 1 if either is unknown."""
-        return self.length / self.training_length if self.length and self.training_length else 1.0
+        if not self.length or not self.training_length:
+            return 1.0
+        return self.length / self.training_length
 
     @property
     def description(self) -> str:
         """Return metric, protocol and length as text: `perplexity, nonoverlapping, 1012 tokens (trained at 512)`."""
-        length = f"{self.length} tokens (trained at {self.training_length})" if self.length else "training length"
-        model = f"{self.model}, " if self.model else ""
-        return f"{model}{self.metric}, {self.protocol or 'protocol not recorded'}, {length}"
+        parts = [self.metric, self.protocol or "protocol not recorded"]
+        if self.model:
+            parts.insert(0, self.model)
+        if self.length:
+            parts.append(f"{self.length} tokens (trained at {self.training_length})")
+        else:
+            parts.append("training length")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,14 @@ class Published:
     @property
     def models(self) -> str:
         """Return the trained models in one line: parameters, data, tokens and context; "not published" if unknown."""
-        units = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
-        units |= {"context length": "context {}"}
-        facts = {name: text for name, text in self.setup.items() if text != NOT_PUBLISHED}
-        return ", ".join(form.format(facts[name]) for name, form in units.items() if name in facts) or NOT_PUBLISHED
+        forms = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
+        forms |= {"context length": "context {}"}
+        facts = []
+        for name, form in forms.items():
+            text = self.setup.get(name, NOT_PUBLISHED)
+            if text != NOT_PUBLISHED:
+                facts.append(form.format(text))
+        return ", ".join(facts) or NOT_PUBLISHED
 
 
 @cache
@@ -136,10 +147,14 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
             table[["gap", "gap_low", "gap_high"]] = math.nan
             table["gap"] = table["value"] - table["value"].get(base, math.nan)
         losses = np.array([theirs.losses[scheme] for scheme in both])
-        their_gap = losses - theirs.losses[base] if base and theirs.metric in ("loss", "perplexity") else math.nan
+        their_gap: Any = math.nan
+        if base and theirs.metric in ("loss", "perplexity"):
+            their_gap = losses - theirs.losses[base]
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
-        tau, p = kendalltau(losses, table["value"]) if len(both) > 1 else (math.nan, math.nan)
+        tau, p = math.nan, math.nan
+        if len(both) > 1:
+            tau, p = kendalltau(losses, table["value"])
         place = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
         pairs.append(Agreement(theirs, place, base, table.drop(columns="value"), float(tau), float(p)))
     return pairs
@@ -158,7 +173,8 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
     elif theirs.protocol:
         protocols = [theirs.protocol]
     else:
-        protocols = [NONOVERLAPPING.name, *(name for name, protocol in PROTOCOLS.items() if protocol.is_by_length)]
+        by_length = [name for name, protocol in PROTOCOLS.items() if protocol.is_by_length]
+        protocols = [NONOVERLAPPING.name, *by_length]
     length_wanted = theirs.ratio * comparison.training_length
     for protocol in protocols:
         lengths = set(cells.loc[cells["protocol"] == protocol, "length"])

@@ -7,8 +7,10 @@ that this release computes the same. Then the runs' fingerprints decide if they 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -54,7 +56,7 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
         tables = [table for _, table in runs.groupby("data.name")]
     repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
     own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
-    differing = [line for table in tables for line in differences(table)]
+    differing = list(chain.from_iterable(map(differences, tables)))
     if differing:
         schemes = own_runs[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
         names = [str(kind if is_class_path(kind) else name) for name, kind in schemes]
@@ -84,16 +86,21 @@ def check_same_losses(reference: Path, console: Console) -> None:
     corpus = dataset_of(config, console.out)
     versions = manifest.versions
     if corpus.fingerprint != manifest.fingerprints.data:
-        python = f"the standard library of Python {versions['python']}: use that Python"
+        text = f"data={config.data.name}, as it was at the time"
+        if config.data.source == "stdlib":
+            text = f"the standard library of Python {versions['python']}: use that Python"
         raise ConfigError(
             f"{reference.name} was trained on a different text, so no run made here is comparable with it. Its text is "
-            + (python if config.data.source == "stdlib" else f"data={config.data.name}, as it was at the time")
+            f"{text}"
         )
     device = choose_device(config.train)
     model = build_model(config, corpus.vocab_size, checked_architecture(config), corpus.bos_id)
     step = TrainingStep(config, model, device)
     batches = corpus.batches(config.train, config.seed)
-    losses = [float(step(n, batches.batch(n).each(device.send))[0]) for n in range(row["step"])]
+    losses = []
+    for n in range(row["step"]):
+        loss, _ = step(n, batches.batch(n).each(device.send))
+        losses.append(float(loss))
     mean, recorded = math.fsum(losses) / len(losses), row["loss"]
     figure = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
     if not abs(mean - recorded) <= TOLERANCE:
@@ -104,7 +111,9 @@ def check_same_losses(reference: Path, console: Console) -> None:
             f"{versions['torch']}"
         )
     device_name, recorded_on = device.describe()["name"], manifest.device.get("name")
-    agreement = "the same" if f"{mean:.6f}" == f"{recorded:.6f}" else "close enough"
+    agreement = "close enough"
+    if f"{mean:.6f}" == f"{recorded:.6f}":
+        agreement = "the same"
     console.out(
         f"{figure}: {mean:.6f} on {device_name}; recorded in {reference.name}: {recorded:.6f} on {recorded_on} "
         f"({agreement})"
@@ -138,8 +147,11 @@ def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
             f"{reference.name} does not record the command that trained it; its settings are in {run.path}/config.yaml"
         )
     seeds = sorted({run.manifest.seed for run in find_runs(reference)})
-    words = [word for word in run.manifest.command if word.partition("=")[0].partition(".")[0] not in OF_ONE_RUN]
-    words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}", *words]
+    words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}"]
+    for word in run.manifest.command:
+        group = re.split("[=.]", word)[0]  # scheme, for scheme=rope and for scheme.base=1e4
+        if group not in OF_ONE_RUN:
+            words.append(word)
     words += [f"seed={','.join(map(str, seeds))}", "experiment_name=mine"]
     train = f"train -m {shlex.join(words)}"
     if "scheme.own_lr" in run.manifest.identity:  # each scheme of the reference has its own learning rate

@@ -77,7 +77,9 @@ class RateSearch:
         losses = self.losses[scheme]
         losses = losses[self.kept(scheme) or losses.columns]
         shared = losses.dropna()
-        means = (shared if len(shared) else losses).mean()
+        if shared.empty:
+            shared = losses
+        means = shared.mean()
         return float(means.index.to_numpy()[means.argmin()])
 
     def using_order(self, scheme: str, rate: float) -> tuple[int, int]:
@@ -89,7 +91,9 @@ class RateSearch:
 
     def is_late_at_best(self, scheme: str) -> bool:
         """Return whether seeds are late (use no distant order) at the scheme's best rate, and none at its other one."""
-        (using, seeds), (using_at_other, seeds_at_other) = (self.using_order(scheme, r) for r in self.kept(scheme))
+        best, other = self.kept(scheme)
+        using, seeds = self.using_order(scheme, best)
+        using_at_other, seeds_at_other = self.using_order(scheme, other)
         return using < seeds and 0 < using_at_other == seeds_at_other
 
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
@@ -99,11 +103,18 @@ class RateSearch:
         Arguments: rates, the learning rates to try, for a search that has just begun.
         """
         losses = self.losses.get(scheme, pd.DataFrame())
-        kept = self.kept(scheme) if scheme in self.losses else []
-        seeds = range(self.planned if kept else FIRST_SEEDS)
-        candidates = kept or sorted({*rates, *map(float, losses.columns)})
-        is_missing = losses.reindex(index=seeds, columns=candidates).isna().to_numpy()
-        return [(rate, seed) for seed in seeds for n, rate in enumerate(candidates) if is_missing[seed, n]]
+        seeds, candidates = range(self.planned), list[float]()
+        if scheme in self.losses:
+            candidates = self.kept(scheme)
+        if not candidates:
+            seeds, candidates = range(FIRST_SEEDS), sorted({*rates, *map(float, losses.columns)})
+        is_missing = losses.reindex(index=seeds, columns=candidates).isna()
+        missing = []
+        for seed in seeds:
+            for rate in candidates:
+                if is_missing.at[seed, rate]:
+                    missing.append((rate, seed))
+        return missing
 
     def left(self, scheme: str) -> int:
         """Return how many runs the search still needs for this scheme, at most.
@@ -121,8 +132,10 @@ class RateSearch:
     def table(self) -> pd.DataFrame:
         """Return the table of runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
         kept = {scheme: self.kept(scheme) for scheme in self.losses}
-        places = zip(self.runs["scheme"], self.runs["train.lr"], strict=True)
-        return self.runs.assign(is_kept=[rate in kept[scheme] for scheme, rate in places])
+        is_kept = []
+        for scheme, rate in zip(self.runs["scheme"], self.runs["train.lr"], strict=True):
+            is_kept.append(rate in kept[scheme])
+        return self.runs.assign(is_kept=is_kept)
 
     def is_complete(self, schemes: Iterable[str]) -> bool:
         """Return whether the search has kept rates for all these schemes and has all planned seeds at them."""
@@ -130,7 +143,11 @@ class RateSearch:
 
     def second(self, schemes: Iterable[str]) -> pd.DataFrame:
         """Return losses at the second best rate that each scheme keeps: a row per planned seed, a column per scheme."""
-        return pd.DataFrame({s: self.losses[s][self.kept(s)[1]].reindex(range(self.planned)) for s in schemes})
+        columns = {}
+        for scheme in schemes:
+            _, second = self.kept(scheme)
+            columns[scheme] = self.losses[scheme][second].reindex(range(self.planned))
+        return pd.DataFrame(columns)
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
@@ -141,9 +158,13 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
     """
     with_folders: list[Path] = []
     for place in map(Path, places):
-        folder = search_folder(place.with_suffix("") if place.suffix == ".zip" else place)
-        searched = [folder] if any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder)) else []
-        with_folders += [place] * bool(place.is_dir() or find_runs(place) or not searched) + searched
+        experiment = place.with_suffix("") if place.suffix == ".zip" else place
+        folder = search_folder(experiment)
+        is_searched = any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder))
+        if not is_searched or place.is_dir() or find_runs(place):
+            with_folders.append(place)
+        if is_searched:
+            with_folders.append(folder)
     return with_folders
 
 
@@ -199,7 +220,8 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
     is_searched = summary.get("searched", pd.Series(False, summary.index))
     if not is_searched.any():
         return summary, None
-    experiment = config_of(str(finished_runs(summary[is_searched])[0]["path"].iloc[0])).get("experiment", {})
+    finished, _ = finished_runs(summary[is_searched])
+    experiment = config_of(str(finished["path"].iloc[0])).get("experiment", {})
     planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
     at_best, search = at_best_rates(summary[is_searched], planned)
     return pd.concat([summary[~is_searched], at_best]).sort_index(), search

@@ -80,13 +80,16 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
     with np.errstate(invalid="ignore"):
-        differences = [losses - best for losses in kept]
-        is_finite = [np.isfinite(d).all(-1) for d in differences]
-        at_rates = [
-            np.where(finite, np.where(is_constant(d), 1.0, _above(d)), np.where((d > 0).all(-1), 0.0, 1.0))
-            for d, finite in zip(differences, is_finite, strict=True)
-        ]
-    return np.where(np.any(is_finite, axis=0), np.minimum(1.0, 2 * np.max(at_rates, axis=0)), 1.0)
+        is_finite, at_rates = [], []
+        for losses in kept:
+            differences = losses - best
+            finite = np.isfinite(differences).all(-1)
+            p = np.where(is_constant(differences), 1.0, _above(differences))
+            p_if_diverged = np.where((differences > 0).all(-1), 0.0, 1.0)
+            is_finite.append(finite)
+            at_rates.append(np.where(finite, p, p_if_diverged))
+    two_sided = np.minimum(1.0, 2 * np.max(at_rates, axis=0))
+    return np.where(np.any(is_finite, axis=0), two_sided, 1.0)
 
 
 def is_constant(differences: Floats) -> NDArray[np.bool_]:
@@ -100,7 +103,10 @@ def equals(differences: Sequence[Floats], margin: float) -> float:
     It is the largest p of the two one-sided tests of each mean. Arguments: differences, an array [seeds] of two
     schemes' paired losses subtracted, for each pair of learning rates.
     """
-    return float(max(np.max([_above(margin - d), _above(margin + d)]) for d in differences))
+    p_values = []
+    for difference in differences:
+        p_values += [_above(margin - difference), _above(margin + difference)]
+    return float(np.max(p_values))
 
 
 def _above(difference: Floats) -> Floats:
@@ -149,9 +155,8 @@ def compare(
         is_open = (pairs["left"].isin(undecided) | pairs["right"].isin(undecided)) & pairs["p"].notna()
         pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
-    is_fixed = np.array(
-        [frozenset(pair) in fixed for pair in zip(pairs["left"], pairs["right"], strict=True)], dtype=bool
-    )
+    names = map(frozenset, zip(pairs["left"], pairs["right"], strict=True))
+    is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
     is_claimed, planned = np.ones(len(pairs), dtype=bool), size
     if is_fixed.any():
         is_claimed, planned = is_fixed, len(fixed)
@@ -175,19 +180,24 @@ def _at_both(
     column per scheme; left and right, names of schemes.
     """
     runs = pd.DataFrame(
-        {"left": losses[left], "right": losses[right], "left_2": second[left], "right_2": second[right]}
+        {
+            "left_best": losses[left],
+            "left_second": second[left],
+            "right_best": losses[right],
+            "right_second": second[right],
+        }
     )
     # The search is complete, so a run that is missing at a best rate has died.
-    runs = runs.dropna(subset=["left_2", "right_2"]).fillna(math.inf)
-    at_best, of_left, at_second, of_right = (
-        runs[name].to_numpy(float) for name in ("left", "left_2", "right_2", "right")
-    )
-    if len(at_best) < fewest:
+    runs = runs.dropna(subset=["left_second", "right_second"]).fillna(math.inf)
+    left_best, left_second, right_best, right_second = runs.to_numpy(float).T
+    if len(runs) < fewest:
         return math.nan, math.nan
     with np.errstate(invalid="ignore"):
-        differences = of_right - at_best, at_second - at_best, of_right - of_left
-    is_finite = np.isfinite(differences).all()
-    return float(beats(at_best, [of_right, at_second])), equals(differences, margin) if is_finite else 1.0
+        differences = right_best - left_best, right_second - left_best, right_best - left_second
+    p_equal = 1.0
+    if np.isfinite(differences).all():
+        p_equal = equals(differences, margin)
+    return float(beats(left_best, [right_best, right_second])), p_equal
 
 
 def interaction(
@@ -210,7 +220,7 @@ def interaction(
         row |= {f"{group}_gap": float(values.mean()) for group, values in gaps.items()}
         if len(gaps) >= fewest:
             oriented = differences if mean >= 0 else -differences
-            row["p"] = float(beats(0 * oriented, [oriented]))
+            row["p"] = float(beats(0 * oriented, [oriented]))  # paired with zeros: a test of the mean against 0
         rows.append(row)
     columns = ["left", "right", "seeds", "first_gap", "second_gap", "difference"]
     table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
@@ -233,7 +243,9 @@ def steps(losses: pd.DataFrame, fewest: int = FEWEST_SEEDS) -> pd.DataFrame:
         changes = (complete[right] - complete[left]).to_numpy(float)
         mean, low, high = interval(changes)
         oriented = changes if mean >= 0 else -changes
-        p = float(beats(0 * oriented, [oriented])) if len(changes) >= fewest else math.nan
+        p = math.nan
+        if len(changes) >= fewest:
+            p = float(beats(0 * oriented, [oriented]))  # paired with zeros: a test of the mean against 0
         row = {"left": left, "right": right, "seeds": len(changes), "change": mean, "p": p}
         rows.append(row | {"change_low": low, "change_high": high})
     table = pd.DataFrame(rows)
@@ -292,18 +304,21 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
     """
     groups = [frozenset(order)]
     for pair in significant:
-        split = {group - {scheme} for group in groups if pair <= group for scheme in pair}
+        split = set()
+        for group in groups:
+            if pair <= group:
+                split |= {group - {scheme} for scheme in pair}
         groups = [group for group in groups if not pair <= group]
         for group in sorted(split, key=len, reverse=True):
             if not any(map(group.issubset, groups)):  # else another group shows the same
                 groups.append(group)
     place = {name: n for n, name in enumerate(order)}
     groups.sort(key=lambda group: sorted(place[name] for name in group))
-    names = [chr(ord("a") + n) if n < 26 else f"({n + 1})" for n in range(len(groups))]
-    letters_of = {}
-    for name in order:
-        own = [letter for letter, group in zip(names, groups, strict=True) if name in group]
-        letters_of[name] = "".join(own)
+    letters_of = dict.fromkeys(order, "")
+    for n, group in enumerate(groups):
+        letter = chr(ord("a") + n) if n < 26 else f"({n + 1})"
+        for name in group:
+            letters_of[name] += letter
     return letters_of
 
 
@@ -313,9 +328,10 @@ def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[froz
     Arguments: pairs, a row of tests per pair of schemes; test, the column of corrected p-values that decides.
     """
     significant = pairs[pairs[test] <= LEVEL]
-    return {
-        frozenset((left, right)): left for left, right in zip(significant["left"], significant["right"], strict=True)
-    }
+    better = {}
+    for left, right in zip(significant["left"], significant["right"], strict=True):
+        better[frozenset((left, right))] = left
+    return better
 
 
 def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
@@ -324,7 +340,7 @@ def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
     Arguments: pairs, a row of tests per pair.
     """
     pairs_equal = pairs[pairs["p_equal_claimed"] <= LEVEL]
-    return {frozenset(pair) for pair in zip(pairs_equal["left"], pairs_equal["right"], strict=True)}
+    return set(map(frozenset, zip(pairs_equal["left"], pairs_equal["right"], strict=True)))
 
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
@@ -360,14 +376,25 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """
     tested = pairs.dropna(subset="p_claimed")
     better, equal = significant_pairs(tested), equivalent_pairs(tested)
-    beats = {scheme: beaten_by(scheme, order, tested) for scheme in order}
-    names = [(left, right) for left, right in zip(tested["left"], tested["right"], strict=True)]
+    beats = {}
+    for scheme in order:
+        if beaten := beaten_by(scheme, order, tested):
+            beats[scheme] = beaten
+    equal_pairs, open_pairs = [], []
+    for names in zip(tested["left"], tested["right"], strict=True):
+        pair = frozenset(names)
+        if pair in better:
+            continue
+        if pair in equal:
+            equal_pairs.append(names)
+        else:
+            open_pairs.append(names)
     return {
         "pairs": len(tested),
         "decided": len(better),
-        "beats": {scheme: beaten for scheme, beaten in beats.items() if beaten},
-        "equal": [pair for pair in names if frozenset(pair) in equal and frozenset(pair) not in better],
-        "open": [pair for pair in names if frozenset(pair) not in better and frozenset(pair) not in equal],
+        "beats": beats,
+        "equal": equal_pairs,
+        "open": open_pairs,
         "has_letters": len(tested) == math.comb(len(order), 2),
     }
 
@@ -382,7 +409,9 @@ def effective(targets: Floats) -> float:
     """
     targets = np.asarray(targets, dtype=np.float64)
     squares = float((targets**2).sum())
-    return float(targets.sum()) ** 2 / squares if squares else 0.0
+    if not squares:
+        return 0.0
+    return float(targets.sum()) ** 2 / squares
 
 
 def document_error(nll: Floats, targets: Floats) -> Floats:
@@ -405,7 +434,8 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
     finite.
     """
     scored = np.asarray(targets) > 0
-    nll, targets = np.asarray(nll, dtype=np.float64)[:, scored], np.asarray(targets, dtype=np.float64)[scored]
+    nll = np.asarray(nll, dtype=np.float64)[:, scored]
+    targets = np.asarray(targets, dtype=np.float64)[scored]
     if effective(targets) < FEWEST_DOCUMENTS:
         return np.full(len(nll), math.nan)
     weights = targets / targets.sum()

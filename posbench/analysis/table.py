@@ -24,7 +24,7 @@ import pandas as pd
 import yaml
 
 from posbench.config import ConfigError, SchemeConfig
-from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION, EvalProtocol
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.fingerprints import comparable_fingerprint, flat
 from posbench.runs.results import Result, perplexity
@@ -35,9 +35,8 @@ FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batch
 
 # Meaning and unit of every column of the tidy table, the summary and a report's CSV files.
 _FILE = Path(__file__).with_name("columns.yaml")
-COLUMNS: dict[str, tuple[str, str]] = {
-    name: (meaning, unit) for name, (meaning, unit) in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
-}
+_ENTRIES = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+COLUMNS: dict[str, tuple[str, str]] = {name: (meaning, unit) for name, (meaning, unit) in _ENTRIES.items()}
 for _protocol in PROTOCOLS.values():
     COLUMNS |= _protocol.columns
 
@@ -74,8 +73,9 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     summary = pd.DataFrame([_summary(number, run, rows) for number, run in enumerate(runs)])
     if summary.empty:
         return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"]), rows.frame()
-    settings = settings_of(summary)
-    return summary[[*(c for c in summary if c not in settings), *settings]], rows.frame()
+    settings = settings_of(summary)  # the last columns
+    others = [column for column in summary if column not in settings]
+    return summary[[*others, *settings]], rows.frame()
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:
@@ -107,8 +107,9 @@ class _Rows:
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
             keys[name] = keys[name].astype("category")
         repeated = keys.iloc[np.repeat(np.arange(len(keys)), keys.pop("size").astype(int))].reset_index(drop=True)
-        empty: list[Any] = [np.empty(0)]
-        return repeated.assign(**{name: np.concatenate(parts or empty) for name, parts in self.columns.items()})
+        for name, parts in self.columns.items():
+            repeated[name] = np.concatenate(parts or [np.empty(0)])
+        return repeated
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
@@ -118,7 +119,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     """
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
-        stored, damaged = run.results() if status == FINISHED else ([], [])
+        stored: Sequence[Result] = ()
+        damaged: Sequence[Any] = ()
+        if status == FINISHED:
+            stored, damaged = run.results()
     except ConfigError as error:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
@@ -127,22 +131,24 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     if final:
         loss, bits_per_byte = final.loss, final.bits_per_byte
         _add_ngrams(manifest, stored, rows)
+    # A continued run begins with trained weights, so a loss above its first one is no divergence.
+    initial = math.nan if manifest.continued else first
     row = {
         "experiment": manifest.experiment,
         "scheme": manifest.scheme,
         "seed": manifest.seed,
         "status": status,
         "reason": manifest.reason,
-        "diverged": _divergence(manifest, status, loss, math.nan if manifest.continued else first),
+        "diverged": _divergence(manifest, status, loss, initial),
         "loss": loss,
         "initial_loss": first,
         "bits_per_byte": bits_per_byte,
         "perplexity": perplexity(loss),
     }
     row |= _answered(final) | _trained(manifest, logged)
-    for header in (result.header for result in stored):
-        if "learnt" in header:
-            row |= {"chance": header["chance"], "goal": header["learnt"]}
+    for result in stored:
+        if "learnt" in result.header:
+            row |= {"chance": result.header["chance"], "goal": result.header["learnt"]}
             break
     row |= _origin(manifest)
     row["damaged"] = "\n".join(map(str, damaged)) or None
@@ -159,11 +165,16 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
     """Return the result that has a run's final loss, or None: the validation, or of a subject its longest length."""
     if not manifest.subject:
-        return next((r for r in stored if r.protocol == VALIDATION.name and not r.key.under), None)
+        for result in stored:
+            if result.protocol == VALIDATION.name and not result.key.under:
+                return result
+        return None
     # A subject was never validated; beyond its training length, its loss says nothing about it as trained.
     longest = manifest.identity["train.context_length"]
-    as_trained = [r for r in stored if PROTOCOLS[r.protocol].is_by_length and not r.key.under]
-    within = [r for r in as_trained if r.length <= longest]
+    within = []
+    for result in stored:
+        if PROTOCOLS[result.protocol].is_by_length and not result.key.under and result.length <= longest:
+            within.append(result)
     return max(within, key=lambda result: result.length, default=None)
 
 
@@ -228,9 +239,19 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
     Arguments: reason, why it cannot be read.
     """
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
-    experiment, scheme = run.path.parts[-3:-1] if len(run.path.parts) > 2 else ("", "")
-    names = {"experiment": experiment, "scheme": scheme, "seed": int(seed[1]) if seed else -1}
-    return {**names, "status": UNREADABLE, "reason": reason, "diverged": None, "loss": math.nan, "path": str(run.path)}
+    experiment, scheme = "", ""
+    if len(run.path.parts) > 2:
+        experiment, scheme = run.path.parts[-3:-1]
+    return {
+        "experiment": experiment,
+        "scheme": scheme,
+        "seed": int(seed[1]) if seed else -1,
+        "status": UNREADABLE,
+        "reason": reason,
+        "diverged": None,
+        "loss": math.nan,
+        "path": str(run.path),
+    }
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
@@ -243,25 +264,34 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
             continue
         protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
-        key = _key(
-            number, manifest, result_key.protocol, result_key.length, result_key.step or 0, result.windows_digest
-        )
-        key |= {
-            "under": " ".join(o for o in result_key.options if not o.startswith("step=")),
-            "text": result_key.data or "",
-            "anchor": result_key.anchor,
-        }
-        targets = columns[protocol.count_column]
-        place = {"document": columns[protocol.text_column]}
-        place["first"] = columns[protocol.groups[0]] if protocol.groups else np.zeros(len(targets), np.int64)
-        place["last"] = columns[protocol.groups[-1]] - (len(protocol.groups) > 1) if protocol.groups else place["first"]
-        scored = targets > 0
-        place = {name: x[scored] for name, x in place.items()}
+        scored = columns[protocol.count_column] > 0
         columns = {name: x[scored] for name, x in columns.items()}
+        options = [option for option in result_key.options if not option.startswith("step=")]
+        step = result_key.step or 0
+        key = _key(number, manifest, result_key.protocol, result_key.length, step, result.windows_digest)
+        key |= {"under": " ".join(options), "text": result_key.data or "", "anchor": result_key.anchor}
+        first, last = _ranges(protocol, columns)
         for metric, value, count in protocol.metrics(columns):
             counted = count > 0  # a row may have none of the targets of a metric, such as copyable ones
-            figures = {**place, "value": value, "count": count}
-            rows.add(key | {"metric": metric}, **{name: x[counted] for name, x in figures.items()})
+            rows.add(
+                key | {"metric": metric},
+                document=columns[protocol.text_column][counted],
+                first=first[counted],
+                last=last[counted],
+                value=value[counted],
+                count=count[counted],
+            )
+
+
+def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the first and last position or distance of each stored row, tokens; zeros for rows of whole windows."""
+    if not protocol.groups:
+        zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
+        return zeros, zeros
+    first, last = columns[protocol.groups[0]], columns[protocol.groups[-1]]
+    if len(protocol.groups) > 1:
+        last = last - 1  # the column has the end of the range, which is not in it
+    return first, last
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
@@ -270,7 +300,9 @@ def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> No
     They are added once for all schemes of a seed. Arguments: stored, the run's stored results.
     """
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
-    for result in stored if names not in rows.with_ngrams else ():
+    if names in rows.with_ngrams:
+        return
+    for result in stored:
         if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
             continue
         rows.with_ngrams.add(names)
@@ -295,7 +327,9 @@ def _divergence(manifest: Manifest, status: str, loss: float, initial: float) ->
     """
     if status == "died":
         return f"died: {manifest.reason}"
-    return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with" if loss > initial else None
+    if loss > initial:
+        return f"its final loss of {loss:.3f} is above the {initial:.3f} that it began with"
+    return None
 
 
 def config_of(path: str) -> dict[str, Any]:
@@ -312,7 +346,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value, sort_keys=True)
+    return value
 
 
 def _number(value: Any) -> float:

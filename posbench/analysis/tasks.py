@@ -83,16 +83,20 @@ class TaskScores:
 
         Schemes of which no seed learnt the task are last.
         """
-        learnt = sorted(
-            self.limits, key=lambda s: (-self.kept_to(s), -self.limits[s], -self.medians.loc[s].iloc[-1], s)
-        )
+
+        def place(scheme: str) -> tuple[float, float, float, str]:
+            at_longest: Any = self.medians.loc[scheme].iloc[-1]
+            return -self.kept_to(scheme), -self.limits[scheme], -at_longest, scheme
+
+        learnt = sorted(self.limits, key=place)
         return [*learnt, *sorted(set(self.learners.index) - set(learnt))]
 
     @property
     def furthest(self) -> list[str]:
         """Return the schemes that stay accurate up to the greatest length; empty if no seed learnt the task."""
         lengths = {scheme: self.kept_to(scheme) for scheme in self.schemes if scheme in self.limits}
-        return [scheme for scheme in lengths if lengths[scheme] == max(lengths.values())]
+        greatest = max(lengths.values(), default=0)
+        return [scheme for scheme, length in lengths.items() if length == greatest]
 
     @property
     def furthest_with_seeds(self) -> list[str]:
@@ -124,7 +128,9 @@ class TaskScores:
         if scheme not in self.limits:
             return DASH
         limit = self.limits[scheme]
-        return str(int(limit)) if limit < math.inf else f"≥{self.kept_to(scheme)}"
+        if limit == math.inf:
+            return f"≥{self.kept_to(scheme)}"
+        return str(int(limit))
 
     def kept_to(self, scheme: str) -> float:
         """Return the length in items up to which the scheme stays accurate, at most the longest tested length.

@@ -22,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
-from posbench.analysis.cells import means
+from posbench.analysis.cells import means, on_the_same_targets
 from posbench.analysis.comparison import Comparison, baseline_of, build
 from posbench.analysis.families import planned_tests, record_tests
 from posbench.analysis.onset import decayed_points, worth
@@ -104,9 +104,11 @@ class Judgement:
             return f"{self.scheme}: failed ({self.reason}); stop"
         outcome = {"equal": "equal to", "open": "open against"}.get(self.verdict, f"{self.verdict} than")
         gap = f"{number(self.gap, sign=True)} {UNITS[self.metric]}"
-        details = [f"p {self.p:.2g}"] if math.isfinite(self.p) else []
+        details = []
         if math.isfinite(self.gap_low):
-            details.insert(0, f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
+            details.append(f"95 %: {number(self.gap_low, sign=True)} to {number(self.gap_high, sign=True)}")
+        if math.isfinite(self.p):
+            details.append(f"p {self.p:.2g}")
         details.append(count_of(len({*self.seeds} & {*self.baseline_seeds}), "seed"))
         plan = "go on" if self.go_on else "stop"
         return (
@@ -287,13 +289,16 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     baseline = options.baseline or baseline_of(finished)
 
     def differ(runs: pd.DataFrame) -> list[tuple[str, str]]:
-        settings = list((differences if options.beside else disagreements)(runs))
-        windows = [("train.validation_tokens", counts(runs, "windows"))] if runs["windows"].nunique() > 1 else []
-        return settings or windows
+        # Beside a reference, a run of its scheme and seed is no error: `join_reference` leaves it out.
+        settings = list(differences(runs) if options.beside else disagreements(runs))
+        if not settings and runs["windows"].nunique() > 1:
+            return [("train.validation_tokens", counts(runs, "windows"))]
+        return settings
 
     is_first = (runs["scheme"] == baseline) & runs.index.isin(finished.index)
     if options.beside:
-        is_first = runs["path"].map(lambda path: Path(path).is_relative_to(folder_of(Path(str(options.beside)))))
+        reference = folder_of(Path(options.beside))
+        is_first = runs["path"].map(lambda path: _is_below(path, reference))
     kept, reasons = runs[is_first], dict[Any, str]()
     if kept.empty:
         raise ConfigError(f"the baseline {baseline!r} has no finished run here: train it, or name another")
@@ -302,10 +307,13 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
             f"{disagreement('be one baseline', differing)}\nMove the folders of the runs that you do not mean out of "
             "the experiment, or name another scheme with --baseline"
         )
-    for run in runs.index[~is_first] if differ(runs) else ():
+    if not differ(runs):
+        return summary
+    for run in runs.index[~is_first]:
         with_run = pd.concat([kept, runs.loc[[run]]])
         if differing := differ(with_run):
-            reasons[run] = "it differs in " + "; ".join(f"{name}: {values}" for name, values in differing)
+            settings = [f"{name}: {values}" for name, values in differing]
+            reasons[run] = f"it differs in {'; '.join(settings)}"
         else:
             kept = with_run
     if options.beside and len(reasons) == (~is_first).sum():
@@ -323,56 +331,99 @@ def _judgement(
     """Return the judgement of a scheme. Arguments: rows, the tidy table; deaths, {seed: why its run died}."""
     names = [scheme, c.baseline]
     table = _judged(c.losses, options).reindex(columns=names)  # without losses of a scheme whose runs all died
-    deaths = {seed: why for seed, why in deaths.items() if not options.confirm or seed in CONFIRMING}
     seeds = {name: table[name].dropna().index.to_list() for name in names}
-    losses, looks = table.dropna(), _looks(c, options)
+    losses = table.dropna()
     gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
     mean, low, high = interval(gaps)
-    is_loop, planned = bool(options.family or options.confirm), CONFIRMING if options.confirm else range(max(looks))
+    looks = _looks(c, options)
+    is_loop = bool(options.family or options.confirm)
     size = (options.family or options.confirm or 0) * len(looks)
     if not is_loop:
         size = int(c.pairs["p_claimed"].notna().sum())
-    outcome, p, tested = _tested(c, losses, looks, size, options)
-    is_dropped = FIRST_SEEDS <= len(gaps) < looks[0] and bool((gaps[:FIRST_SEEDS] > options.equal_below).all())
-    is_dropped = is_dropped and not options.confirm
-    drops = () if options.confirm else (FIRST_SEEDS,)
-    target = next((look for look in (*drops, *looks) if len(gaps) < look), 0)
-    go_on = not deaths and outcome == "open" and target > 0 and not is_dropped
-    reason = f"decided by the test of {tested} seeds"
-    if deaths:
-        outcome, p = "failed", math.nan
-        reason = "; ".join(f"seed {seed} diverged: {why}" for seed, why in deaths.items())
-    elif outcome == "open":
-        reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
+    drops: tuple[int, ...] = (FIRST_SEEDS,)
+    planned = range(max(looks))
+    if options.confirm:  # a winner cannot be dropped, and only its fresh seeds count
+        drops, planned = (), CONFIRMING
+        deaths = {seed: why for seed, why in deaths.items() if seed in CONFIRMING}
+    decision = _decision(c, losses, drops, looks, size, options, deaths)
     runs = c.runs[c.runs["scheme"].isin(names)]
+    look, next_commands, beyond = None, list[list[str]](), None
+    if is_loop:
+        look = _look((*drops, *looks), decision.tested, len(gaps))
+    if decision.go_on:
+        next_commands = _next_commands(c, names, seeds, planned[: decision.target])
     if options.metric == "order":
         mean, low, high = -mean, -high, -low  # the values are times -1
+    else:
+        beyond = _beyond(c, rows, names, looks if is_loop else (), size, options)
     return Judgement(
         scheme=scheme,
         baseline=c.baseline,
-        verdict=outcome,
-        reason=reason,
+        verdict=decision.verdict,
+        reason=decision.reason,
         scope=c.scope.removeprefix("at "),
         metric=options.metric,
         gap=mean,
         gap_low=low,
         gap_high=high,
-        p=p,
+        p=decision.p,
         family=options.family,
         confirm=options.confirm,
-        look=_look((*drops, *looks), tested, len(gaps)) if is_loop else None,
+        look=look,
         seeds=seeds[scheme],
         baseline_seeds=seeds[c.baseline],
-        go_on=go_on,
-        next_commands=_next_commands(c, names, seeds, planned[:target]) if go_on else [],
+        go_on=decision.go_on,
+        next_commands=next_commands,
         noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
-        beyond=None if options.metric == "order" else _beyond(c, rows, names, looks if is_loop else (), size, options),
+        beyond=beyond,
         onset=_onset(c, names),
         worth_in_tokens=_worth(runs, names),
         elsewhere={},
         flops_per_token=_flops_per_token(runs, names),
         warnings=list(_warnings(c, names, runs, gaps, options)),
     )
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """The verdict on a scheme by the seeds so far, and whether more of them are planned."""
+
+    verdict: str
+    reason: str
+    p: float  # corrected; NaN without a test, or if the scheme failed
+    tested: int  # seeds of the last test
+    target: int  # seeds of the next look; 0 after the last
+    go_on: bool
+
+
+def _decision(
+    c: Comparison,
+    losses: pd.DataFrame,
+    drops: Sequence[int],
+    looks: Sequence[int],
+    size: int,
+    options: JudgeOptions,
+    deaths: Mapping[int, str],
+) -> _Decision:
+    """Return the verdict of the tests, or of a death.
+
+    Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; drops,
+    numbers of seeds at which the scheme may be dropped, if any; looks and size, as in `_first_decision`; deaths, {seed:
+    why its run died}.
+    """
+    outcome, p, tested = _tested(c, losses, looks, size, options)
+    target = next((look for look in (*drops, *looks) if len(losses) < look), 0)
+    if deaths:
+        reasons = [f"seed {seed} diverged: {why}" for seed, why in deaths.items()]
+        return _Decision("failed", "; ".join(reasons), math.nan, tested, target, go_on=False)
+    if outcome != "open":
+        return _Decision(outcome, f"decided by the test of {tested} seeds", p, tested, target, go_on=False)
+    is_dropped = False
+    if drops and FIRST_SEEDS <= len(losses) < looks[0]:
+        gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()
+        is_dropped = bool((gaps[:FIRST_SEEDS] > options.equal_below).all())
+    reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
+    return _Decision("open", reason, p, tested, target, go_on=target > 0 and not is_dropped)
 
 
 def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
@@ -383,7 +434,9 @@ def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
     is_confirming = table.index.isin(CONFIRMING)
     if options.confirm:
         return table[is_confirming]
-    return table[~is_confirming] if options.family else table
+    if options.family:
+        return table[~is_confirming]
+    return table
 
 
 def _tested(
@@ -396,13 +449,16 @@ def _tested(
     """
     tests, names = c.pairs, list(losses.columns)
     if options.family or options.confirm:
-        second = c.second[names] if c.second is not None and names[0] in c.second else None
+        second = None
+        if c.second is not None and names[0] in c.second:
+            second = c.second[names]
         tests = _first_decision(losses, second, looks, size, options.equal_below, c.late_at_best)
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
     if not c.can_rank:
         return "open", math.nan, tested
-    return verdict(tests, *names) or "open", float(next(iter(of_pair["p_claimed"]), math.nan)), tested
+    p = float(next(iter(of_pair["p_claimed"]), math.nan))
+    return verdict(tests, *names) or "open", p, tested
 
 
 def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
@@ -428,7 +484,9 @@ def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
 def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
     """Return the share of the baseline's tokens that gives the same loss, or None if it is not known."""
     shares = worth(decayed_points(runs), *names)
-    return dict(zip(("share", "low", "high"), shares, strict=True)) if shares else None
+    if shares is None:
+        return None
+    return dict(zip(("share", "low", "high"), shares, strict=True))
 
 
 def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
@@ -441,8 +499,11 @@ def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
     """Return the numbers of seeds at which a candidate is tested."""
     if options.confirm:
         return (len(CONFIRMING),)
-    planned = c.search.planned if c.search else c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)
-    return LOOKS if options.family and not c.search else (int(planned),)
+    if c.search:
+        return (int(c.search.planned),)
+    if options.family:
+        return LOOKS
+    return (int(c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)),)
 
 
 def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: int, is_dropped: bool) -> str:
@@ -458,7 +519,9 @@ def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: 
         return f"not confirmed yet: the test is at {target} seeds, {CONFIRMING.start} to {CONFIRMING[-1]}"
     if target:
         return f"not decided yet: the next look is at {target} seeds"
-    return f"not decided by the test of {tested} seeds, the last one" if tested else "not tested: see the warnings"
+    if tested:
+        return f"not decided by the test of {tested} seeds, the last one"
+    return "not tested: see the warnings"
 
 
 def _first_decision(
@@ -487,9 +550,10 @@ def _beyond(
 ) -> dict[str, Any] | None:
     """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
 
-    They are over the seeds that both have. The verdict is about the losses there, at the rates of the compared runs,
-    corrected as the main verdict is. Arguments: rows, the tidy table; names, the scheme and the baseline; looks and
-    size, as in `_first_decision`, without looks for all seeds.
+    If several protocols scored it, the first by name counts. Perplexities are over the seeds that both have. The
+    verdict is about the losses there, at the rates of the compared runs, corrected as the main verdict is.
+    Arguments: rows, the tidy table; names, the scheme and the baseline; looks, as in `_first_decision`, or empty for
+    one test of all seeds; size, the number of planned tests.
     """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
@@ -499,9 +563,10 @@ def _beyond(
         return None
     protocol = cells["protocol"].min()
     length = int(cells[cells["protocol"] == protocol]["length"].max())
-    is_scored = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol) & (rows["length"] == length)
+    is_of_runs = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol)
     is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
-    losses = means(rows[is_scored & is_as_trained], ["seed", "scheme"]).unstack()[list(names)].dropna()
+    scored = on_the_same_targets(rows[is_of_runs & is_as_trained], c.runs, {})
+    losses = means(scored[scored["length"] == length], ["seed", "scheme"]).unstack()[list(names)].dropna()
     losses = _judged(losses, options)
     if losses.empty:
         return None
@@ -532,11 +597,13 @@ def _next_commands(
     seeds take their places.
     """
     common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
+    # Seeds that one of them already has come first, so that few runs complete the pairs.
     wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]
-    recorded = [run_at(c.runs[c.runs["scheme"] == name]["path"].iloc[0]).manifest.command for name in names]
     commands, place = list[list[str]](), list[str]()
-    for name, words in zip(names, recorded, strict=True):
+    for name in names:
         missing = [seed for seed in wanted if seed not in seeds[name]]
+        path = c.runs[c.runs["scheme"] == name]["path"].iloc[0]
+        words = run_at(path).manifest.command
         if words is None:
             return []
         place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
@@ -567,6 +634,30 @@ def _warnings(
     devices = sorted(set(runs["device"]))
     if len(devices) > 1:
         yield f"the runs were trained on different processors ({', '.join(devices)}), so rounding differs too"
+    yield from _warnings_of_pair(c, names, gaps)
+    planned = planned_tests(runs["path"], c.baseline)
+    tests = (options.family or 0) * len(_looks(c, options))
+    if 0 < tests < planned:
+        yield (
+            f"an earlier --family planned {planned} tests against {c.baseline}, and this one plans {tests}: keep the N "
+            "that you fixed before the loop"
+        )
+    if options.family is None and c.can_rank and not verdict(c.pairs, *names) and len(gaps) >= FEWEST_SEEDS:
+        yield "the experiment fixed its pairs before training, and this is not one of them: --family N tests it"
+    diverged = runs.dropna(subset="diverged")
+    for scheme, seed, reason in diverged[["scheme", "seed", "diverged"]].to_numpy().tolist():
+        yield f"{scheme} seed {seed} diverged: {reason}"
+    starts = tuple(f"{name} " for name in names)
+    for line in c.left_out:
+        if line.startswith(starts):
+            yield f"left out: {line}"
+
+
+def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
+    """Yield a sentence for each reason not to test a pair, or to leave it open.
+
+    Arguments: names, the scheme and the baseline; gaps [seeds], in nats per token.
+    """
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
     elif len(gaps) > 1 and is_constant(gaps):
@@ -576,22 +667,9 @@ def _warnings(
             yield f"{scheme} diverged with a seed at each rate that its search kept, so its pairs are open"
     for scheme in c.late_at_best:
         if scheme in names and c.search:
-            best, other = (
-                f"{'{} of {}'.format(*c.search.using_order(scheme, rate))} seeds at {rate:g}"
-                for rate in c.search.kept(scheme)
-            )
+            counts_at = []
+            for rate in c.search.kept(scheme):
+                using, seeds = c.search.using_order(scheme, rate)
+                counts_at.append(f"{using} of {seeds} seeds at {rate:g}")
+            best, other = counts_at
             yield f"{scheme} uses distant order with {best}, its best rate, and {other}, so its pairs are open"
-    planned, tests = planned_tests(runs["path"], c.baseline), (options.family or 0) * len(_looks(c, options))
-    if 0 < tests < planned:
-        yield (
-            f"an earlier --family planned {planned} tests against {c.baseline}, and this one plans {tests}: keep the N "
-            "that you fixed before the loop"
-        )
-    if options.family is None and c.can_rank and not verdict(c.pairs, *names) and len(gaps) >= FEWEST_SEEDS:
-        yield "the experiment fixed its pairs before training, and this is not one of them: --family N tests it"
-    for scheme, seed, reason in runs.dropna(subset="diverged")[["scheme", "seed", "diverged"]].to_numpy().tolist():
-        yield f"{scheme} seed {seed} diverged: {reason}"
-    starts = tuple(f"{name} " for name in names)
-    for line in c.left_out:
-        if line.startswith(starts):
-            yield f"left out: {line}"

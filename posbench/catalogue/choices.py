@@ -32,9 +32,12 @@ def conf_dirs() -> tuple[Path, ...]:
     The packages are not imported.
     """
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
-    specs = [find_spec(module) for module in sorted(modules - {"posbench"})]
-    folders = [Path(place, "conf") for spec in specs if spec for place in spec.submodule_search_locations or ()]
-    return (conf_dir(), *(folder for folder in folders if (folder / "scheme").is_dir()))
+    folders = [conf_dir()]
+    for module in sorted(modules - {"posbench"}):
+        spec = find_spec(module)
+        places = (spec and spec.submodule_search_locations) or ()
+        folders += [Path(place, "conf") for place in places if Path(place, "conf", "scheme").is_dir()]
+    return tuple(folders)
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
@@ -42,8 +45,11 @@ def choices(group: str, *folders: Path) -> dict[str, Path]:
 
     If names coincide, posbench's file is used, then a package's, then one in `folders`.
     """
-    places = [*conf_dirs(), *folders]
-    return dict(sorted({file.stem: file for place in places[::-1] for file in (place / group).glob("*.yaml")}.items()))
+    files: dict[str, Path] = {}
+    for place in [*conf_dirs(), *folders]:
+        for file in (place / group).glob("*.yaml"):
+            files.setdefault(file.stem, file)
+    return dict(sorted(files.items()))
 
 
 def description(group: str, name: str, *folders: Path) -> str:
@@ -52,7 +58,9 @@ def description(group: str, name: str, *folders: Path) -> str:
     It says what the choice is, and its source.
     """
     file = choices(group, *folders).get(name)
-    line = file.read_text(encoding="utf-8").partition("\n")[0] if file else ""
+    if file is None:
+        return ""
+    line = file.read_text(encoding="utf-8").partition("\n")[0]
     return line.removeprefix("#").strip() if line.startswith("#") else ""
 
 
@@ -65,7 +73,7 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
         return (
             f"{cause}{hint} (posbench schemes lists them; for your own, give a class, my_scheme.py:Name, or {folder})"
         )
-    class_path = f"a class, {group}=my_{group}.py:Name, or " if group == "data" else ""
+    class_path = "a class, data=my_data.py:Name, or " if group == "data" else ""
     return f"{group}={name} does not exist{hint} (choices: {', '.join(known)}; your own: {class_path}{folder})"
 
 

@@ -67,7 +67,9 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
     names = option_names(cls)
     for name in options:
         if name not in names:
-            listed = f"{nearest(name, names)} (options: {', '.join(names)})" if names else ", which has no options"
+            listed = ", which has no options"
+            if names:
+                listed = f"{nearest(name, names)} (options: {', '.join(names)})"
             raise ConfigError(f"{key}.{name} is not an option of {kind!r}{listed}")
     for option in _options(cls):
         if option.default is option.empty and option.name not in options:

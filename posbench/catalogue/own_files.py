@@ -53,8 +53,9 @@ def as_recorded(kind: Any) -> Any:
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
-    folder = Path.cwd()
-    return f"{(path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()}:{file.class_name}"
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return f"{path.as_posix()}:{file.class_name}"
 
 
 def snake_case(class_name: str) -> str:
@@ -83,7 +84,9 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     if not file.class_name:
         raise ConfigError(f"{group}={kind} names no class: give {group}={file.path}:Name")
     name, place = snake_case(file.class_name), f"{file.path}:{file.class_name}"
-    return {"name": name, "kind": place} if group == "scheme" else {"name": name, "source": "task", "task": place}
+    if group == "scheme":
+        return {"name": name, "kind": place}
+    return {"name": name, "source": "task", "task": place}
 
 
 def kinds_in(row: Any) -> list[str]:
@@ -91,11 +94,21 @@ def kinds_in(row: Any) -> list[str]:
 
     These are the kinds of a scheme and of the schemes that it is made of, or the task.
     """
+    kinds: list[str] = []
     if isinstance(row, Mapping):
-        kinds = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
-        in_files = [kind for kind in kinds if parse_class_path(kind) is not None]
-        return in_files + [kind for value in row.values() for kind in kinds_in(value)]
-    return [kind for value in row for kind in kinds_in(value)] if isinstance(row, list) else []
+        named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
+        kinds = [kind for kind in named if parse_class_path(kind) is not None]
+        row = list(row.values())
+    if isinstance(row, list):
+        for value in row:
+            kinds += kinds_in(value)
+    return kinds
+
+
+def _files_in(row: Any) -> list[Path]:
+    """Return the files of the classes `kinds_in(row)`, as they are named."""
+    parsed = map(parse_class_path, kinds_in(row))
+    return [file.path for file in parsed if file]
 
 
 def trust_files(row: Any) -> None:
@@ -103,7 +116,7 @@ def trust_files(row: Any) -> None:
 
     Call this only for a mapping made from words that the user typed.
     """
-    _trusted.update(Path(file.path).resolve() for kind in kinds_in(row) if (file := parse_class_path(kind)))
+    _trusted.update(path.resolve() for path in _files_in(row))
 
 
 def trust_file(path: Path) -> None:
@@ -130,7 +143,7 @@ def recorded_files(row: Any) -> dict[str, str]:
     Raises: ConfigError if a file is missing or not trusted. A file is trusted if the user named it, or if it is below
     the working directory and not in a run folder.
     """
-    return {str(file.path): digest(_place(file.path)) for kind in kinds_in(row) if (file := parse_class_path(kind))}
+    return {str(path): digest(_place(path)) for path in _files_in(row)}
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
@@ -166,7 +179,9 @@ def load(kind: str, base: type[T]) -> type[T]:
     if not (isinstance(cls, type) and issubclass(cls, base)):
         values = vars(sys.modules[name]).items()
         defined = [n for n, v in values if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
-        known = f"it has {', '.join(defined)}" if defined else f"it has no class that extends {base.__name__}"
+        known = f"it has no class that extends {base.__name__}"
+        if defined:
+            known = f"it has {', '.join(defined)}"
         raise ConfigError(
             f"{path} has no {base.__name__} {file.class_name!r}{nearest(file.class_name, defined)} ({known})"
         )
@@ -180,7 +195,9 @@ def _execute(path: Path, name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = f"{path}, line {error.lineno}: " if isinstance(error, SyntaxError) else place_of(error)
+        line = place_of(error)
+        if isinstance(error, SyntaxError):
+            line = f"{path}, line {error.lineno}: "
         del sys.modules[name]
         raise ConfigError(f"{line}{type(error).__name__}: {error}") from error
 
@@ -193,8 +210,10 @@ def _place(path: Path) -> Path:
     place = path.expanduser().resolve()
     if place in _trusted:
         return place
-    if substitute := next((file for file in _trusted if file.name == path.name and not place.exists()), None):
-        return substitute
+    if not place.exists():
+        for file in _trusted:
+            if file.name == path.name:
+                return file
     in_run_folder = _is_in_run_folder(place)
     if not place.exists() or (place.is_relative_to(Path.cwd().resolve()) and not in_run_folder):
         return place  # a missing file is refused when it is read
@@ -212,7 +231,9 @@ def place_of(error: BaseException) -> str:
     """Return `my_scheme.py, line 7: ` if the error arose in a file of the user, else ""."""
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(_MODULE)}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
-    return f"{places[-1].filename}, line {places[-1].lineno}: " if places else ""
+    if not places:
+        return ""
+    return f"{places[-1].filename}, line {places[-1].lineno}: "
 
 
 def digest(path: Path) -> str:

@@ -149,7 +149,9 @@ def hydra_word(word: str) -> str:
     def quoted_part(part: re.Match[str]) -> str:
         text = part[0].strip()
         is_mistaken = takes_text and (_NOT_TEXT.fullmatch(text) or (name in GROUPS and text == "null"))
-        return quoted(text) if _SIGNS.search(text) or is_mistaken else part[0]
+        if _SIGNS.search(text) or is_mistaken:
+            return quoted(text)
+        return part[0]
 
     parts = key + equals + re.sub(r"[^\[\],]+", quoted_part, value)
     plain = word if re.search(r"[\"'(){}\\]", value) else parts
@@ -175,7 +177,10 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     The default experiment is for text.
     Arguments: folders, the user's configuration folders, in which names such as that of a task are also looked up.
     """
-    datasets = [name for word in words if word.startswith("data=") for name in word.removeprefix("data=").split(",")]
+    datasets = []
+    for word in words:
+        if word.startswith("data="):
+            datasets += word.removeprefix("data=").split(",")
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
     needs_experiment = not has_experiment and any(_names_task(name, *folders) for name in datasets)
     return [*words, _TASK_EXPERIMENT] if needs_experiment else [*words]
@@ -236,7 +241,8 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
-    words = with_experiment([word for word in words if not word.startswith(_CONFIG_DIR)], *folders)
+    others = [word for word in words if not word.startswith(_CONFIG_DIR)]
+    words = with_experiment(others, *folders)
     overrides = [hydra_word(word) for word in words]
     if folders:
         search_path = ",".join(quoted(f"file://{folder}") for folder in folders)
@@ -480,13 +486,16 @@ def _no_override(word: str) -> str:
         inner = value.strip("'\"")  # without quotes that the user gave
         text = shlex.quote(f"{key}={quoted(inner, Quote.double)}")
         return f"{word!r} has quotes, brackets or commas, which are Hydra's syntax: to give a text, write {text}"
-    group = next((group for group in GROUPS if word in choices(group)), "scheme" if is_class_path(word) else None)
-    hint = f"; did you mean {group}={word}?" if group else ""
+    groups = [group for group in GROUPS if word in choices(group)]
+    if is_class_path(word):
+        groups.append("scheme")
+    hint = f"; did you mean {groups[0]}={word}?" if groups else ""
     return f"{word!r} is not an override: write key=value, such as scheme=vo_rope or train.lr=1e-3{hint}"
 
 
 def _wrong_value(error: OmegaConfBaseException) -> str:
-    key, value = str(error.full_key), "null" if error.value is None else error.value
+    key = str(error.full_key)
+    value = "null" if error.value is None else error.value
     expected = type_words(key)
     if not isinstance(error, ValidationError) or not expected:
         line = str(error).partition("\n")[0]
@@ -499,7 +508,9 @@ def _wrong_value(error: OmegaConfBaseException) -> str:
 
 def _several_values(word: str) -> str:
     key, _, value = word.partition("=")
-    hint = f"; for one list write {key}=[{value}]" if type_words(key) == "a list" else ""
+    hint = ""
+    if type_words(key) == "a list":
+        hint = f"; for one list write {key}=[{value}]"
     if is_text(key):
         hint = "; for one text write " + shlex.quote(f"{key}={quoted(value, Quote.double)}")
     return f"{word} names several values: add -m to train a run for each (posbench train -m {shlex.quote(word)}){hint}"

@@ -98,7 +98,10 @@ def run_application(
     folders += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
     for previous, word in pairwise(["", *with_experiment(words, *folders)]):
         is_flag = word.startswith("-") or (previous in _FLAGS_WITH_VALUES and "=" not in word)
-        (flags if is_flag else overrides).append(word if is_flag else hydra_word(word))
+        if is_flag:
+            flags.append(word)
+        else:
+            overrides.append(hydra_word(word))
     _check(overrides, flags)
     sys.argv = [program, *overrides, *flags]  # Hydra reads its arguments from here
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them and exiting
@@ -186,7 +189,9 @@ class SweepJob:
             outcome = Outcome(name, None, self.job(config), was_finished)
         except Exception as error:
             is_picklable = self.work is None or isinstance(error, ConfigError)  # other errors may not be
-            outcome = Outcome(name, error if is_picklable else JobFailed(f"{type(error).__name__}: {error}"))
+            if not is_picklable:
+                error = JobFailed(f"{type(error).__name__}: {error}")
+            outcome = Outcome(name, error)
         finally:
             SWEEP_CLOCK.set(None)
         if self.work is None:
@@ -200,7 +205,9 @@ class SweepJob:
     def _number(self) -> int:
         """Return the job's number in the sweep, from 0."""
         number = int(HydraConfig.get().job.num)
-        return number if self.numbers is None else self.numbers[number - self.numbers[0]]
+        if self.numbers is None:
+            return number
+        return self.numbers[number - self.numbers[0]]
 
     def _note(self, number: int, event: str, content: Any) -> None:
         """Store in the journal what happened to a job, so that the sweep knows it if a worker process is killed."""
@@ -254,23 +261,24 @@ class PosbenchSweeper(Sweeper):
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
         values = swept_values(self.master)
-        trunks = [
-            self._composed(words, number)
-            for number, words in enumerate(dict.fromkeys(itertools.product(*values.values())))
-        ]
+        combinations = dict.fromkeys(itertools.product(*values.values()))
+        trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
         if not trunks:
             raise ConfigError(f"{' '.join(arguments)} matches nothing, so there is no run to train")
-        words_of_branches = [[*trunk.words, *words] for trunk in trunks for words in trunk.config.branch_words()]
+        words_of_branches = []
+        for trunk in trunks:
+            words_of_branches += [[*trunk.words, *words] for words in trunk.config.branch_words()]
         branches = [self._composed(words, number) for number, words in enumerate(words_of_branches, len(trunks))]
         jobs = [*trunks, *branches]
         check_folders(jobs)
         self.task.work = self._work(jobs)
-        default = len(jobs) if "submitit" in str(self.master.hydra.launcher) else 1
+        launcher = str(self.master.hydra.launcher)
+        default = len(jobs) if "submitit" in launcher else 1
         self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))
         self.task.started = time.time()
         self._announce(jobs, "run")
         with TemporaryDirectory(prefix="posbench-sweep-") as journal:
-            self.task.journal = Path(journal) if "joblib" in str(self.master.hydra.launcher) else None
+            self.task.journal = Path(journal) if "joblib" in launcher else None
             for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
                 if batch:
                     self._run(batch, first)
@@ -291,37 +299,44 @@ class PosbenchSweeper(Sweeper):
         work = []
         for job in jobs:
             is_finished = self.task.is_finished(Path(job.config.runs_dir, run_name(job.config)))
-            work.append(0 if is_finished else job.config.train.num_steps * job.config.train.tokens_per_step)
+            tokens = job.config.train.num_steps * job.config.train.tokens_per_step
+            work.append(0 if is_finished else tokens)
         return work
 
     def _announce(self, jobs: Sequence[Job], noun: str) -> None:
         """Print how many jobs follow, and how many of them are finished."""
         assert self.task.work is not None
         num_finished = self.task.work[-len(jobs) :].count(0)
-        finished = f", {num_finished} of them already finished" if num_finished else ""
-        self.task.say(f"{count_of(len(jobs), noun)}{finished}")
+        line = count_of(len(jobs), noun)
+        if num_finished:
+            line += f", {num_finished} of them already finished"
+        self.task.say(line)
 
     def _run(self, jobs: Sequence[Job], first: int) -> None:
         """Run the jobs, whose numbers in the sweep begin with `first`, and store their outcomes."""
         numbered = dict(enumerate(jobs, first))
         outcomes = self._stacked_outcomes(numbered)
-        outcomes |= self._outcomes({n: job for n, job in numbered.items() if n not in outcomes})
+        single = {number: job for number, job in numbered.items() if number not in outcomes}
+        outcomes |= self._outcomes(single)
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
         """Run the jobs that run as one, and return {number in the sweep: outcome}."""
         unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
+        if not unfinished:
+            return {}
         numbers, configs = list(unfinished), [job.config for job in unfinished.values()]
         outcomes = {}
-        for stack in self.task.stacks(configs, self.task.say) if configs else ():
+        for stack in self.task.stacks(configs, self.task.say):
             assert self.task.stacked_job is not None
             results = self.task.stacked_job([configs[place] for place in stack])
             for place, result in zip(stack, results, strict=True):
                 name = run_name(configs[place])
-                is_error = isinstance(result, Exception)
-                outcomes[numbers[place]] = Outcome(name, result if is_error else None, None if is_error else result)
-                if is_error:
-                    self.task.say(str(outcomes[numbers[place]]))
+                outcome = Outcome(name, None, result)
+                if isinstance(result, Exception):
+                    outcome = Outcome(name, result)
+                    self.task.say(str(outcome))
+                outcomes[numbers[place]] = outcome
         return outcomes
 
     def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
@@ -358,12 +373,12 @@ class PosbenchSweeper(Sweeper):
         All of them ended, unless a worker process was killed.
         """
         self.task.numbers = list(jobs)
-        for file in self.task.journal.iterdir() if self.task.journal else ():
-            file.unlink()
+        if self.task.journal:
+            for file in self.task.journal.iterdir():
+                file.unlink()
+        words = [list(job.words) for job in jobs.values()]
         try:
-            returned = self.launcher.launch(
-                [list(job.words) for job in jobs.values()], initial_job_idx=next(iter(jobs))
-            )
+            returned = self.launcher.launch(words, initial_job_idx=next(iter(jobs)))
         except BrokenProcessPool:
             begun = set(self.task.noted("begun")) or set(jobs)  # if none has begun, all may be at fault
             return self.task.noted("outcome"), begun
@@ -425,8 +440,9 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}"
         losses.setdefault(row, {})[seed] = f"{loss}*" if outcome.was_finished else loss
     has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
-    seeds = list(dict.fromkeys(seed for by_seed in losses.values() for seed in by_seed))
-    table = plain_table(f"loss, nats/{'answer' if has_tasks else 'token'}", *(f"seed {seed}" for seed in seeds))
+    seeds = list(dict.fromkeys(itertools.chain.from_iterable(losses.values())))
+    unit = "answer" if has_tasks else "token"
+    table = plain_table(f"loss, nats/{unit}", *(f"seed {seed}" for seed in seeds))
     for row, by_seed in losses.items():
         table.add_row(row, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)
@@ -487,8 +503,10 @@ def _overrides(composed: DictConfig) -> dict[str, Override]:
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
     takes_params = any(word.startswith(("experiment=", "hydra.sweeper.params")) for word in words)
-    params = OmegaConf.select(composed, "hydra.sweeper.params") if takes_params else None
-    swept = [hydra_word(f"{key}={value}") for key, value in (params or {}).items()]
+    params: Any = {}
+    if takes_params:
+        params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
+    swept = [hydra_word(f"{key}={value}") for key, value in params.items()]
     overrides: dict[str, Override] = {}
     for override in OverridesParser.create().parse_overrides([*swept, *by_origin["task"]]):
         override.config_loader = GlobalHydra.instance().config_loader()

@@ -119,15 +119,12 @@ class Config(Group):
 
         Returns: a list of overrides for each number of tokens in `train.branch_tokens`, to append to this run's own.
         """
-        return [
-            [
-                f"train.tokens={tokens}",
-                f"train.trunk_tokens={self.train.tokens}",
-                "train.branch_tokens=[]",
-                f"experiment_name='{branch_name(self.experiment_name, tokens)}'",
-            ]
-            for tokens in self.train.branch_tokens
-        ]
+        branches = []
+        for tokens in self.train.branch_tokens:
+            name = branch_name(self.experiment_name, tokens)
+            words = [f"train.tokens={tokens}", f"train.trunk_tokens={self.train.tokens}", "train.branch_tokens=[]"]
+            branches.append([*words, f"experiment_name='{name}'"])
+        return branches
 
     def arm_words(self) -> list[list[str]]:
         """Return the overrides of each run (arm) that goes on from where the decay of this run's rate begins.
@@ -178,7 +175,9 @@ def _without_references(value: Any) -> Any:
         return {key: _without_references(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_without_references(inner) for inner in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return value
 
 
 # ---------------------------------------------------------------- keys and their types
@@ -201,9 +200,12 @@ def settings() -> dict[str, Any]:
     groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
     types: dict[str, Any] = {}
     for group, cls in groups:
-        hints = get_type_hints(cls) if is_dataclass(cls) else {}
-        for member in fields(cls) if hints else ():
-            hint = Path if member.metadata.get("rule") is user_path else hints[member.name]
+        if not is_dataclass(cls):
+            continue
+        hints = get_type_hints(cls)
+        for member in fields(cls):
+            is_path = member.metadata.get("rule") is user_path
+            hint = Path if is_path else hints[member.name]
             types[f"{group}.{member.name}".lstrip(".")] = member.metadata.get("type", hint)
     return types
 
@@ -218,8 +220,11 @@ def type_words(key: str) -> str:
     """Return a phrase for the values that the setting `key` accepts, such as `true or false`; "" if there is none."""
     hint = settings().get(key)
     kinds = (hint, get_origin(hint), *get_args(hint))
-    words = next((words for kind, words in _TYPES.items() if kind in kinds), "")
-    return f"{words}, or null" if words and NoneType in kinds else words
+    matching = (words for kind, words in _TYPES.items() if kind in kinds)
+    words = next(matching, "")
+    if words and NoneType in kinds:
+        words += ", or null"
+    return words
 
 
 def no_setting(key: str) -> str:
@@ -227,7 +232,9 @@ def no_setting(key: str) -> str:
     group, _, name = key.rpartition(".")
     name = _ALIASES.get(name, name)
     same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
-    hint = f"; did you mean {' or '.join(map(repr, same))}?" if 0 < len(same) < 3 else nearest(key, settings())
+    hint = nearest(key, settings())
+    if 0 < len(same) < 3:
+        hint = f"; did you mean {' or '.join(map(repr, same))}?"
     if group.partition(".")[0] == "experiment" and key.split(".")[1] in settings():
         hint = "; begin the experiment's file with '# @package _global_'"
     return f"there is no setting {key!r}{hint} (posbench train --cfg job shows them all)"

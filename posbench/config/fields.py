@@ -50,7 +50,9 @@ class Group:
     group: ClassVar[str | None] = None  # folder of conf/; None means the class name, such as `model` for ModelConfig
 
     def __post_init__(self) -> None:
-        group = type(self).__name__.removesuffix("Config").lower() if self.group is None else self.group
+        group = self.group
+        if group is None:
+            group = type(self).__name__.removesuffix("Config").lower()
         for entry in fields(self):
             value = getattr(self, entry.name)
             if "rule" in entry.metadata and not (value is None and entry.default is None):
@@ -152,7 +154,9 @@ class ModelConfig(Group):
     @property
     def ffn_width(self) -> int:
         """Return SwiGLU's number of hidden channels: `ffn_dim`, or 8/3 `d_model` rounded up to a multiple of 16."""
-        return math.ceil(8 * self.d_model / 3 / 16) * 16 if self.ffn_dim is None else self.ffn_dim
+        if self.ffn_dim is not None:
+            return self.ffn_dim
+        return math.ceil(8 * self.d_model / 3 / 16) * 16
 
 
 @dataclass
@@ -266,9 +270,10 @@ class TaskConfig(Group):
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
         """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`: options beside the other fields."""
-        ours = {member.name for member in fields(cls)} - {"options"}
-        options = {key: value for key, value in mapping.items() if key not in ours}
-        return cls(**{key: value for key, value in mapping.items() if key in ours}, options=options)
+        names = {member.name for member in fields(cls)} - {"options"}
+        ours = {key: value for key, value in mapping.items() if key in names}
+        options = {key: value for key, value in mapping.items() if key not in names}
+        return cls(**ours, options=options)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/data/*.yaml`: the task's options beside the other fields."""
@@ -467,7 +472,9 @@ class TrainConfig(Group):
     @property
     def trunk_steps(self) -> int:
         """Return the number of steps of the longer run of which this one is a shorter version, or else of this run."""
-        return self.num_steps if self.trunk_tokens is None else self.trunk_tokens // self.tokens_per_step
+        if self.trunk_tokens is None:
+            return self.num_steps
+        return self.trunk_tokens // self.tokens_per_step
 
     @property
     def warmup_steps(self) -> int:
@@ -580,4 +587,6 @@ def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]
     """
     experiment = config.get("experiment", {})
     chosen = str(experiment.get("name"))
-    return experiment if name == chosen or name.startswith((f"{chosen}-", f"{chosen}_")) else {}
+    if name == chosen or name.startswith((f"{chosen}-", f"{chosen}_")):
+        return experiment
+    return {}

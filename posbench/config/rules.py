@@ -75,7 +75,9 @@ def between(low: float, high: float = math.inf) -> Rule:
 
     def rule(key: str, value: Any) -> Any:
         is_valid = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
-        limits = f"lie between {low} and {high}" if math.isfinite(high) else f"be {low} or more"
+        limits = f"be {low} or more"
+        if math.isfinite(high):
+            limits = f"lie between {low} and {high}"
         require(is_valid, f"{key}={value} is out of range: it must {limits}")
         return value
 
@@ -102,7 +104,9 @@ def class_name(*known: str) -> Rule:
     """Return a rule that accepts the words in `known` and a class in a file, such as `my_optimizer.py:Lion`."""
 
     def rule(key: str, value: Any) -> Any:
-        return value if re.fullmatch(r".+\.py:\w+", str(value)) else one_of(*known)(key, value)
+        if re.fullmatch(r".+\.py:\w+", str(value)):
+            return value
+        return one_of(*known)(key, value)
 
     return rule
 

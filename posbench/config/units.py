@@ -17,8 +17,8 @@ def whole_number(value: Any, thousand: int = 1000) -> int | None:
 
     Arguments: thousand, what `k` means: 1024 for the lengths of windows, so that `8k` is 8192.
     """
-    match = None if isinstance(value, bool) else _NUMBER.fullmatch(str(value).strip())
-    if match is None:
+    match = _NUMBER.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
         return None
     number = Decimal(match[1].replace("_", "")) * thousand ** _POWERS[match[2].lower()]
     return int(number) if number == number.to_integral_value() else None
@@ -35,18 +35,22 @@ def short_bytes(count: float) -> str:
 
 
 def _short(count: float, *units: str) -> str:
-    power = next((n for n in range(len(units) - 1, 0, -1) if count >= 1000**n), 0)
+    fitting = (n for n in range(len(units) - 1, 0, -1) if count >= 1000**n)
+    power = next(fitting, 0)
     return f"{float(f'{count / 1000**power:.3g}'):g}{units[power]}"
 
 
 def count_of(number: int, noun: str) -> str:
     """Return a number and the `noun`, with a plural s unless the number is 1: `1 scheme`, `2,000 schemes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def short_length(tokens: int) -> str:
     """Return a length as text: `8k` for 8192, or the number itself if it is not a multiple of 1024."""
-    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+    if tokens >= 1024 and tokens % 1024 == 0:
+        return f"{tokens // 1024}k"
+    return str(tokens)
 
 
 def duration(seconds: float) -> str:
@@ -55,16 +59,22 @@ def duration(seconds: float) -> str:
     It has two significant digits, or no decimals from 10 on.
     """
     units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
-    size, unit = next((pair for pair in units if seconds >= 2 * pair[0]), units[-1])
+    fitting = (pair for pair in units if seconds >= 2 * pair[0])
+    size, unit = next(fitting, units[-1])
     count = seconds / size
-    return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.2g} {unit}"
+    if count >= 10:
+        return f"{count:,.0f} {unit}"
+    return f"{count:.2g} {unit}"
 
 
 def decimals(half_width: float, most: int = 4) -> int:
     """Return how many decimals show two digits of a half width, at `most`: 3 for ±0.030, 1 for ±1.8, 3 for NaN."""
     if not math.isfinite(half_width):
         return 3
-    return min(max(1 - int(f"{half_width:.1e}".partition("e")[2]), 0), most) if half_width else most
+    if not half_width:
+        return most
+    exponent = int(f"{half_width:.1e}".partition("e")[2])
+    return min(max(1 - exponent, 0), most)
 
 
 def perplexity_text(value: Any, half_width: float = math.nan) -> str:
@@ -87,7 +97,9 @@ def perplexity_half(value: Any, half_width: float) -> str:
     Arguments: value, the perplexity; half_width, half its interval in nats.
     """
     half = value * half_width
-    return f"{half:.1e}" if value >= 1e6 else f"{half:,.{decimals(half, most=2)}f}"
+    if value >= 1e6:
+        return f"{half:.1e}"
+    return f"{half:,.{decimals(half, most=2)}f}"
 
 
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
@@ -99,10 +111,13 @@ def number(value: Any, digits: int = 3, sign: bool = False) -> str:
         return DASH
     if sign and not round(value, digits):
         return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
-    return f"{value:{'+' if sign else ''}z.{digits}f}"
+    plus = "+" if sign else ""
+    return f"{value:{plus}z.{digits}f}"  # z: no minus sign before a zero
 
 
 def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
     """Return a value and its half width as text: `2.7120 ±0.0013`, `2.71 ±0.18`; without ± if `half_width` is NaN."""
     text = number(value, decimals(half_width), sign)
-    return text if math.isnan(value) or math.isnan(half_width) else f"{text} ±{half_width:.{decimals(half_width)}f}"
+    if math.isnan(value) or math.isnan(half_width):
+        return text
+    return f"{text} ±{half_width:.{decimals(half_width)}f}"

@@ -40,7 +40,9 @@ def dataset_of(config: Config, notice: Say = say) -> Dataset:
 
     Raises: ConfigError if the text cannot be prepared, or if the task refuses its options.
     """
-    return Problems(config.data) if config.is_task else prepare(config, notice=notice)
+    if config.is_task:
+        return Problems(config.data)
+    return prepare(config, notice=notice)
 
 
 def vocab_size(config: Config) -> int:

@@ -35,11 +35,9 @@ class Batch(NamedTuple):
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
-        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None.
-
-        Arguments: function, from an array (or tensor) to the array that replaces it.
-        """
-        return Batch(*(None if part is None else function(part) for part in self))
+        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None."""
+        parts = [None if part is None else function(part) for part in self]
+        return Batch(*parts)
 
     def chunks(self, number: int) -> list[Batch]:
         """Return this batch of tensors split into `number` batches with equally many sequences each."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain
 from statistics import mode
 
 import joblib
@@ -18,6 +19,7 @@ from posbench.config.units import short_length
 from posbench.evaluation.evaluate import Begin, evaluate_run
 from posbench.evaluation.ngram import add_ngrams
 from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
 from posbench.runs import FINISHED, UNREADABLE, Run, state_of
@@ -66,22 +68,17 @@ def evaluate_runs(
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         if request.wants_ngrams:
-            failed = [name for names in failures.values() for name in names]
+            failed = set(chain.from_iterable(failures.values()))
             read = [run for run in scorable if run.name not in failed and not run.config.is_task]
             add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     finally:
-        tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
-        for run, result in evaluations:
-            text = f" on {result.key.data}" if result.key.data else ""
-            tables.setdefault((run.config.experiment_name + text, result.protocol), []).append((run, result))
-        for (title, protocol), of_table in tables.items():
-            _show(console, title, protocol, of_table, request.lengths)
+        _show_tables(console, evaluations, request.lengths)
     if failures:
         error, names = next(iter(failures.items()))
+        if len(names) == len(scorable):
+            raise ConfigError(error)
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
-        raise ConfigError(
-            "\n  ".join(["not all runs could be scored", *lines]) if len(names) < len(scorable) else error
-        )
+        raise ConfigError("\n  ".join(["not all runs could be scored", *lines]))
     asked = [set(variant.under) for variant in request.variants if variant.under or not request.under]
     return [(run, result) for run, result in evaluations if any(map(set(result.key.under).issuperset, asked))]
 
@@ -142,7 +139,7 @@ def _evaluate(
 def _track(run: Run, say: Say) -> None:
     """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`.
 
-    Arguments: say, called with errors of wandb, which do not end the command.
+    Errors of wandb are only printed.
     """
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
@@ -239,47 +236,74 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
     return requests
 
 
+def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]) -> None:
+    """Print a table for each experiment, text and protocol. Arguments: asked, the requested lengths."""
+    tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
+    for run, result in evaluations:
+        title = run.config.experiment_name
+        if result.key.data:
+            title += f" on {result.key.data}"
+        tables.setdefault((title, result.protocol), []).append((run, result))
+    for (title, protocol), of_table in tables.items():
+        _show(console, title, protocol, of_table, asked)
+
+
+def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) -> str:
+    """Return the protocol's main number, mean over these results, or a dash if there are none.
+
+    A star marks windows, or a number format, unlike the column's. Arguments: usual, the column's commonest digest.
+    """
+    if not results:
+        return "–"
+    cell = protocol.headline_of([result.header for result in results])
+    if protocol.is_compared and any(result.windows_digest != usual for result in results):
+        cell += "*"
+    return cell
+
+
 def _show(
     console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
 ) -> None:
     """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length.
 
-    Arguments: protocol, its name; evaluations, the results with their runs; asked, the requested lengths, which have a
-    column even if no model can read them.
+    Arguments: asked, the requested lengths, which have a column even if no model can read them.
     """
-    lengths = sorted(
-        {result.length for _, result in evaluations} | set(asked if PROTOCOLS[protocol].is_by_length else ())
-    )
+    protocol_ = PROTOCOLS[protocol]
+    scored_lengths = {result.length for _, result in evaluations}
+    if protocol_.is_by_length:
+        scored_lengths.update(asked)
+    lengths = sorted(scored_lengths)
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
     for run, result in evaluations:
         name = row_name(run.config.scheme.name, result.key.options)
         of_row.setdefault(name, []).append((run.config.seed, result))
-    rows = list(of_row)
     targets = sorted({result.header["targets_total"] for _, result in evaluations})
-    scored = f"{targets[0]:,}" if len(targets) == 1 else f"{targets[0]:,} to {targets[-1]:,}"
-    protocol_ = PROTOCOLS[protocol]
+    scored = f"{targets[0]:,}"
+    if len(targets) > 1:
+        scored += f" to {targets[-1]:,}"
     counted = f"{protocol}, {scored} {protocol_.count_column}"
     console.out(f"\n{title}: {protocol_.headline} by length in {protocol_.unit} ({counted})")
     seeds = {}
     for row, seeded in of_row.items():
-        seeds[row] = ",".join(map(str, sorted({seed for seed, _ in seeded})))
+        different = sorted({seed for seed, _ in seeded})
+        seeds[row] = ",".join(map(str, different))
     uneven = len(set(seeds.values())) > 1
-    fitting = max(2, (console.width - max(map(len, rows)) - 8 * uneven) // 8)
-    shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]
+    seeds_width = 8 if uneven else 0
+    fitting = max(2, (console.width - max(map(len, of_row)) - seeds_width) // 8)
+    shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]  # counted from the end: the longest is always shown
     titles = ["scheme", "seeds"] if uneven else ["scheme"]
     table = plain_table(*titles, *map(short_length, shown))
     digests: dict[int, list[str]] = {}
     for _, result in evaluations:
         digests.setdefault(result.length, []).append(result.windows_digest)
+    usual = {length: mode(of_length) for length, of_length in digests.items()}
     has_mark = False
-    for row in rows:
+    for row, seeded in of_row.items():
         cells = [seeds[row]] if uneven else []
         for length in shown:
-            results = [result for _, result in of_row[row] if result.length == length]
-            cell = protocol_.headline_of([result.header for result in results]) if results else "–"
-            if protocol_.is_compared and any(r.windows_digest != mode(digests[length]) for r in results):
-                cell, has_mark = f"{cell}*", True
-            cells.append(cell)
+            results = [result for _, result in seeded if result.length == length]
+            cells.append(_cell(protocol_, results, usual.get(length)))
+        has_mark = has_mark or any(cell.endswith("*") for cell in cells)
         table.add_row(row, *cells)
     console.print(table)
     if has_mark:

@@ -138,10 +138,7 @@ class _Part:
 def _planned(
     run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result], notice: Say
 ) -> Iterator[_Part]:
-    """Yield the parts of an evaluation with one set of scheme options, protocol by protocol.
-
-    Arguments: request, with these options; results, the results that the run has already.
-    """
+    """Yield the parts of an evaluation with one set of scheme options, protocol by protocol."""
     is_subject = run.manifest.subject is not None
     if request.under and not is_subject:
         corpus = corpus.with_options(run.config_under(request.under).data)
@@ -166,7 +163,9 @@ def _planned(
             result = results.get(key)
             is_usable = result is not None and not request.again and scorer.is_usable(protocol, result)
             total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
-            yield _Part(scorer, protocol, key, result if is_usable else None, total)
+            if not is_usable:
+                result = None
+            yield _Part(scorer, protocol, key, result, total)
 
 
 def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result]) -> int:
@@ -188,7 +187,9 @@ class _Clock:
     def passed(self, part: _Part, seconds: float) -> None:
         """Report a part that was scored in `seconds`."""
         self.left -= part.tokens
-        rest = f", about {_duration(self.left * seconds / max(1, part.tokens))} left" if self.left > 0 else ""
+        rest = ""
+        if self.left > 0:
+            rest = f", about {_duration(self.left * seconds / max(1, part.tokens))} left"
         self.notice(f"{part.scorer.run.config.scheme.name}: {part.description} in {_duration(seconds)}{rest}")
 
 
@@ -251,7 +252,8 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
     refused = {}
-    for length in lengths if split.num_tokens else ():
+    checked = lengths if split.num_tokens else []  # tasks make problems of any length
+    for length in checked:
         try:
             protocol.check_length(split, length, protocol.settings(config))
         except ConfigError as error:
@@ -273,9 +275,12 @@ class _Scorer:
         self.at_step = None if step == run.manifest.num_steps else step
         self.options = tuple(sorted(request.under))
         self.marks = [] if self.at_step is None else [f"step={step}"]
-        self.marks += [BFLOAT16] if run.weights_digest != run.manifest.weights else []  # a pack has rounded weights
-        self.marks += [FILE_CHANGED] if run.check_scheme_files(request.scheme_changed) else []
-        self.marks += [] if request.data is None else [f"data={request.data.name}"]
+        if run.weights_digest != run.manifest.weights:  # a pack has rounded weights
+            self.marks.append(BFLOAT16)
+        if run.check_scheme_files(request.scheme_changed):
+            self.marks.append(FILE_CHANGED)
+        if request.data is not None:
+            self.marks.append(f"data={request.data.name}")
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -339,8 +344,10 @@ class _Scorer:
         header["peak_memory_bytes"] = device.peak_memory_bytes()
         # The share of the scored split's 13-grams that also occur in the training text; None means unknown.
         header["overlap"] = self.corpus.overlap["splits"].get(header["split"], {}).get("share")
-        step_digest = None if self.at_step is None else weights_digest(self.run.path / "checkpoints", self.at_step)
-        header["weights"] = step_digest or self.run.weights_digest
+        header["weights"] = self.run.weights_digest
+        if self.at_step is not None:
+            step_digest = weights_digest(self.run.path / "checkpoints", self.at_step)
+            header["weights"] = step_digest or self.run.weights_digest
         return self.run.store(key, rows, header)
 
     def device(self) -> Device:

@@ -75,7 +75,7 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
             continue
         done.add((folder, batches))
         same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches]
-        holder = next((finished for finished in same_batches if _has_ngrams(finished)), run)
+        holder = next(filter(_has_ngrams, same_batches), run)
         if _has_ngrams(holder) and not again:
             continue
         title = f"{run.manifest.experiment}, seed {run.manifest.seed}"
@@ -116,13 +116,15 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
     scored = ["document", "start", "targets", "bytes"]
     key = ResultKey(validation.name, length)
-    validated = next((result.windows for result in run.results()[0] if result.key == key), None)
+    same_key = (result.windows for result in run.results()[0] if result.key == key)
+    validated = next(same_key, None)
     if validated is None or not np.array_equal(validated[scored], tables[ORDERS[0]][scored]):
         raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
     means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
     targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
     longest = means[max(ORDERS)]
-    return pd.concat([table.assign(order=order) for order, table in tables.items()], ignore_index=True), {
+    by_order = [table.assign(order=order) for order, table in tables.items()]
+    return pd.concat(by_order, ignore_index=True), {
         "split": validation.split,
         "settings": {},
         "windows": len(windows),
@@ -198,10 +200,7 @@ class KneserNey:
             shorter[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
-        """Return {order n: probabilities [W, T]} of the last T tokens of each window, each given the tokens before it.
-
-        Arguments: windows, token ids [W, T + 1].
-        """
+        """Return {order n: probabilities [W, T]} of all tokens but the first of windows [W, T + 1] of token ids."""
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
         lower = self._lower[1].mixed(empty, targets, uniform)

@@ -100,9 +100,12 @@ class Request:
         from posbench.evaluation.protocols import NGRAM, protocol_named
         from posbench.evaluation.texts import text_named
 
-        data, folder = self.data, [f"--config-dir={self.config_dir}"] if self.config_dir else []
+        data = self.data
         if not isinstance(data, DataConfig):
-            data = text_named([*([data] if isinstance(data, str) else data or ()), *folder])
+            words = [data] if isinstance(data, str) else list(data or ())
+            if self.config_dir:
+                words.append(f"--config-dir={self.config_dir}")
+            data = text_named(words)
         lengths = [word for length in self.lengths for word in str(length).split(",")]
         protocols = [name for names in self.protocols for name in names.split(",")]
         for name in protocols:
@@ -163,7 +166,9 @@ class Request:
         """
         trained_at, asked = config.trained_length, set(self.lengths)
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
-            asked |= {trained_at} if protocol.shortest(config.evaluation) <= trained_at <= max(asked) else set()
+            is_in_range = protocol.shortest(config.evaluation) <= trained_at <= max(asked)
+            if is_in_range:
+                asked.add(trained_at)
         lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
         if lengths and lengths[0] < config.data.shortest:
             raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")

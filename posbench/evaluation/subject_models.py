@@ -100,7 +100,9 @@ def facts(model: Any) -> Facts:
     else:
         longest, name, module = model.longest, type(model.model).__name__, model.model
         head = module.get_output_embeddings()
-        tables = [module.get_input_embeddings().weight, *([] if head is None else [head.weight])]
+        tables = [module.get_input_embeddings().weight]
+        if head is not None:
+            tables.append(head.weight)
     total = sum(parameter.numel() for parameter in module.parameters())
     distinct = {id(table): table for table in tables}  # a tied table counts once
     embedding = sum(table.numel() for table in distinct.values())

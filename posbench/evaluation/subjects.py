@@ -62,8 +62,10 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
     settings = [name for name in names if name.startswith(_SETTING)]
     folders = [name for name in names if name not in settings and _is_model(Path(name))]
     others = [name for name in names if name not in (*settings, *folders)]
+    runs: list[Run] = []
     try:
-        runs = runs_named(others, runs_dir) if others or not folders else []
+        if others or not folders:
+            runs = runs_named(others, runs_dir)
     except ConfigError as error:
         hub = [name for name in others if _HUB.fullmatch(name) and not Path(name).parent.exists()]
         if not hub:
@@ -76,7 +78,8 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
     for subject in subjects:
         _show_positions(subject, request, console)
     if subjects:
-        write_json(runs_dir / SUBJECTS / LAST_SUBJECTS, [subject.path.parent.name for subject in subjects])
+        scored = [subject.path.parent.name for subject in subjects]
+        write_json(runs_dir / SUBJECTS / LAST_SUBJECTS, scored)
     return [*subjects, *runs]
 
 
@@ -103,7 +106,8 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
 
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError(f"{path} is a file of weights: give its folder, with config.json and tokenizer.json")
-    folder_check.check_adapter(path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    folder_check.check_adapter(folder)
     source = Source(path)
     source.content  # noqa: B018  (raises the error if there is no config.json)
     tokenizer = source.tokenizer_file(runs_dir / SUBJECTS / source.name)
@@ -210,8 +214,12 @@ def _show_positions(run: Run, request: Request, console: Console) -> None:
     T = run.config.train.context_length
     length = max(request.lengths or run.config.evaluation.lengths)
     rotations = subject["rotations"]
-    written = {"rope_parameters": rotations.get("", rotations)} if rotations else "no rotations"
-    reads = "" if subject["longest"] is None else f", and reads at most {subject['longest']:,} (learned positions)"
+    written: Any = "no rotations"
+    if rotations:
+        written = {"rope_parameters": rotations.get("", rotations)}
+    reads = ""
+    if subject["longest"] is not None:
+        reads = f", and reads at most {subject['longest']:,} (learned positions)"
     kind = ", instruction-tuned" if subject["is_instructed"] else ""
     console.out(
         f"{run.name} ({subject['class']}{kind}): trained on windows of {T:,} tokens{reads}. config.json: {written}"

@@ -58,10 +58,12 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone
         config = replace(config, data=replace(config.data, cache_dir=None))
     is_subject = run.manifest.subject is not None
-    if data is None:
-        return prepare_held_out(config, notice, whole=True) if is_subject else prepare(config, notice=notice)
     if is_subject:
-        return prepare_held_out(replace(config, data=data), notice, whole=True)
+        if data is not None:
+            config = replace(config, data=data)
+        return prepare_held_out(config, notice, whole=True)
+    if data is None:
+        return prepare(config, notice=notice)
     _ = run.tokenizer  # raises an error if it is not the one that the run was trained with
     held_out = prepare_held_out(_with_text(config, data, run), notice)
     trained_on = find_prepared(config)

@@ -37,14 +37,19 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(np.minimum(counts, middle).sum()) <= number else (low, middle - 1)
-    shares = np.minimum(counts, low).astype(np.int64)
+        if int(np.minimum(counts, middle).sum()) <= number:
+            low = middle
+        else:
+            high = middle - 1
+    shares = np.minimum(counts, low).astype(np.int64)  # the whole rounds; below, the incomplete last one
     has_more = np.flatnonzero(counts > low)
     missing = number - int(shares.sum())
     shares[has_more[_evenly(missing, len(has_more))]] += 1
     firsts = np.cumsum(counts) - counts
     chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
-    return np.concatenate(chosen).astype(np.int64) if chosen else np.empty(0, np.int64)
+    if not chosen:
+        return np.empty(0, np.int64)
+    return np.concatenate(chosen).astype(np.int64)
 
 
 def _evenly(number: int, total: int) -> np.ndarray:

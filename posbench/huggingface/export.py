@@ -161,7 +161,9 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50, do_sample=Tru
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return transformers' bos, eos and pad token ids, all of them BOS (which separates documents); {} for a task."""
     bos = find_bos(tokenizer)
-    return {} if bos is None else {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
+    if bos is None:
+        return {}
+    return {"bos_token_id": bos, "eos_token_id": bos, "pad_token_id": bos}
 
 
 def longest_read(model: Decoder, as_trained: bool) -> int:

@@ -287,7 +287,7 @@ def _explained(source: Source) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # transformers raises KeyError, TypeError and others for a configuration
-        nested = folder_check.nested_rotations(source.content) if not source.is_gguf else []
+        nested = [] if source.is_gguf else folder_check.nested_rotations(source.content)
         if nested:
             raise ConfigError(_nested_refused(source, nested[0], "its class")) from error
         if source.is_gguf:
@@ -334,7 +334,8 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
 
     Arguments: info, what transformers reports of loading.
     """
-    stored_in = {} if source.is_gguf else folder_check.stored_tensors(pretrained.weight_files(source.path))
+    files = [] if source.is_gguf else pretrained.weight_files(source.path)
+    stored_in = folder_check.stored_tensors(files)
 
     def place(name: str) -> Path:
         return stored_in[name].file if name in stored_in else source.path
@@ -354,6 +355,4 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
             f"{place(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
             f"transformers, which leaves out what its class has not ({SAVE})"
         )
-    if differences:
-        others = f" ({len(differences) - 1} more tensors do not fit)" if len(differences) > 1 else ""
-        raise ConfigError(f"{differences[0]}{others}")
+    folder_check.check_none(differences)

@@ -84,7 +84,9 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
                 "attention_mask has a 0 before a token: pad after the sequence, or read prompts one at a time"
             )
         x = self.decoder.hidden(input_ids)
-        logits = self.decoder.unembedding(x[:, -logits_to_keep:] if logits_to_keep else x)
+        if logits_to_keep:
+            x = x[:, -logits_to_keep:]
+        logits = self.decoder.unembedding(x)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -114,7 +114,8 @@ def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name
         if is_typed and layer_type not in parameters:
             known = ", ".join(filter(None, parameters)) or "one rotation for all layers"
             raise ConfigError(f"--under {option}: {name} has {known}; leave {layer_type} out, or name one of these")
-        for chosen in [layer_type] if is_typed else parameters:
+        chosen_types = [layer_type] if is_typed else parameters
+        for chosen in chosen_types:
             by_type[chosen][key] = yaml.safe_load(value)
     return by_type
 
@@ -155,7 +156,8 @@ def _changed(
             return _as_lists(Rescaling(str(value), options.get("factor")), common, channels, length, trained)
     kind = str(changed.get("rope_type", "default"))
     factor = changed.get("factor")
-    return changed, ("none" if kind == "default" else kind, 1.0 if factor is None else float(factor))
+    method = "none" if kind == "default" else kind
+    return changed, (method, 1.0 if factor is None else float(factor))
 
 
 def _base(value: str) -> float:

@@ -91,7 +91,9 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
     if any(scheme is not None and not _only_rotates(scheme) for scheme in rotations):
         return None
-    return cast(list[Rotary | None], rotations) if len({*rotations} - {None}) <= 1 else None
+    if len({*rotations} - {None}) > 1:
+        return None
+    return cast(list[Rotary | None], rotations)
 
 
 def _only_rotates(scheme: Scheme) -> bool:
@@ -160,5 +162,7 @@ def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
     Arguments: is_packed, whether q, k, v stay one matrix, and gate, up too, as in Phi-3.
     """
     block = cast(Block, model.blocks[0])
-    rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
-    return to_hugging_face(dict(model.named_parameters()), {} if is_packed else rows)
+    rows = {}
+    if not is_packed:
+        rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}
+    return to_hugging_face(dict(model.named_parameters()), rows)

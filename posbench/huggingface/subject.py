@@ -147,6 +147,7 @@ class SubjectModel:
         """
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
+        # The model calls its base model, which now only returns `hidden`, and then applies its own head to it.
         base.forward = lambda *args, **kwargs: answer
         try:
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
@@ -166,7 +167,9 @@ class SubjectModel:
         usual, piece = self.model.config._attn_implementation, self.piece
 
         def hook(number: int, module: nn.Module, inputs: Any, output: Any) -> None:
-            maps = [part for part in output if isinstance(part, Tensor) and part.ndim == 4] if _is_tuple(output) else []
+            if not _is_tuple(output):
+                return
+            maps = [part for part in output if isinstance(part, Tensor) and part.ndim == 4]
             for weights in maps[:1]:
                 if weights.shape[-1] == weights.shape[-2]:
                     recorded.append(number)
@@ -178,7 +181,9 @@ class SubjectModel:
         handles = []
         for number, module in enumerate(modules.values()):
             layer = getattr(module, "layer_idx", None)
-            handles.append(module.register_forward_hook(hooked(number if layer is None else layer)))
+            if layer is None:
+                layer = number
+            handles.append(module.register_forward_hook(hooked(layer)))
         self.piece = None
         try:
             if usual != "eager":

@@ -124,7 +124,8 @@ def check_positions(architecture: Architecture) -> None:
     Raises: ConfigError if a method takes only positions [T].
     """
     pos = torch.arange(5)
-    for scheme, kind in dict(zip(architecture.scheme, architecture.kinds, strict=True)).items():
+    kinds = dict(zip(architecture.scheme, architecture.kinds, strict=True))  # a scheme that layers share runs once
+    for scheme, kind in kinds.items():
         call_hooks(scheme, kind, pos)
         try:
             call_hooks(scheme, kind, pos.expand(3, 1, -1))
@@ -145,16 +146,19 @@ def call_hooks(
     Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the activations after the embedding, by
     default the dtype of the scheme's parameters; cache, to which keys and values are appended, or None.
     """
-    B, T, shape = (len(pos) if pos.ndim > 1 else 1), pos.shape[-1], kind.shape
+    B, T, shape = 1, pos.shape[-1], kind.shape
+    positions = None
+    if pos.ndim > 1:
+        B, positions = len(pos), pos[:, 0]
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
     prepared = round_prepared(weights, scheme.prepare(pos, T))
-    at = Placement(prepared, 0, 0, T, pos[:, 0] if pos.ndim > 1 else None, T)
+    at = Placement(prepared, 0, 0, T, positions, T)
     rows = None if cache is None else cache.rows
     x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=weights), prepared, at.past(rows))
     x = apply_hook(scheme, "hidden", x.to(dtype or weights), prepared, at.past(rows))
     parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
-    k = parts.get("k")
-    kind.mix(parts.get("q"), k, k if kind.shared_kv else parts.get("v"), x, scheme, at, cache)
+    value = parts.get("k" if kind.shared_kv else "v")
+    kind.mix(parts.get("q"), parts.get("k"), value, x, scheme, at, cache)
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
@@ -166,5 +170,7 @@ def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):
         parts = [round_prepared(dtype, part) for part in prepared]
-        return type(prepared)(*parts) if hasattr(prepared, "_fields") else tuple(parts)
+        if hasattr(prepared, "_fields"):  # a named tuple takes its fields one by one
+            return type(prepared)(*parts)
+        return tuple(parts)
     return prepared

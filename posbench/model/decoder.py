@@ -78,18 +78,21 @@ class Decoder(nn.Module):
         """
         in_all_layers = set.intersection(*(set(kind.heads_by_part) for kind in self.architecture.kinds))
         for name, parameter in self.named_parameters():
-            part = name.removesuffix(".weight").partition(".")
-            if part[0] == "scheme" or ".kind." in name:
+            # `blocks.3.ffn.down.weight` is called `ffn.down`, in all layers.
+            module, _, rest = name.removesuffix(".weight").partition(".")
+            if module == "scheme" or ".kind." in name:
                 continue
-            inside = part[2].partition(".")[2]  # name within the block
+            layer, _, inside = rest.partition(".")
             if inside.startswith("attention.qkv"):
-                rows = cast(Block, self.blocks[int(part[2].partition(".")[0])]).attention.rows()
-                split = parameter.split(list(rows.values()))
+                rows = cast(Block, self.blocks[int(layer)]).attention.rows()
                 suffix = inside.removeprefix("attention.qkv")
-                parts = dict(zip(rows, split, strict=True)).items()
-                yield from ((f"attention.{part}{suffix}", tensor) for part, tensor in parts if part in in_all_layers)
+                for part, tensor in zip(rows, parameter.split(list(rows.values())), strict=True):
+                    if part in in_all_layers:
+                        yield f"attention.{part}{suffix}", tensor
+            elif "norm" in name:
+                yield "norms", parameter
             else:
-                yield "norms" if "norm" in name else inside or part[0], parameter
+                yield inside or module, parameter
 
     def compile_blocks(self) -> None:
         """Compile one block and run every layer through it, in a sixth of the time that compiling all takes.
@@ -296,8 +299,9 @@ def initialise(model: Decoder, seed: int) -> None:
             continue
         if parameter.ndim < 2:
             continue
-        writes_to_stream = name.endswith(("attention.out.weight", "ffn.down.weight"))
-        std = config.init_std / (2 * config.num_layers) ** 0.5 if writes_to_stream else config.init_std
+        std = config.init_std
+        if name.endswith(("attention.out.weight", "ffn.down.weight")):  # these write to the stream
+            std = config.init_std / (2 * config.num_layers) ** 0.5
         if name.endswith("attention.qkv.weight"):
             block = cast(Block, model.blocks[int(name.split(".")[1])])
             rows = _rows_by_part(config)

@@ -79,7 +79,8 @@ class Attention(nn.Module):
         width = sum(kind.heads_by_part.values()) * self.head_dim  # of the packed parts
         self.qkv = Linear(config.d_model, width, config.qkv_bias)
         has_norms = config.qk_norm and kind.takes_qk_norm
-        self.q_norm, self.k_norm = (RMSNorm(self.head_dim, config.norm_eps) if has_norms else None for _ in range(2))
+        self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if has_norms else None
+        self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if has_norms else None
         self.out = Linear(config.num_heads * self.head_dim, config.d_model)
 
     def forward(self, x: Tensor, at: Placement, scheme: Scheme, cache: KVCache | None = None) -> Tensor:

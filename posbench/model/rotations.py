@@ -20,7 +20,8 @@ def show_rotations(models: Mapping[str, Layers], length: int, console: Console) 
     """
     table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
     for heading, layers in models.items():
-        for columns in [*_rotations(layers, length)] or [()]:
+        rotations = list(_rotations(layers, length))
+        for columns in rotations or [()]:
             table.add_row(heading, *columns)
     console.print(table)
     console.out("first, last: frequencies of the fastest and the slowest channel pair, radians per token")
@@ -39,11 +40,12 @@ def is_rescaled(layers: Layers) -> bool:
 def _rotations(layers: Layers, length: int) -> Iterator[tuple[str, ...]]:
     """Yield base, method, factor, first and last frequency of each rotation at `length` tokens, as text."""
     for rotary in layers.modules():
-        if isinstance(rotary, Rotary):
-            rescaling = rotary.rescaling
-            with torch.no_grad():
-                frequencies = rotary.angles(torch.ones(1), length)[0]
-            trained_length = rotary.shape.positions_length
-            method = rescaling.name if rescaling else "none"
-            factor = rescaling.factor_at(length, trained_length) if rescaling else 1
-            yield f"{rotary.base:g}", method, f"{factor:g}", f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"
+        if not isinstance(rotary, Rotary):
+            continue
+        method, factor = "none", 1.0
+        if rotary.rescaling:
+            method = rotary.rescaling.name
+            factor = rotary.rescaling.factor_at(length, rotary.shape.positions_length)
+        with torch.no_grad():
+            frequencies = rotary.angles(torch.ones(1), length)[0]  # angles at position 1
+        yield f"{rotary.base:g}", method, f"{factor:g}", f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"

@@ -34,8 +34,12 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     tables = 1 if model.tied_embeddings else 2
     normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers
     vectors = model.d_model * (2 * model.num_layers + 1)  # norms
-    vectors += model.head_width * (2 * normalised * model.qk_norm + _parts_heads(architecture) * model.qkv_bias)
-    vectors += sum(p.numel() for kind in architecture.kinds for p in kind.parameters())
+    if model.qk_norm:
+        vectors += model.head_width * 2 * normalised
+    if model.qkv_bias:
+        vectors += model.head_width * _parts_heads(architecture)
+    for kind in architecture.kinds:
+        vectors += sum(parameter.numel() for parameter in kind.parameters())
     return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
 
 
@@ -72,8 +76,10 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
     model, train = config.model, config.train
     parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
-    parts = [kind.heads_by_part for kind in architecture.kinds]
-    heads = sum(sum(part.values()) + part.get("q", 0) + part.get("k", 0) for part in parts)  # q, k, v, rotated q and k
+    heads = 0  # of q, k, v, rotated q and rotated k in all layers
+    for kind in architecture.kinds:
+        by_part = kind.heads_by_part
+        heads += sum(by_part.values()) + by_part.get("q", 0) + by_part.get("k", 0)
     layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
@@ -93,7 +99,10 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
     length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
 
     def cached(tokens: int) -> int:
-        return sum(_cached_bytes(kind, scheme, tokens, dtype, n == 0) for n, (scheme, kind) in enumerate(layers))
+        total = 0
+        for n, (scheme, kind) in enumerate(layers):
+            total += _cached_bytes(kind, scheme, tokens, dtype, is_first=n == 0)
+        return total
 
     short, long = cached(length), cached(length + 1)
     return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))

@@ -30,15 +30,19 @@ class T5(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         d, n = rows.distance(t, s), self.num_buckets // 2
-        wider = n + floor(n * log(d / n) / log(self.max_distance / n)) if d >= n else 0
-        return float(self.weights["table"][d if d < n else min(self.num_buckets - 1, wider), h])
+        bucket = d
+        if d >= n:
+            wider = n + floor(n * log(d / n) / log(self.max_distance / n))
+            bucket = min(self.num_buckets - 1, wider)
+        return float(self.weights["table"][bucket, h])
 
 
 class Kerple(Definition):
     """KERPLE: the bias `-a ln(1 + b d)` at distance d, with a and b > 0 learned per head (arXiv 2205.09921)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        a, b = (softplus(float(self.weights[name][h])) for name in "ab")
+        a = softplus(float(self.weights["a"][h]))
+        b = softplus(float(self.weights["b"][h]))
         return -a * log(1 + b * rows.distance(t, s))
 
 
@@ -54,7 +58,8 @@ class Fire(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W = self.weights
-        c, L = softplus(float(W["c"])), softplus(float(W["L"])) * self.config.train.context_length
+        c = softplus(float(W["c"]))
+        L = softplus(float(W["L"])) * self.config.train.context_length
         share = log(1 + c * rows.distance(t, s)) / log(1 + c * max(L, rows.positions[t]))
         hidden = np.maximum(0, W["hidden_weight"][:, 0] * share + W["hidden_bias"])
         return float(W["output_weight"][h] @ hidden + W["output_bias"][h])
@@ -80,9 +85,10 @@ class TransformerXL(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q, d, W = rows.queries[h][t], rows.distance(t, s), self.weights["matrix"]
-        D, frequencies = len(q), [10000 ** (-2 * c / W.shape[1]) for c in range(W.shape[1] // 2)]
+        D, channels = len(q), W.shape[1]
+        frequencies = [10000 ** (-2 * c / channels) for c in range(channels // 2)]
         r = np.array([sin(d * w) for w in frequencies] + [cos(d * w) for w in frequencies])
-        q = q - self.weights["content"][h] + self.weights["position"][h]
+        q = q - self.weights["content"][h] + self.weights["position"][h]  # q_i + v: the method q has added u
         return float(q @ W[h * D : (h + 1) * D] @ r) / sqrt(D)
 
 
@@ -109,7 +115,8 @@ class Chunked(Definition):
     chunk: int
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        return 0.0 if rows.positions[t] // self.chunk == rows.positions[s] // self.chunk else -inf
+        is_same_chunk = rows.positions[t] // self.chunk == rows.positions[s] // self.chunk
+        return 0.0 if is_same_chunk else -inf
 
 
 class LogGrowth(Definition):
@@ -142,7 +149,9 @@ def alibi_slopes(num_heads: int) -> list[float]:
     while 2 * power <= num_heads:
         power *= 2
     series = [(2 ** (-8 / power)) ** h for h in range(1, power + 1)]
-    return series if power == num_heads else series + alibi_slopes(2 * power)[::2][: num_heads - power]
+    if power < num_heads:
+        series += alibi_slopes(2 * power)[::2][: num_heads - power]
+    return series
 
 
 class Sinusoidal(Definition):
@@ -168,5 +177,8 @@ class Learned(Definition):
 
 def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
     """Return the vector [width] of one position: sines in even channels, cosines in odd ones."""
-    angles = [position / base ** ((channel - channel % 2) / width) for channel in range(width)]
-    return np.array([cos(angle) if channel % 2 else sin(angle) for channel, angle in enumerate(angles)])
+    vector = np.zeros(width)
+    for channel in range(width):
+        angle = position / base ** ((channel - channel % 2) / width)
+        vector[channel] = cos(angle) if channel % 2 else sin(angle)
+    return vector

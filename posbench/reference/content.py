@@ -82,13 +82,15 @@ class SelectiveRope(Definition):
 
     def pairs(self, h: int) -> slice:
         """Return the pairs of the key head of head h, among those of all key heads."""
-        half = self.D // 2
-        return slice(h // self.group * half, (h // self.group + 1) * half)
+        key_head, half = h // self.group, self.D // 2
+        return slice(key_head * half, (key_head + 1) * half)
 
     def gates(self, x: Array, h: int) -> list[Array]:
         W, head_slice = self.weights, self.pairs(h)
         angles = np.stack([W["u"][head_slice] @ (W["V"] @ token) / sqrt(float(token @ token)) for token in x])
-        return list(convolved(angles, W["convolution"][head_slice]) if "convolution" in W else angles)
+        if "convolution" in W:
+            angles = convolved(angles, W["convolution"][head_slice])
+        return list(angles)
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
         speed = np.exp(self.weights["b"][self.pairs(h)])

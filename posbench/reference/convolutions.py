@@ -31,7 +31,10 @@ class Canon(Definition):
             return x
         w = self.weights[f"{site}_weight"]
         if h:
-            w = w[h[0] // self.group if site in ("k", "v") else h[0], 0]
+            [head] = h
+            if site in ("k", "v"):
+                head = head // self.group  # heads of a group share a key head
+            w = w[head, 0]
         return x + convolved(x, w)
 
 
@@ -46,7 +49,8 @@ class Smear(Definition):
         y, w = np.array(x), self.weights["w"][0]
         for t in range(1, len(x)):
             n = x[t] / sqrt(float(x[t] @ x[t]) / len(x[t]) + 2.0**-23)
-            y[t] += self.weights["s"][0] / (1 + exp(-float(w @ n[: len(w)]))) * x[t - 1]
+            gate = self.weights["s"][0] / (1 + exp(-float(w @ n[: len(w)])))
+            y[t] += gate * x[t - 1]
         return y
 
 
@@ -70,7 +74,9 @@ class Inkling(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         distance, P = rows.distance(t, s), self.weights["P"]
-        return float(rows.gates[h][t] @ P[:, distance]) if distance < P.shape[1] else 0.0
+        if distance >= P.shape[1]:
+            return 0.0
+        return float(rows.gates[h][t] @ P[:, distance])
 
 
 class InklingConv(Inkling):

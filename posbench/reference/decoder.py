@@ -38,7 +38,8 @@ def logits(
         layers.append(define(replace(entry, options=scheme_options), replace(config, scheme=entry), scheme_weights))
         layers[n].window(len(tokens))
     positions = positions or range(offset, offset + len(tokens))
-    x = layers[0].after_hook("embed", np.stack([W["embedding.weight"][token] for token in tokens]), positions)
+    embedded = np.stack([W["embedding.weight"][token] for token in tokens])
+    x = layers[0].after_hook("embed", embedded, positions)
 
     def norm(x: Array, weight: Array) -> Array:
         return np.stack([row / sqrt(float(row @ row) / len(row) + model.norm_eps) * weight for row in x])
@@ -47,9 +48,8 @@ def logits(
         w = _with_prefix(W, f"blocks.{n}.")
         normed = scheme.after_hook("hidden", norm(x, w["attention_norm.weight"]), positions)
         attention = attentions[n]
-        q, k, v = _parts(
-            normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0), config, attention.name
-        )
+        packed = normed @ w["attention.qkv.weight"].T + w.get("attention.qkv.bias", 0.0)
+        q, k, v = _parts(packed, config, attention.name)
         raw_k = k
         if model.qk_norm and attention.name == "softmax":
             q = [norm(head, w["attention.q_norm.weight"]) for head in q]
@@ -90,8 +90,9 @@ def _attention(entry: SchemeConfig) -> _Attention:
         for option in ("sink", "output_gate"):  # tensors of these names are among the weights
             options.pop(option, None)
     shared_kv, norms_value = options.pop("shared_kv", False), options.pop("value_norm", False)
-    window = {"window": entry.options["window"]} if "window" in entry.options else {}
-    return _Attention(name, shared_kv, norms_value, options | window)
+    if "window" in entry.options:
+        options["window"] = entry.options["window"]
+    return _Attention(name, shared_kv, norms_value, options)
 
 
 def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:

@@ -47,8 +47,9 @@ def softmax(
     def attend(h: int, t: int, values: Array) -> Array:
         first = 0 if window is None else max(0, t + 1 - window)
         products = rows.keys[h][first : t + 1] @ rows.queries[h][t] / sqrt(inputs.q[h].shape[1])
-        scores = products + np.array([inputs.scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
-        weights = softmax_weights(list(scores), -inf if sink is None else sink[h])
+        bias = np.array([inputs.scheme.bias(h, t, s, rows) for s in range(first, t + 1)])
+        logit = -inf if sink is None else sink[h]
+        weights = softmax_weights(list(products + bias), logit)
         return np.asarray(weights @ values[first : t + 1])
 
     outputs = _outputs(inputs, hook_positions, attend)
@@ -63,7 +64,8 @@ def linear(inputs: Inputs) -> list[Array]:
 
     `o_i = sum_j (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_j phi(q_i) . phi(k_j) e^bias` over j <= i.
     """
-    q, k = [elu(head) + 1 for head in inputs.q], [elu(head) + 1 for head in inputs.k]
+    q = [elu(head) + 1 for head in inputs.q]
+    k = [elu(head) + 1 for head in inputs.k]
     rows, hook_positions = _rows(inputs._replace(q=q, k=k))
 
     def attend(h: int, t: int, values: Array) -> Array:
@@ -124,7 +126,9 @@ def gdn(
                 y[t] = sum(taps[:, n] * rows[t - n] for n in range(min(t + 1, taps.shape[1])))
         return y * sigmoid(y)
 
-    gate_input = x @ learned["W_f"].T if "W_f" in learned else x
+    gate_input = x
+    if "W_f" in learned:
+        gate_input = x @ learned["W_f"].T
     decay_gates = gate_input @ learned["W_a"].T + learned["dt_bias"]
     decay_gates = decay_gates.reshape(len(x), len(learned["A_log"]), -1)  # [T, Hkv, 1 or D]
     heads = range(len(q))
@@ -134,7 +138,9 @@ def gdn(
     outputs = []
     for h in heads:
         values = scheme.after_hook("v", convolved("v", v[h], h // group), hook_positions[h], h)
-        state, D, m, o = np.zeros((values.shape[1], rows.keys[h].shape[1])), values.shape[1], h // group, []
+        D, m = values.shape[1], h // group  # m: the key head
+        state = np.zeros((D, rows.keys[h].shape[1]))
+        o = []
         for t, key in enumerate(rows.keys[h]):
             a = np.exp(-exp(learned["A_log"][m]) * np.log1p(np.exp(decay_gates[t, m])))
             b = sigmoid(learned["W_b"][m] @ x[t])
@@ -144,7 +150,9 @@ def gdn(
         output = output / np.sqrt((output**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
         if "W_z" in learned:
             z = x @ learned["W_z"][h * D : (h + 1) * D].T
-            output = output * sigmoid(z) * (1 if learned.get("output_gate") == "sigmoid" else z)
+            output = output * sigmoid(z)
+            if learned.get("output_gate") != "sigmoid":  # else silu
+                output = output * z
         outputs.append(output)
     return outputs
 

@@ -35,9 +35,11 @@ class Rotary(Definition):
 
     def rescaled_frequencies(self, D: int) -> list[float]:
         w = self.frequencies(D)
+        if self.rescale is None:
+            return w
         if isinstance(self.rescale, Mapping):
             return rescaled_by_parameters(w, self.rescale, self.schedule_base, self.length)
-        return w if self.rescale is None else rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
+        return rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
 
     def matrix(self, p: int, D: int, h: int) -> Array:
         """Return the matrix [D, D] that multiplies vectors of head h at position p."""
@@ -49,20 +51,22 @@ class Rotary(Definition):
 
     @property
     def s(self) -> float:
-        return max(1.0, self.length / self.L) if self.factor is None else self.factor
+        if self.factor is None:
+            return max(1.0, self.length / self.L)
+        return self.factor
 
     def q(self, x: Array, p: Any, h: int) -> Array:
-        both = "q" in self.sites and "k" in self.sites
-        softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
-        scale: float | Array = 1.0
-        if isinstance(self.rescale, Mapping):
-            rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
-            scale = np.where(rotated, attention_factor(self.rescale) ** 2, 1.0)
-        elif self.rescale is not None:
-            scale = temperature(self.rescale, self.s)
         if "q" not in self.sites:
             return x
-        return (scale if both and softmax else 1.0) * (self.matrix(p, len(x), h) @ x)
+        rotated = self.matrix(p, len(x), h) @ x
+        is_softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
+        if self.rescale is None or "k" not in self.sites or not is_softmax:
+            return rotated
+        if isinstance(self.rescale, Mapping):
+            is_rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
+            # transformers multiplies q and k by the factor; here q takes both.
+            return np.where(is_rotated, attention_factor(self.rescale) ** 2, 1.0) * rotated
+        return temperature(self.rescale, self.s) * rotated
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x), h) @ x if "k" in self.sites else x
@@ -94,8 +98,8 @@ class LearnedFrequencies(Rotary):
     """LeRoPE: each frequency is multiplied by the exponential of a learned number."""
 
     def frequencies(self, D: int) -> list[float]:
-        scales = [exp(number) for number in self.weights["log_scale"]]
-        return [scale * w for scale, w in zip(scales, super().frequencies(D), strict=True)]
+        frequencies = super().frequencies(D)
+        return [exp(number) * w for number, w in zip(self.weights["log_scale"], frequencies, strict=True)]
 
 
 class LearnedBase(Rotary):
@@ -126,7 +130,8 @@ class KeyOffset(PartialRotary):
     """Key offset: GPT-NeoX's RoPE, and channels of a key that are not rotated are the previous token's (or 0)."""
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
-        y, r = super().after_hook(site, x, positions, *h), int(x.shape[1] * self.fraction)
+        y = super().after_hook(site, x, positions, *h)
+        r = int(x.shape[1] * self.fraction)  # rotated channels
         if site == "k":
             for t in range(len(x)):
                 y[t, r:] = x[t - 1, r:] if t > 0 else 0.0
@@ -159,11 +164,13 @@ class Fope(Hope):
     gain: float = 0.3
 
     def matrix(self, p: int, D: int, h: int) -> Array:
-        H, Hkv, n = self.config.model.num_heads, self.config.model.kv_heads, int(np.count_nonzero(self.frequencies(D)))
+        H, Hkv = self.config.model.num_heads, self.config.model.kv_heads
+        n = int(np.count_nonzero(self.frequencies(D)))
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
         A, B = np.identity(n) + normal[:, h * Hkv // H]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
-        cosines, sines = np.cos(angles) @ np.float32(A), np.sin(angles) @ np.float32(B)
+        cosines = np.cos(angles) @ np.float32(A)
+        sines = np.sin(angles) @ np.float32(B)
         R = np.eye(D)
         for t in range(n):
             u = t + D // 2
@@ -179,7 +186,8 @@ class Clipped(Rotary):
         w = super().frequencies(D)
         fast = [f for f in w if 2 * pi / f <= self.L]
         slow = w[len(fast) :]
-        return fast + [f * (1 + cos(pi * m / max(1, len(slow) - 1))) / 2 for m, f in enumerate(slow)]
+        reduced = [f * (1 + cos(pi * m / max(1, len(slow) - 1))) / 2 for m, f in enumerate(slow)]
+        return fast + reduced
 
 
 class Xpos(Rotary):
@@ -214,7 +222,7 @@ class Pope(Definition):
         D = len(x)
         magnitudes = [max(y, 0) + log1p(exp(-abs(y))) for y in x]  # softplus
         angles = [p * self.base ** (-c / D) + delta[c] for c in range(D)]
-        waves = [wave(angle) for wave in (cos, sin) for angle in angles]
+        waves = [*map(cos, angles), *map(sin, angles)]
         return np.array(magnitudes + magnitudes) * np.array(waves)
 
 
@@ -253,11 +261,15 @@ def rescaled(
                 unchanged = (turns - slow) / (fast - slow)
             result.append(w * (1 - unchanged) / s + w * unchanged)
         elif name == "yarn_code":
-            first, last = (r * log(L / (turns * 2 * pi)) / (2 * log(base)) for turns in (fast, slow))
+            # The pairs that turn `fast` and `slow` times in L tokens are the ends of the ramp.
+            first = r * log(L / (fast * 2 * pi)) / (2 * log(base))
+            last = r * log(L / (slow * 2 * pi)) / (2 * log(base))
             if rounded:
                 first, last = floor(first), ceil(last)
             low, high = max(first, 0), min(last, r - 1)
-            squeezed = float(t > low) if low == high else min(1.0, max(0.0, (t - low) / (high - low)))
+            squeezed = float(t > low)
+            if low != high:
+                squeezed = min(1.0, max(0.0, (t - low) / (high - low)))
             result.append(w / s * squeezed + w * (1 - squeezed))
         else:
             raise KeyError(name)
@@ -282,7 +294,9 @@ def rescaled_by_parameters(
     if p["rope_type"] in methods:
         name, s, *ramp = methods[p["rope_type"]]
         return rescaled(frequencies, name, s, base, L, *ramp)
-    divisors = p["long_factor"] if length > L else p["short_factor"]
+    divisors = p["short_factor"]  # longrope
+    if length > L:
+        divisors = p["long_factor"]
     return [w / divisor for w, divisor in zip(frequencies, divisors, strict=True)]
 
 

@@ -46,8 +46,13 @@ class Combined(Definition):
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         members = list(enumerate(self.members))
-        for n, member in reversed(members) if site == "o" else members:
-            x = member.after_hook(site, x, [p[n] for p in positions] if h else positions, *h)
+        if site == "o":
+            members.reverse()
+        for n, member in members:
+            own = positions
+            if h:  # q, k, v and o get what `locate` returned, a position for each member
+                own = [p[n] for p in positions]
+            x = member.after_hook(site, x, own, *h)
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:

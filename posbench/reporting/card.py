@@ -97,7 +97,9 @@ def _base(choice: Choice | None) -> str:
         return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
     gain, half = f"{_nats(choice.difference, sign=True)} nats", choice.difference.half
     is_certain = half is not None and choice.difference.nats + half < 0
-    verdict = "is better than the one in config.json" if is_certain else "is lowest, but not certainly better"
+    verdict = "is lowest, but not certainly better"
+    if is_certain:
+        verdict = "is better than the one in config.json"
     return f"base {_value(choice.best)} {verdict} at {choice.length:,}: {gain}"
 
 
@@ -115,5 +117,8 @@ def _value(option: str) -> str:
 def _nats(difference: Difference, sign: bool = False) -> str:
     """Return a difference and half its interval as text, rounded to the interval's digits."""
     digits = 2 if difference.half is None or difference.half < 0.1 else 1
-    value = f"{difference.nats:+.{digits}f}" if sign else f"{difference.nats:.{digits}f}"
-    return value if difference.half is None else f"{value} ±{difference.half:.{digits}f}"
+    plus = "+" if sign else ""
+    value = f"{difference.nats:{plus}.{digits}f}"
+    if difference.half is None:
+        return value
+    return f"{value} ±{difference.half:.{digits}f}"

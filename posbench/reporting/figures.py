@@ -105,24 +105,26 @@ def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figur
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative.
 
-    A scheme looks the same in every report, unless another scheme in it already has this look. Arguments: runs, a row
-    per run.
+    A scheme looks the same in every report, unless another scheme in it already has this look.
     """
+    options = list(product(_COLOURS, _MARKERS))
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
-        sites, kind = run.get("scheme.sites"), str(run.get("scheme.kind"))
-        key = "".join(json.loads(sites)) if kind == "rotary" and isinstance(sites, str) else kind
+        sites, key = run.get("scheme.sites"), str(run.get("scheme.kind"))
+        if key == "rotary" and isinstance(sites, str):
+            key = "".join(json.loads(sites))
         name = str(run["scheme"])
         start = crc32(name.encode())
-        plain = not isinstance(run.get("scheme.attention.kind"), str) and key in _LOOKS
-        options = list(product(_COLOURS, _MARKERS))
-        colour, marker = _LOOKS[key] if plain else options[start % len(options)]
-        look = (colour, "-" if run.get("is_relative") else "--", marker)
+        colour, marker = options[start % len(options)]
+        has_other_attention = isinstance(run.get("scheme.attention.kind"), str)
+        if key in _LOOKS and not has_other_attention:
+            colour, marker = _LOOKS[key]
+        dashes = "-" if run.get("is_relative") else "--"
         used = set(chosen.values())
-        while look in used:  # if two schemes have one look, the later by name takes the next free one
+        while (colour, dashes, marker) in used:  # the later scheme by name takes the next free look
             start += 1
-            look = (*options[start % len(options)][:1], look[1], options[start % len(options)][1])
-        chosen[name] = look
+            colour, marker = options[start % len(options)]
+        chosen[name] = (colour, dashes, marker)
     return chosen
 
 
@@ -155,7 +157,7 @@ def gaps(plot: Plot, look: Looks) -> Figure:
         axes.plot([mark["x"]], [y], marker, color=colour, markersize=6, markeredgewidth=1, markerfacecolor=face)
     axes.axvline(0, color=INK, linewidth=0.6)
     axes.set_yticks(range(len(schemes)), schemes)
-    axes.set_ylim(len(schemes) - 0.5, -0.6)
+    axes.set_ylim(len(schemes) - 0.5, -0.6)  # from top to bottom
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(plot.x_label)
@@ -165,10 +167,8 @@ def gaps(plot: Plot, look: Looks) -> Figure:
 def matrix(plot: Plot, look: Looks) -> Figure:
     """Return a figure of how much each row's scheme beats the column's, with a sign in each cell.
 
-    Cells show the difference in nats per token if there is room, for up to MOST_LINES schemes.
-
-    Arguments: plot, whose `marks` name the schemes, and whose `points` have columns left, right, difference and sign;
-    look is not used.
+    Up to MOST_LINES schemes leave room for the differences, in nats per token. Arguments: plot, whose `marks` name the
+    schemes, and whose `points` have columns left, right, difference and sign.
     """
     assert plot.marks is not None
     names = list(plot.marks["scheme"])
@@ -178,12 +178,15 @@ def matrix(plot: Plot, look: Looks) -> Figure:
     for left, right, difference, sign in plot.points[["left", "right", "difference", "sign"]].to_numpy().tolist():
         y, x = names.index(left), names.index(right)
         differences[y, x] = difference
-        text = f"{difference:.2f} {sign}".strip() if count <= MOST_LINES else sign
+        text = sign
+        if count <= MOST_LINES:
+            text = f"{difference:.2f} {sign}".strip()
         colour = "white" if difference > 0.3 * most else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
     axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
     axes.set_yticks(range(count - 1), names[:-1])
+    # Pairs name the better scheme first, so the first column and the last row have no cell.
     axes.set_xlim(0.5, count - 0.5)
     axes.set_ylim(count - 1.5, -0.5)
     _bare(axes)
@@ -198,6 +201,7 @@ def training(plot: Plot, look: Looks) -> Figure:
     """
     part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
+    # The steep start would leave no room for the differences.
     later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
 
     def finish(axes: Axes) -> None:
@@ -387,9 +391,8 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
     A scheme with many layers has several rows, of at most ten panels.
-
     Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
-    and last (distance or channel pair), value and value_windows (half its interval); look is not used.
+    and last (distance or channel pair), value and value_windows (half its interval).
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
@@ -404,13 +407,16 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE
         first, last, value, interval = (line[name] for name in ("first", "last", "value", "value_windows"))
-        x = first if by_pair else np.where(first == 0, 0.5, np.sqrt(first * last))
+        x: Any = first
+        if not by_pair:  # distances: the middle of a range on the log scale; 0, which has no logarithm, is drawn at 0.5
+            x = np.where(first == 0, 0.5, np.sqrt(first * last))
         axes.plot(x, value, "-", color=colour, alpha=0.75, linewidth=1)
         axes.fill_between(x, value - interval, value + interval, color=colour, alpha=0.12, linewidth=0)
     for scheme, row in zip(schemes, panels, strict=True):
         row[0].set_ylabel(scheme, rotation=0, ha="right", va="center")
     for layer, axes in zip(layers, panels[0], strict=False):
-        axes.set_title(f"layer {layer}" if depth == 1 else f"{layer}")
+        title = f"layer {layer}" if depth == 1 else f"{layer}"
+        axes.set_title(title)
     for axes in panels.flat:
         if not by_pair:
             axes.set_xscale("log", base=2)
@@ -422,7 +428,8 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
             axes.set_yscale("symlog", linthresh=1)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.axhline(0, color=GRID, linewidth=0.6)
-    figure.supxlabel("channel pair" if by_pair else "distance, tokens", fontsize=9, color=INK)
+    label = "channel pair" if by_pair else "distance, tokens"
+    figure.supxlabel(label, fontsize=9, color=INK)
     return figure
 
 
@@ -454,13 +461,15 @@ def _lines(
 ) -> Figure:
     """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
 
-    Arguments: points, scheme, x and y, in the order of the schemes; finish, a function that sets up the axes of each
-    panel; label, of the x axis; height, in inches of a figure with one panel; sharey, whether panels
-    share a y scale; bands, a table (scheme, x, low, high) of areas to shade around the lines.
+    Arguments: points, scheme, x and y, in the order of the schemes; finish, which sets up the axes of each panel;
+    label, of the x axis; height, in inches of a figure with one panel; bands, a table (scheme, x, low, high) of areas
+    to shade around the lines.
     """
     lines = dict(iter(points.groupby("scheme", sort=False)))
     number = max(1, math.ceil(len(lines) / MOST_LINES))
-    figure, panels = new_figure(height if number == 1 else 0.5 + 2.6 * number, rows=number, sharey=sharey)
+    if number > 1:
+        height = 0.5 + 2.6 * number
+    figure, panels = new_figure(height, rows=number, sharey=sharey)
     size = math.ceil(len(lines) / number)
     for n, (scheme, line) in enumerate(lines.items()):
         colour, dashes, marker = look[str(scheme)]
@@ -491,8 +500,12 @@ def name_lines(figure: Figure, axes: Axes) -> None:
     for line in lines:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
         good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-        ends.append((x[good[-1]], y[good[-1]]) if len(good) else (0.0, 0.0))
-    heights = np.clip([axes.transData.transform(end)[1] for end in ends], low, high)
+        end = (0.0, 0.0)
+        if len(good):
+            end = (x[good[-1]], y[good[-1]])
+        ends.append(end)
+    end_heights = [axes.transData.transform(end)[1] for end in ends]
+    heights = np.clip(end_heights, low, high)
     placed = spread_out(heights, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
     for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
         colour: Any = line.get_color()
@@ -509,7 +522,6 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     """Return the positions nearest to `heights` (least squares, same order) that are at least `room` apart.
 
     They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
-    Arguments: heights, the wanted positions, such as those of labels along an axis from `low` to `high`.
     """
     order = np.argsort(heights, kind="stable")
     steps = room * np.arange(len(order))
@@ -520,7 +532,9 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
         while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
             last = blocks.pop()
             blocks[-1] += last
-    spread = [float(np.mean(block)) for block in blocks for _ in block]
+    spread: list[float] = []
+    for block in blocks:
+        spread += [float(np.mean(block))] * len(block)
     top = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.empty(len(order))
     placed[order] = np.clip(spread, low - room / 2, top) + steps
@@ -530,7 +544,7 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
 def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
     """Set up the x axis for lengths in tokens, on a log scale, and mark the training length.
 
-    Arguments: lengths, for the ticks; if possible only multiples and divisors of the training length are labelled.
+    If possible, only multiples and divisors of the training length are labelled.
     """
     axes.set_xscale("log", base=2)
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
@@ -547,7 +561,8 @@ def log_numbers(axes: Axes) -> None:
     low, high = axes.get_ylim()
     wider = max(1.0, 1.02 / (high / low)) ** 0.5  # at least a factor of 1.02, so that tiny differences look tiny
     low, high = axes.set_ylim(low / wider, high * wider)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low > 6 else MaxNLocator(6))
+    is_wide = high / low > 6
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.minorticks_off()
 

@@ -44,7 +44,9 @@ def groups_of(
         summary = summary.assign(searched=False)
     finished = set(finished_runs(summary)[0].index)
     groups = {}
-    for value, group in summary.groupby(columns if columns[1:] else group_by, sort=True):
+    # pandas makes a tuple of each value if it gets a list, even of one column
+    keys = columns if len(columns) > 1 else group_by
+    for value, group in summary.groupby(keys, sort=True):
         if finished & set(group.index):
             groups[group_text(value)] = build(group, rows, baseline, margin, group_by)
     return groups
@@ -64,13 +66,17 @@ def groups_page(groups: Groups, group_by: str) -> Page:
     """Return the page of a grouped report. Arguments: group_by, the column whose values the groups share."""
     runs = pd.concat([c.runs for c in groups.values()])
     experiments = list(dict.fromkeys(runs["experiment"]))
-    names = ", ".join(experiments) if len(experiments) < 4 else f"{len(experiments)} experiments"
+    names = ", ".join(experiments)
+    if len(experiments) > 3:
+        names = f"{len(experiments)} experiments"
     notes = _differences(runs, group_by)
     for c in groups.values():
         notes += [*c.left_out, *c.notes, *chain(*c.holes.values())]
-    rows = []
+    rows, cells, pairs = [], [], []
     for value, c in groups.items():
         rows += [{"group": value, **row} for row in numbers(c)]
+        cells.append(c.cells.assign(group=value))
+        pairs.append(c.pairs.assign(group=value))
     return Page(
         title=f"{names} by {group_by}",
         lede=f"Runs of {len(groups)} values of {group_by}: {', '.join(groups)}. Losses are in nats per token; lower is "
@@ -81,10 +87,7 @@ def groups_page(groups: Groups, group_by: str) -> Page:
         setup=[(f"{group_by}={value}", models(c)) for value, c in groups.items()],
         notes=notes,
         numbers=rows,
-        files={
-            "table.csv": pd.concat([c.cells.assign(group=value) for value, c in groups.items()]),
-            "pairs.csv": pd.concat([c.pairs.assign(group=value) for value, c in groups.items()]),
-        },
+        files={"table.csv": pd.concat(cells), "pairs.csv": pd.concat(pairs)},
         closing="Files: table.csv (every figure of each group), pairs.csv, runs.csv; columns.csv explains their "
         "columns.",
     )
@@ -95,7 +98,9 @@ def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
     shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
     shared = [column for column in shared if column not in group_by.split(",")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
-    lines = [f"the groups also differ in {', '.join(differing)}"] if differing else []
+    lines = []
+    if differing:
+        lines.append(f"the groups also differ in {', '.join(differing)}")
     if runs["fingerprint.data"].nunique() > 1:
         lines.append("the groups were trained on different text")
     return lines
@@ -112,12 +117,15 @@ def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
         if best[str(scheme)] in (values[0], values[-1]):
             at_edge.append(str(scheme))
     tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
-    better = Counter(s for c in tested for s in c.schemes if verdict(c.pairs, s, c.baseline) == "better")
+    better: Counter[str] = Counter()  # scheme -> the number of groups in which it beats the baseline
+    for c in tested:
+        better.update(scheme for scheme in c.schemes if verdict(c.pairs, scheme, c.baseline) == "better")
+    lowest_losses = means.min(axis=1).nsmallest(3)
     return {
         "is_rate": is_rate,
         "best": best,
         "at_edge": at_edge,
-        "lowest_at_best": [(s, means.loc[s].idxmin()) for s in means.min(axis=1).nsmallest(3).index],
+        "lowest_at_best": [(scheme, means.loc[scheme].idxmin()) for scheme in lowest_losses.index],
         "groups": len(groups),
         "tested": len(tested),
         "scopes": sorted({c.scope for c in tested}),
@@ -186,7 +194,10 @@ def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
     at_best = {scheme: groups[group].losses[scheme] for scheme, group in best.items()}
     for scheme in table.frame["scheme"]:
         mean, low, high = interval((at_best[scheme] - at_best[base]).dropna())
-        gaps.append({title: mean, "gap: half": (high - low) / 2 if scheme != base else math.nan})
+        half_width = (high - low) / 2
+        if scheme == base:
+            half_width = math.nan
+        gaps.append({title: mean, "gap: half": half_width})
     frame = pd.concat([table.frame, pd.DataFrame(gaps)], axis=1)
     return Table(frame, {**table.formats, title: Format(half="gap: half", sign=True)})
 
@@ -200,7 +211,9 @@ def gap_by_group(groups: Groups, cells: pd.DataFrame) -> Table:
 def _sorted(cells: pd.DataFrame, is_rate: bool) -> pd.DataFrame:
     """Return the cells sorted by each scheme's lowest loss if groups are learning rates, else by its mean gap."""
     of_scheme = cells.groupby("scheme")
-    level = of_scheme["loss"].transform("min") if is_rate else of_scheme["gap"].transform("mean")
+    level = of_scheme["gap"].transform("mean")
+    if is_rate:
+        level = of_scheme["loss"].transform("min")
     return cells.assign(level=level).sort_values(["level", "scheme"], kind="stable").drop(columns="level")
 
 
@@ -223,17 +236,20 @@ def pairs_by_group(groups: Groups) -> Table:
                 continue
             row = rows.setdefault(name, {"lower loss": pair["left"], "higher loss": pair["right"]})
             signs.setdefault(name, []).append(pair["left"])
-            outcome = verdict(c.pairs, pair["left"], pair["right"]) if c.can_rank else ""
-            outcome = {"better": "differ", "": "not tested"}.get(outcome, outcome)
-            row[title] = pair["difference"] if row["lower loss"] == pair["left"] else -pair["difference"]
+            outcome = "not tested"
+            if c.can_rank:
+                outcome = verdict(c.pairs, pair["left"], pair["right"])
+                outcome = {"better": "differ", "": "not tested"}.get(outcome, outcome)
+            is_same_order = row["lower loss"] == pair["left"]  # as in the first group that has the pair
+            row[title] = pair["difference"] if is_same_order else -pair["difference"]
             row[f"{title}: half"] = half(pair, "difference")
             row[f"{title}: after"] = f" {outcome}"
-    shared = [name for name, of_pair in signs.items() if len(of_pair) == len(groups)]
-    return Table.of([rows[name] | {"same sign": _same(signs[name])} for name in shared], formats)
-
-
-def _same(signs: list[str]) -> str:
-    return "yes" if len(set(signs)) == 1 else "no"
+    shared = []
+    for name, of_pair in signs.items():
+        if len(of_pair) == len(groups):
+            same_sign = "yes" if len(set(of_pair)) == 1 else "no"
+            shared.append(rows[name] | {"same sign": same_sign})
+    return Table.of(shared, formats)
 
 
 def interactions(groups: Groups) -> pd.DataFrame:
@@ -255,7 +271,8 @@ def interactions(groups: Groups) -> pd.DataFrame:
 
 def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
     """Return the table of `interactions`."""
-    titles = dict(zip(("first_gap", "second_gap"), (f"gap, {value}" for value in groups), strict=True))
+    first, second = groups
+    titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
     titles |= {"left": "lower loss", "right": "higher loss"}
     frame = figures.assign(half=half(figures, "difference"), p=figures["p"].astype(object).fillna("not tested"))
     frame = frame[["left", "right", "seeds", "first_gap", "second_gap", "difference", "half", "p"]]

@@ -78,10 +78,14 @@ def onset_gaps(c: Comparison) -> list[Section]:
     points, sections = decayed_points(c.runs), []
     reference = c.schemes[0]
     if c.has_onsets and np.isfinite(c.onsets).any(axis=None):
-        line = fit(points[points["scheme"] == reference]) if np.isfinite(c.onsets[reference].dropna()).all() else None
+        line: Fit | None = None
+        table: Table | None = None
         count = count_onsets(c.onsets[reference])
         note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use distant order."
+        if np.isfinite(c.onsets[reference].dropna()).all():
+            line = fit(points[points["scheme"] == reference])
         if line:
+            table = time_table(c, reference, line)
             a, b = line.coefficients
             note = (
                 f"{reference} after onset: {number(a)} {number(b, sign=True)} ln(million tokens since onset), fitted "
@@ -89,7 +93,6 @@ def onset_gaps(c: Comparison) -> list[Section]:
                 "scheme's loss minus this line at the scheme's own tokens since onset, seed by seed; its ± has the "
                 "fit's error. Time: the share of the first gap that the second lacks."
             )
-        table = time_table(c, reference, line) if line else None
         sections.append(Section("Time and quality", table=table, note=note))
     if (points.groupby(["scheme", "seed"]).size() > 1).any():
         note = (

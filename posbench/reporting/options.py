@@ -91,8 +91,10 @@ class ReportOptions:
     def __post_init__(self) -> None:
         check_margin(self.margin)
         for name in ("schemes", "seeds", "chain"):
-            if isinstance(words := getattr(self, name), str):
-                object.__setattr__(self, name, [word.strip() for word in words.split(",") if word.strip()])
+            words = getattr(self, name)
+            if isinstance(words, str):
+                words = [word.strip() for word in words.split(",")]
+                object.__setattr__(self, name, [word for word in words if word])
         if wrong := [seed for seed in self.seeds if not str(seed).isdecimal()]:
             raise ConfigError(f"--seeds {wrong[0]} is not a seed: give whole numbers with commas, such as 0,1,2")
         object.__setattr__(self, "seeds", list(map(int, self.seeds)))

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -94,7 +95,7 @@ def paragraph(name: str, *content: Any) -> str:
 
 def unshown(holes: Iterable[str], sections: Sequence[Section]) -> list[str]:
     """Return the lines about missing figures that no section shows."""
-    shown = {line for section in sections for line in section.holes}
+    shown = set(chain.from_iterable(section.holes for section in sections))
     return [line for line in holes if line not in shown]
 
 
@@ -156,7 +157,9 @@ def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
     Arguments: frames, {file name: table}.
     """
-    rows = [(file, column, *meaning(column)) for file, frame in frames.items() for column in map(str, frame.columns)]
+    rows = []
+    for file, frame in frames.items():
+        rows += [(file, column, *meaning(column)) for column in map(str, frame.columns)]
     return pd.DataFrame(rows, columns=["file", "column", "meaning", "unit"])
 
 
@@ -182,16 +185,16 @@ def show(console: Console, page: Page) -> None:
     """Print a page in the terminal: its title, the first MOST_ROWS rows of its first table, and its paragraph."""
     table = as_text(page.table)
     shown = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    plain = table.head(MOST_ROWS).replace(
-        {r"\*\*": "", r"\\\*": "*"}, regex=True
-    )  # Markdown's bold, and its escaped stars
+    markup = {r"\*\*": "", r"\\\*": "*"}  # Markdown's bold, and its escaped stars
+    plain = table.head(MOST_ROWS).replace(markup, regex=True)
     titles, rows = list(map(str, table.columns)), plain.to_numpy().tolist()
     columns = list(zip(titles, *rows, strict=True))
     folded = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]  # the width with a folded title
     room = console.width - 2 * len(titles)
     is_folded = sum(folded) <= room < sum(max(map(len, column)) for column in columns)
     for n, title in enumerate(titles):
-        shown.add_column(Text(title), justify="right" if n else "left", overflow="fold", no_wrap=n == 0)
+        side: Literal["left", "right"] = "right" if n else "left"
+        shown.add_column(Text(title), justify=side, overflow="fold", no_wrap=n == 0)
         shown.columns[n].width = folded[n] if is_folded else None
     for row in rows:
         shown.add_row(*map(Text, row))

@@ -48,11 +48,13 @@ def report(
     """
     console = console or Console()
     places = [places] if isinstance(places, str | Path) else list(places)
-    target = Path(options.output) if options.output else _default_output(folder_of(Path(places[0])), options)
+    experiment = folder_of(Path(places[0]))
+    target = Path(options.output or _default_output(experiment, options))
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
     last = () if options.schemes else _last_subjects(places)
+    schemes = options.schemes or last
     chosen, rows = read_runs(
-        places, options.beside, notices, lambda summary, _: choose(summary, options.schemes or last, options.seeds)
+        places, options.beside, notices, lambda summary, _: choose(summary, schemes, options.seeds)
     )
     if last:
         names = ",".join(last)
@@ -109,7 +111,9 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
         return tasks_page(*finished_runs(summary), rows, options.by)
     if options.by:
         return groups_page(groups_of(summary, rows, options.by, options.baseline, options.margin), options.by)
-    published = load_published(options.against) if options.against else _published_of(summary)
+    published = _published_of(summary)
+    if options.against:
+        published = load_published(options.against)
     comparison = build(summary, rows, options.baseline, options.margin)
     return losses_page(comparison, published, options.margin, options.every_length, options.chain)
 

@@ -61,7 +61,10 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
     Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
-    folders, extra = [config_dir] if config_dir else [], [f"--config-dir={config_dir}"] if config_dir else []
+    folders: list[Path] = []
+    extra: list[str] = []
+    if config_dir:
+        folders, extra = [config_dir], [f"--config-dir={config_dir}"]
     names = list(dict.fromkeys([*choices("scheme", *folders), *trained]))
     drawn: dict[str, Curves] = {}
     for name in names:
@@ -95,14 +98,15 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
     """Return {title: curves}: how attention scores and values change with distance in a scheme's layers.
 
     There is one entry for an untrained scheme, and one per layer with its own parameters for a trained one.
-    Arguments: name, the scheme's name, for the titles; scheme, its modules for all layers; is_trained, whether their
-    parameters come from a finished run.
     """
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
-    layers = list(dict.fromkeys(scheme)) if is_trained else [scheme.first]
-    title = f"{name} (trained)" if is_trained else name
-    titles = [f"{title}, layer {n}" for n in range(len(layers))] if layers[1:] else [title]
-    return {title: curves_of(layer, longest) for title, layer in zip(titles, layers, strict=True)}
+    if not is_trained:
+        return {name: curves_of(scheme.first, longest)}
+    layers = list(dict.fromkeys(scheme))
+    title = f"{name} (trained)"
+    if len(layers) == 1:
+        return {title: curves_of(layers[0], longest)}
+    return {f"{title}, layer {n}": curves_of(layer, longest) for n, layer in enumerate(layers)}
 
 
 @torch.no_grad()
@@ -110,8 +114,8 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     """Return the score and the share of a value that arrives, by the distance from the query, in one layer.
 
     Distances are up to `longest`, which is also the query's position. The curves are means over random contents; the
-    score is given minus the score at distance 0. A curve that distance does not change is None.
-    Arguments: scheme, the scheme's module of this layer, which is converted to float64.
+    score is given minus the score at distance 0. A curve that distance does not change is None. `scheme` is converted
+    to float64.
     """
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
@@ -132,7 +136,9 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     k = scheme.call_hook("k", content.expand(-1, -1, len(keys), -1), pos_k, past)
     scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
     at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
-    window_keys = scheme.call_hook("k", content.expand(-1, -1, length, -1), located, past) if scheme.reads_keys else k
+    window_keys = k
+    if scheme.reads_keys:
+        window_keys = scheme.call_hook("k", content.expand(-1, -1, length, -1), located, past)
     bias = scheme.bias(q, window_keys, _gates_of_last(gates), at)
     if bias is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
@@ -145,27 +151,24 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return the positions (or per-token data derived from them) of the tokens with the indices `rows`.
-
-    Arguments: pos, a tensor with an entry per token, or a tuple of such tensors. Returns: the same type.
-    """
+    """Return the positions (or per-token data, or a tuple of them) of the tokens with the indices `rows`."""
     if isinstance(pos, tuple):
         parts = [_rows(part, rows) for part in pos]
-        return type(pos)(*parts) if hasattr(pos, "_fields") else tuple(parts)
+        is_named = hasattr(pos, "_fields")
+        return type(pos)(*parts) if is_named else tuple(parts)
     if pos.ndim < 2:
         return pos[rows] if pos.ndim else pos
     return pos[..., rows, :]
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content.
-
-    Arguments: gates, a `Gates` object, a tuple of them, or None, which stays None.
-    """
+    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content."""
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
         return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))
-    return tuple(map(_gates_of_last, gates)) if isinstance(gates, tuple) else None
+    if isinstance(gates, tuple):
+        return tuple(map(_gates_of_last, gates))
+    return None
 
 
 def _unless_flat(curve: Tensor) -> Curve | None:
@@ -182,11 +185,13 @@ def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
     with style():
-        height, width = 0.5 + (1.35 if rows > 1 else 2.0) * rows, WIDTH * columns / COLUMNS
-        figure, panels = new_figure(height, rows, width, ncols=columns)
+        row_height = 1.35 if rows > 1 else 2.0
+        figure, panels = new_figure(0.5 + row_height * rows, rows, WIDTH * columns / COLUMNS, ncols=columns)
         for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
             is_one_line = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
-            shades = [INK] if is_one_line else colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
+            shades: Any = [INK]
+            if not is_one_line:
+                shades = colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
             for line, shade in zip(heads, shades, strict=False):
                 axes.plot(distances, line, color=shade, linewidth=1.0)
             low, high = max(float(heads.min()), LEAST), float(heads.max())

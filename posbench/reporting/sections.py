@@ -71,12 +71,22 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
     higher = [scheme for scheme in gaps if (gaps[scheme] > 0).all()]
+    always = {}
+    if lower:
+        always["lower"] = lower
+    if higher:
+        always["higher"] = higher
+    ranking: Mapping[str, Any] = {}
+    detectable = math.nan
+    if c.can_rank:
+        ranking = conclusions(c.ranked, c.pairs)
+        detectable = float(c.pairs.dropna(subset="p_claimed")["detectable"].median())
     return {
         "margin": margin,
-        "ranking": conclusions(c.ranked, c.pairs) if c.can_rank else {},
+        "ranking": ranking,
         "unranked": [scheme for scheme in c.schemes if scheme not in c.ranked],
-        "always": {side: names for side, names in (("lower", lower), ("higher", higher)) if names},
-        "detectable": float(c.pairs.dropna(subset="p_claimed")["detectable"].median()) if c.can_rank else math.nan,
+        "always": always,
+        "detectable": detectable,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
         "continued": dict(continued(c.runs)),
@@ -120,11 +130,14 @@ def numbers(c: Comparison) -> list[dict[str, Any]]:
 
 def sections_of(c: Comparison, published: Published | None, margin: float, every_length: bool) -> list[Section]:
     """Return all sections of a comparison's report as data, in order. Arguments: as of `losses_page`."""
-    of_protocols = chain.from_iterable(protocol.sections(c, every_length) for protocol in PROTOCOLS.values())
     sections = [losses(c, margin)]
     if c.can_rank:
         sections += all_pairs(c, margin)
-    sections += joined(sorted(of_protocols, key=lambda section: section.is_last), c.schemes)
+    of_protocols: list[Section] = []
+    for protocol in PROTOCOLS.values():
+        of_protocols += protocol.sections(c, every_length)
+    of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols
+    sections += joined(of_protocols, c.schemes)
     sections += distant_order_section(c)
     sections += onset_gaps(c)
     if len(c.ngrams):
@@ -142,10 +155,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line.
-
-    Arguments: margin, nats per token below which losses count as equal.
-    """
+    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
     table = loss_table(c)
     plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
     latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
@@ -189,7 +199,11 @@ def loss_table(c: Comparison) -> Table:
         each = "gap of each seed"
         if len(c.seeds) > 1:
             gaps = c.losses.sub(c.losses[c.baseline], axis=0)
-            frame[each] = [gaps[s].dropna().to_list() if s != c.baseline else "" for s in c.schemes]
+            cells: list[Any] = []
+            for scheme in c.schemes:
+                of_seeds = gaps[scheme].dropna().to_list()
+                cells.append("" if scheme == c.baseline else of_seeds)
+            frame[each] = cells
         return Table(frame, {gap: SIGNED, each: SIGNED})
     frame["loss: half"] = half(ranking, "loss")
     frame["gap: half"] = half(ranking, "gap").where(ranking["scheme"] != c.baseline)
@@ -224,20 +238,23 @@ def all_pairs(c: Comparison, margin: float) -> list[Section]:
     """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
 
     Up to three schemes need no picture.
-    Arguments: margin, nats per token below which losses count as equal.
     """
     summary, sections = conclusions(c.ranked, c.pairs), []
     if c.num_fixed_pairs:
         sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
     if len(c.schemes) <= 3:
         return sections
-    legend = f"; =: equal to within {margin} nats" if summary["equal"] else ""
+    legend = ""
+    if summary["equal"]:
+        legend = f"; =: equal to within {margin} nats"
     caption = f"How much better the row's scheme is than the column's, nats/token. ●: decided {c.scope}{legend}."
     decided, equal = significant_pairs(c.pairs), equivalent_pairs(c.pairs)
     signs = []
     for pair in map(frozenset, zip(c.pairs["left"], c.pairs["right"], strict=True)):
-        undecided = "=" if pair in equal else ""
-        signs.append("●" if pair in decided else undecided)
+        sign = "=" if pair in equal else ""
+        if pair in decided:
+            sign = "●"
+        signs.append(sign)
     names = pd.DataFrame({"scheme": c.schemes})
     plot = Plot("pairs", "matrix", caption, c.pairs.assign(sign=signs), marks=names)
     return [*sections, Section("Who beats whom", plots=[plot], note=prose("pairs", c, summary))]
@@ -257,8 +274,11 @@ def claims_table(c: Comparison) -> Table:
     if c.is_at_best_rates:
         frame["p at these rates"] = pairs["p_at_rates_claimed"]
     frame[f"p {c.scope}"] = pairs["p_claimed"]
-    outcomes = [verdict(c.pairs, *names) for names in zip(pairs["left"], pairs["right"], strict=True)]
-    frame[f"verdict {c.scope}"] = ["differ" if outcome == "better" else outcome for outcome in outcomes]
+    outcomes = []
+    for names in zip(pairs["left"], pairs["right"], strict=True):
+        outcome = verdict(c.pairs, *names)
+        outcomes.append("differ" if outcome == "better" else outcome)
+    frame[f"verdict {c.scope}"] = outcomes
     p = Format("p")
     return Table(frame, {"difference": Format(half="half"), "p at these rates": p, f"p {c.scope}": p})
 
@@ -327,11 +347,12 @@ def costs(c: Comparison) -> Section:
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
+    shared = "; ".join(f"{name} {value}" for name, value in same.items())
     return Section(
         "Costs",
-        table=table if len(table.frame.columns) > 1 else None,
+        table=table if len(table.frame.columns) > 1 else None,  # the first column only names the schemes
         note=prose("costs", c, same, other_sizes),
-        latex=("costs", "Costs. " + "; ".join(f"{name} {value}" for name, value in same.items())),
+        latex=("costs", f"Costs. {shared}"),
     )
 
 

@@ -18,10 +18,11 @@ from posbench.config.units import short_count
 def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield (scheme, text) for each scheme whose runs continued the training of another model.
 
-    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`. Arguments: runs, a row
-    per run.
+    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`.
     """
-    for scheme, continued in runs.dropna(subset="continues").groupby("scheme") if "continues" in runs else ():
+    if "continues" not in runs:
+        return
+    for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
@@ -84,12 +85,11 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return the settings in these groups of the configuration as `key=value, ...`, without empty or hidden ones.
-
-    Arguments: config, a run's configuration as nested dicts; groups, its top-level keys, such as model.
-    """
-    fields = [field for name in groups for field in (config.get(name) or {}).items()]
-    shown = [f"{key}={value}" for key, value in fields if value and key not in HIDDEN_SETTINGS]
+    """Return `key=value, ...`, the settings in these groups (such as model) that are neither empty nor hidden."""
+    shown = []
+    for name in groups:
+        settings = config.get(name) or {}
+        shown += [f"{key}={value}" for key, value in settings.items() if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
 
 
@@ -119,7 +119,9 @@ def variants(runs: pd.DataFrame) -> list[str]:
         changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
         changed += [f"without {key}" for key in usual if key not in recorded]
         if changed:
-            start = f"{name}: as in conf/scheme/{name}.yaml, but " if usual else f"{name}: "
+            start = f"{name}: "
+            if usual:
+                start += f"as in conf/scheme/{name}.yaml, but "
             lines[start + ", ".join(changed)] = None
     return list(lines)
 

@@ -45,12 +45,20 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
     sections = [bits_per_byte(compared, facts), *_gaps(compared)]
     for name, c in compared.items():
         of_model = sections_of_model(c)
-        sections += [_named(section, name) for section in of_model] if len(compared) > 1 else of_model
+        if len(compared) > 1:
+            of_model = [_named(section, name) for section in of_model]
+        sections += of_model
     notes: list[str] = []
     figures: list[Any] = []
-    for c in compared.values():
+    lines: list[tuple[str, str]] = []
+    cards = []
+    for name, c in compared.items():
         notes += [*c.notes, *unshown(chain(*c.holes.values()), sections)]
         figures += losses_of(c)[_NUMBERS].to_dict("records")
+        lines += [(name, line) for line in _setup(facts[name])]
+        card = card_of(_run_of(c))
+        if card:
+            cards.append(card.as_json())
     return Page(
         title=", ".join(compared),
         lede=f"{count_of(len(compared), 'model')} in Hugging Face's format, scored and not trained here. Losses are in "
@@ -58,10 +66,10 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         paragraph=paragraph("subjects_paragraph", list(facts.values())),
         sections=sections,
         runs=pd.concat([c.runs for c in compared.values()]),
-        setup=[(name, line) for name, fact in facts.items() for line in _setup(fact)],
+        setup=lines,
         notes=notes,
         numbers=figures,
-        cards=[card.as_json() for c in compared.values() if (card := card_of(_run_of(c)))],
+        cards=cards,
         files={"table.csv": pd.concat([c.cells for c in compared.values()])},
     )
 
@@ -91,7 +99,13 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
     of_model = losses[losses["scheme"] == name].set_index("length")
     longest = max(losses["length"], default=T)
     at_longest = losses[losses["length"] == longest].sort_values("value")
+    best, best_perplexity = None, DASH
+    if len(at_longest):
+        best_perplexity = perplexity_text(at_longest.iloc[0]["perplexity"])
+    if len(at_longest) > 1:
+        best = at_longest.iloc[0]["scheme"]
     documents = np.asarray(manifest.subject["document_tokens"])
+    card = card_of(run)
     return {
         "name": name,
         "T": T,
@@ -103,12 +117,12 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "longest": longest,
         "reference": max((n for n in of_model.index if n <= T), default=None),
         "perplexities": {n: perplexity_text(p) for n, p in of_model["perplexity"].items()},
-        "best": None if len(at_longest) < 2 else at_longest.iloc[0]["scheme"],
-        "best_perplexity": perplexity_text(at_longest.iloc[0]["perplexity"]) if len(at_longest) else DASH,
+        "best": best,
+        "best_perplexity": best_perplexity,
         "path": manifest.subject["path"],
         "digest": str(manifest.weights)[:12],
         "windows": run.config.evaluation.windows,
-        "card": card_lines(card)[:2] if (card := card_of(run)) else [],
+        "card": card_lines(card)[:2] if card else [],
         "versions": manifest.subject.get("versions"),
         "rotations": manifest.subject.get("rotations"),
         "dtypes": sorted({str(result.header["dtype"]) for result in run.results()[0]}),
@@ -122,8 +136,10 @@ def _run_of(c: Comparison) -> Run:
 def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
     """Return two lines about a model: what it is, and the text that it was scored on. Arguments: f, its facts."""
     model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
-    if f["rotations"] is not None:
-        model += f", rotations {json.dumps(f['rotations'])}" if f["rotations"] else ", no rotations"
+    if f["rotations"]:
+        model += f", rotations {json.dumps(f['rotations'])}"
+    elif f["rotations"] is not None:
+        model += ", no rotations"
     text = f"data={f['text']}, {f['documents']} documents, {f['long_enough']} of them longer than {f['longest']} tokens"
     return (
         f"{model}; scored in {words(f['dtypes'])}",
@@ -138,7 +154,8 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
         cells = c.at(metric="bits_per_byte", last=0)
         cells = in_order(cells[cells["protocol"].isin(losses_of(c)["protocol"])], _in_order(c), "length")
         characters = cells["length"] * facts[name]["characters"]
-        parts.append(cells.assign(characters=[f" ({short_count(count)})" for count in characters]))
+        in_brackets = [f" ({short_count(count)})" for count in characters]
+        parts.append(cells.assign(characters=in_brackets))
     scored: set[int] = set()
     for c in compared.values():
         scored.update(losses_of(c)["length"])
@@ -185,7 +202,8 @@ def sections_of_model(c: Comparison) -> list[Section]:
     alone = replace(c, losses=c.losses[[c.baseline]])  # heads are measured without options only
     sections = []
     for protocol in PROTOCOLS.values():
-        sections += protocol.sections(alone if protocol is MECHANISM else c, True)
+        shown = alone if protocol is MECHANISM else c
+        sections += protocol.sections(shown, every_length=True)
     return joined(sections, c.schemes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,9 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
             sections += rate_sections(searches)
             files["rates.csv"] = pd.concat(search.table.assign(data=name) for name, search in searches.items())
     seeds = sorted(set(runs["seed"]))
+    title = f"{names} by {group_by}" if group_by else names
     return Page(
-        title=f"{names} by {group_by}" if group_by else names,
+        title=title,
         lede=lede,
         paragraph=paragraph("tasks_paragraph", list(tasks.values()), seeds, dict(continued(runs))),
         sections=sections,
@@ -130,7 +132,7 @@ def summary_table(tasks: Tasks) -> Table:
 
     If not all seeds learnt the task, their number is in brackets: `≥64 (2/3)`.
     """
-    schemes = {scheme for t in tasks.values() for scheme in t.schemes}
+    schemes = set(chain.from_iterable(t.schemes for t in tasks.values()))
     rows = []
     for scheme in sorted(schemes, key=lambda scheme: sort_key(tasks, scheme)):
         row = {"scheme": scheme}
@@ -156,14 +158,17 @@ def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
 
     Lengths are multiples of each task's trained length, 0 for a task that was not learnt.
     """
-    multiples = [t.kept_to(scheme) / t.trained if scheme in t.limits else 0.0 for t in tasks.values()]
+    multiples = []
+    for t in tasks.values():
+        is_learnt = scheme in t.limits
+        multiples.append(t.kept_to(scheme) / t.trained if is_learnt else 0.0)
     return -float(np.mean(multiples)), scheme
 
 
 def summary_map(tasks: Tasks, table: Table) -> Plot:
     """Return a picture of coloured cells, schemes by tasks: the length up to which each scheme stays accurate.
 
-    The colour is this length as a multiple of the trained length. Arguments: table, the `summary_table`.
+    The colour is this length as a multiple of the trained length.
     """
     most = max(t.lengths[-1] / t.trained for t in tasks.values())
     points = []
@@ -184,9 +189,12 @@ def summary_map(tasks: Tasks, table: Table) -> Plot:
 
 def rate_sections(searches: Mapping[str, Any]) -> list[Section]:
     """Return the section on the losses at all learning rates that were tried, by task."""
-    tables = [rate_table(search) for search in searches.values()]
-    frames = [table.frame.assign(task=name) for name, table in zip(searches, tables, strict=True)]
-    formats = {title: format for table in tables for title, format in table.formats.items()}
+    frames: list[pd.DataFrame] = []
+    formats: dict[str, Format] = {}
+    for name, search in searches.items():
+        table = rate_table(search)
+        frames.append(table.frame.assign(task=name))
+        formats |= table.formats
     return [Section("Learning rates", table=Table(pd.concat(frames), formats), note=prose("tasks_rates"))]
 
 
@@ -241,7 +249,9 @@ def task_table(t: TaskScores) -> Table:
     frame["steps"] = frame["scheme"].map(steps)
     formats = {"steps": Format("count")}
     for length in t.lengths:
-        title = f"{length} (trained)" if length == t.trained else str(length)
+        title = str(length)
+        if length == t.trained:
+            title += " (trained)"
         frame[title] = frame["scheme"].map(t.medians.get(length, pd.Series(dtype=float)))
         formats[title] = TWO_DIGITS
     return Table(frame, formats)

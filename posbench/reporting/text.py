@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ KINDS: Mapping[str, Callable[[Any, float, Format], str]] = {
 
 def as_text(table: Table) -> pd.DataFrame:
     """Return the table with every cell as text, without the columns that only decide how others are written."""
-    hidden = {column for format in table.formats.values() for column in format.columns.values()}
+    hidden = set(chain.from_iterable(format.columns.values() for format in table.formats.values()))
     shown = [column for column in map(str, table.frame) if column not in hidden]
     formats = {column: table.formats.get(column, Format()) for column in shown}
     rows = []
@@ -126,4 +127,6 @@ def group_text(value: Any) -> str:
         return " ".join(map(group_text, value))
     if isinstance(value, str | bool) or not isinstance(value, int | float | np.number):
         return str(value)
-    return short_count(float(value)) if value >= 10_000 else f"{value:g}"
+    if value >= 10_000:
+        return short_count(float(value))
+    return f"{value:g}"

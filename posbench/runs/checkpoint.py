@@ -60,7 +60,8 @@ def save(
     try:
         with folder_beside(final) as temporary:
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
-                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / name)
+                on_cpu = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+                save_file(on_cpu, temporary / name)
             (temporary / METRICS).write_bytes(metrics)
             content = json.dumps({"format": FORMAT, "step": step, **state}, indent=1)
             (temporary / STATE).write_text(content + "\n", encoding="utf-8")
@@ -178,7 +179,10 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
     step = manifest.num_steps if at_step is None else at_step
     checkpoint = folder / _name(step)
     try:
-        check(checkpoint, {MODEL: manifest.weights} if step == manifest.num_steps and manifest.weights else None)
+        expected = None  # the manifest has a digest of the last step's weights only
+        if step == manifest.num_steps and manifest.weights:
+            expected = {MODEL: manifest.weights}
+        check(checkpoint, expected)
     except TornCheckpoint as error:
         steps = ", ".join(str(step_of(path)) for path in reversed(_folders(folder)) if path != checkpoint)
         raise ConfigError(
@@ -219,7 +223,8 @@ def _folders(folder: Path) -> list[Path]:
     """Return the folders of the checkpoints in `folder`, newest first."""
     if not folder.is_dir():
         return []
-    return sorted((child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)), key=step_of, reverse=True)
+    checkpoints = [child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)]
+    return sorted(checkpoints, key=step_of, reverse=True)
 
 
 def _name(step: int) -> str:
@@ -236,7 +241,9 @@ def step_of(checkpoint: Path) -> int:
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
     """Return this process's shard of a parameter, in the same memory; an unsharded parameter is returned unchanged."""
-    return nn.Parameter(parameter.to_local().detach()) if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+    if not is_sharded(parameter):
+        return parameter
+    return nn.Parameter(parameter.to_local().detach())  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
@@ -253,7 +260,8 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
     assert isinstance(like, DTensor)
     whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     gathered = whole.full_tensor()
-    return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
+    is_first = dist.get_rank() == 0
+    return gathered.cpu() if is_first else gathered.new_empty(0)
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:

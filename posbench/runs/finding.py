@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 
 from posbench.config import ConfigError, nearest
@@ -40,7 +41,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     `posbench tune` in `runs/demo-tune` are found only if `folder` is that folder or inside it.
     """
     root, runs, visited = folder_of(Path(folder)), {}, set()
-    packs = [pack for parent in (root, *root.parents[:3]) for pack in packs_of(parent)]
+    packs = list(chain.from_iterable(map(packs_of, (root, *root.parents[:3]))))
 
     for name, folders, files in os.walk(root, followlinks=True):
         path = Path(name)
@@ -63,15 +64,21 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
 
 def folder_of(path: Path) -> Path:
     """Return the experiment's folder if `path` is a pack (`runs/demo` for `runs/demo.zip`), else `path` itself."""
-    return open_pack(path).experiment if path.suffix == ".zip" and path.is_file() else path
+    if path.suffix == ".zip" and path.is_file():
+        return open_pack(path).experiment
+    return path
 
 
 def run_at(path: str | Path) -> Run:
     """Return the run at `path`, in a folder or a pack; nothing is read, and the run need not exist."""
     path = Path(path)
-    parents = [] if (path / "run.json").is_file() else path.parents[1:3]
-    packs = [(pack, path.relative_to(folder).as_posix()) for folder in parents for pack in packs_of(folder)]
-    return next((PackedRun(path, pack) for pack, name in packs if name in pack.index["runs"]), Run(path))
+    if not (path / "run.json").is_file():
+        for folder in path.parents[1:3]:
+            name = path.relative_to(folder).as_posix()
+            for pack in packs_of(folder):
+                if name in pack.index["runs"]:
+                    return PackedRun(path, pack)
+    return Run(path)
 
 
 def search_folder(experiment: Path) -> Path:
@@ -96,7 +103,9 @@ def state_of(run: Run) -> str:
         status = run.manifest.status
     except ConfigError:
         return UNREADABLE
-    return INTERRUPTED if status == RUNNING and not is_locked(run.path) else status
+    if status == RUNNING and not is_locked(run.path):
+        return INTERRUPTED
+    return status
 
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights: bool = False) -> Path:
@@ -104,18 +113,19 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
 
     Runs that are in an earlier pack of the experiment are left out.
 
-    Arguments: output, the zip, by default the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not
-    exist; notice, called with a line for each run that is left out, and the reason; weights, True to include the last
-    weights, rounded to bfloat16.
+    Arguments: output, by default `free_name`; weights, True to include the last weights, rounded to bfloat16.
     Raises: ConfigError if the folder has no finished run to pack, a run is not in `experiment/<scheme>/seed=<n>`, or
     the output exists.
     """
     output = output or free_name(experiment)
     if output.suffix != ".zip" or output.exists():
-        reason = "exists, and packs are never rewritten" if output.exists() else "is not the name of a zip file"
+        reason = "is not the name of a zip file"
+        if output.exists():
+            reason = "exists, and packs are never rewritten"
         raise ConfigError(f"{output} {reason}: name a new one, such as {free_name(experiment_in(output))}")
     folder = experiment_in(output)
-    packed = {run.path.relative_to(folder).as_posix() for pack in packs_of(folder) for run in pack.runs}
+    packed_runs = chain.from_iterable(pack.runs for pack in packs_of(folder))
+    packed = {run.path.relative_to(folder).as_posix() for run in packed_runs}
     runs = {}
     for run in find_runs(experiment, notice):
         state, name = state_of(run), run.path.relative_to(experiment).as_posix()
@@ -128,8 +138,9 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     depth = 3 if experiment.name.endswith("-tune") else 2
-    if misplaced := next((run for name, run in runs.items() if name.count("/") != depth - 1), None):
-        raise ConfigError(f"{misplaced.path} is not a run of {experiment}: give the folder of one experiment")
+    for name, run in runs.items():
+        if name.count("/") != depth - 1:
+            raise ConfigError(f"{run.path} is not a run of {experiment}: give the folder of one experiment")
     write_pack(output, runs, notice, weights)
     return output
 
@@ -161,7 +172,9 @@ def no_runs(folder: Path, runs_dir: Path) -> str:
 
 def _runs_dir_word(runs_dir: Path) -> str:
     """Return ` runs_dir=FOLDER`, to append to a train command for this folder, or "" for the default folder."""
-    return "" if runs_dir == Path("runs") else f" {shlex.quote(f'runs_dir={runs_dir}')}"
+    if runs_dir == Path("runs"):
+        return ""
+    return f" {shlex.quote(f'runs_dir={runs_dir}')}"
 
 
 def run_named(name: str, runs_dir: Path) -> Run:
@@ -192,16 +205,22 @@ def only_experiment(runs_dir: Path) -> Path:
 
 def _no_experiments(runs_dir: Path) -> str:
     is_missing = bool(_runs_dir_word(runs_dir)) and not runs_dir.exists()
-    cause = f"there is no folder {runs_dir}" if is_missing else f"{runs_dir}/ contains no runs"
+    cause = f"{runs_dir}/ contains no runs"
+    if is_missing:
+        cause = f"there is no folder {runs_dir}"
     return f"{cause}: train first with posbench train -m experiment=demo{_runs_dir_word(runs_dir)}"
 
 
 def _listed(names: Iterable[str], runs_dir: Path) -> str:
     """Return the first `MAX_NAMES` of `names` as text, separated by commas, and if there are more, how to list them."""
     names = list(names)
-    option = f" --runs-dir {shlex.quote(str(runs_dir))}" if _runs_dir_word(runs_dir) else ""
-    more = f" and {len(names) - MAX_NAMES} more, which posbench ls{option} lists" if names[MAX_NAMES:] else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    text = ", ".join(names[:MAX_NAMES])
+    if len(names) <= MAX_NAMES:
+        return text
+    option = ""
+    if runs_dir != Path("runs"):
+        option = f" --runs-dir {shlex.quote(str(runs_dir))}"
+    return f"{text} and {len(names) - MAX_NAMES} more, which posbench ls{option} lists"
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
@@ -226,7 +245,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
     hint = nearest(name, [*known, *references])
     message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
-    is_misspelt = bool(get_close_matches(name, [experiment.name for experiment in experiments], cutoff=0.75))
+    experiment_names = [experiment.name for experiment in experiments]
+    is_misspelt = bool(get_close_matches(name, experiment_names, cutoff=0.75))
     error = ConfigError if is_misspelt else NothingTrained
     if not experiments:
         raise error(f"{message} ({_no_experiments(runs_dir)})")

@@ -54,7 +54,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def digest(content: bytes | str) -> str:
     """Return the first 16 hex digits of the SHA-256 of `content`."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
+    if isinstance(content, str):
+        content = content.encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +104,10 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a mapping of mappings to {`group.field`: value}; `prefix` comes before each of the names."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
-        fields |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            fields |= flat(value, f"{prefix}{key}.")
+        else:
+            fields[f"{prefix}{key}"] = value
     return fields
 
 
@@ -124,19 +129,18 @@ def comparable_fingerprint(identity: dict[str, Any]) -> str:
     Scheme, seed and settings with their default value are left out, so a run made before a setting existed has the same
     fingerprint as a run with the setting at its default.
     """
-    groups = {"model": ModelConfig, "train": TrainConfig}
-    defaults = {f"{group}.{entry.name}": entry.default for group, cls in groups.items() for entry in fields(cls)}
+    defaults = {f"model.{entry.name}": entry.default for entry in fields(ModelConfig)}
+    defaults |= {f"train.{entry.name}": entry.default for entry in fields(TrainConfig)}
     return config_fingerprint({key: value for key, value in identity.items() if defaults.get(key, MISSING) != value})
 
 
 def versions_used(previous: str | None, current: str) -> str:
-    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it.
-
-    Arguments: previous, the recorded versions, or None for a new run; current, the version of this process.
-    """
+    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it."""
     if previous is None or previous == current:
         return current
-    return previous if previous.endswith(f"+{current}") else f"{previous}+{current}"
+    if previous.endswith(f"+{current}"):
+        return previous
+    return f"{previous}+{current}"
 
 
 def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ _TOKENIZER_PARTS = ("vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tikto
 _PER_LAYER = ("layer_types", "no_rope_layers")  # keys of config.json with an entry for each layer
 _MAY_BE_NULL = ("factor", "attention_factor", "mscale", "mscale_all_dim", "beta_slow", "beta_fast")
 _LISTS = ("short_factor", "long_factor")
-_NUMBERS = {"rope_theta", "partial_rotary_factor", *(key for keys in ROPE_TYPES.values() for key in keys)}
+_NUMBERS = {"rope_theta", "partial_rotary_factor"}.union(*ROPE_TYPES.values())
 _NUMBERS -= {"truncate", *_LISTS}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _COUNTS = (
@@ -61,8 +61,9 @@ def check_adapter(folder: Path) -> None:
     if not (folder / _ADAPTER).is_file():
         return
     content = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
-    has_model = (folder / "model.safetensors").is_file()
-    without = ", or delete the adapter's files to score the model without it" if has_model else ""
+    without = ""
+    if (folder / "model.safetensors").is_file():
+        without = ", or delete the adapter's files to score the model without it"
     raise ConfigError(
         f"{folder} has {_ADAPTER}, an adapter of {content.get('base_model_name_or_path')}, and posbench reads whole "
         f"models: merge it with PEFT (merge_and_unload, then save_pretrained){without}"
@@ -71,7 +72,10 @@ def check_adapter(folder: Path) -> None:
 
 def tokenizer_files(folder: Path) -> str:
     """Return the files of a tokenizer that the folder has instead of tokenizer.json, as text; "" if there are none."""
-    names = sorted(file.name for pattern in _TOKENIZER_PARTS for file in folder.glob(pattern))
+    names = []
+    for pattern in _TOKENIZER_PARTS:
+        names += [file.name for file in folder.glob(pattern)]
+    names.sort()
     return f" (it has {', '.join(names)})" if names else ""
 
 
@@ -109,7 +113,9 @@ def positions_in(config: Mapping[str, Any]) -> Positions:
 
     Arguments: config, the content of the file.
     """
-    nested = [] if config["model_type"] == "posbench" else nested_rotations(config)
+    if config["model_type"] == "posbench":
+        return positions(config)
+    nested = nested_rotations(config)
     if not nested:
         return positions(config)
     reason = f"rope_parameters.{nested[0]} is for some of the layers, and posbench reads one rotation for all"
@@ -232,9 +238,17 @@ def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Posi
     for name in [name for name in expected if name not in tensors and not _is_of_scheme(name)]:
         reason = " (tie_word_embeddings=false)" if name == "lm_head.weight" else ""
         differences.append(f"{folder} lacks {name}{reason}: download the model again, or correct its config.json")
-    if differences:
-        others = f" ({len(differences) - 1} more tensors do not fit)" if len(differences) > 1 else ""
-        raise ConfigError(f"{differences[0]}{others}")
+    check_none(differences)
+
+
+def check_none(differences: Sequence[str]) -> None:
+    """Raise ConfigError if tensors do not fit, with the first difference and the number of the others."""
+    if not differences:
+        return
+    message = differences[0]
+    if len(differences) > 1:
+        message += f" ({len(differences) - 1} more tensors do not fit)"
+    raise ConfigError(message)
 
 
 def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]:

@@ -123,4 +123,5 @@ def parse(content: bytes, file: Path) -> Manifest:
 
 
 def _from_known(cls: Any, mapping: dict[str, Any]) -> Any:
-    return cls(**{entry.name: mapping[entry.name] for entry in fields(cls) if entry.name in mapping})
+    known = {entry.name: mapping[entry.name] for entry in fields(cls) if entry.name in mapping}
+    return cls(**known)

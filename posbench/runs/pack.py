@@ -23,6 +23,7 @@ import zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,8 @@ def experiment_in(output: Path) -> Path:
     """
     first, _, number = output.stem.rpartition(".")
     is_numbered = number.isdecimal() and output.with_name(f"{first}.zip").exists()
-    return output.with_name(first if is_numbered else output.stem)
+    name = first if is_numbered else output.stem
+    return output.with_name(name)
 
 
 def open_pack(file: Path) -> Pack:
@@ -212,9 +214,10 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
 
 def free_name(experiment: Path) -> Path:
     """Return the first of `<experiment>.zip`, `<experiment>.2.zip` and so on that does not exist."""
-    number = 1
-    while (file := experiment.with_name(f"{experiment.name}{f'.{number}' if number > 1 else ''}.zip")).exists():
+    number, file = 1, experiment.with_name(f"{experiment.name}.zip")
+    while file.exists():
         number += 1
+        file = experiment.with_name(f"{experiment.name}.{number}.zip")
     return file
 
 
@@ -247,7 +250,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
     index |= {"runs": files, "texts": list(texts), "results": headers}
     content = json.dumps(index, separators=(",", ":")).encode()
     archive.writestr(zipfile.ZipInfo(INDEX, _DATE), content, zipfile.ZIP_DEFLATED, compresslevel=9)
-    columns = list(dict.fromkeys(name for row in logged for name in row)) or ["run"]
+    columns = list(dict.fromkeys(chain.from_iterable(logged))) or ["run"]
     arrays = {}
     for name in columns:
         arrays[name] = pyarrow.array([row.get(name) for row in logged])

@@ -99,17 +99,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     for key, (value, description) in _FIXED.items():
         if config.get(key, value) != value:
             raise ConfigError(f"{folder}/config.json has {key}={str(config[key])[:80]}, and posbench has {description}")
-    needed = ("sizes", "scheme") if family == "posbench" else (*_SIZES.values(), "max_position_embeddings")
+    needed = (*_SIZES.values(), "max_position_embeddings")
+    if family == "posbench":
+        needed = ("sizes", "scheme")
     if missing := [key for key in (*needed, "vocab_size") if key not in config]:
         raise ConfigError(f"{folder}/config.json has no {missing[0]}: save the model again with transformers ({SAVE})")
     return config
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return a scheme's settings, without its name and learning rate, as one line of JSON.
-
-    Arguments: row, the settings as in a YAML file of `conf/scheme`.
-    """
+    """Return a scheme's settings, without its name and learning rate, as one line of JSON."""
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
@@ -182,7 +181,9 @@ def positions(config: Mapping[str, Any]) -> Positions:
     period = 1
     while rows[period:] != rows[: len(rows) - period]:
         period += 1
-    row = rows[0] if period == 1 else {"name": "interleaved", "kind": "interleaved", "layers": rows[:period]}
+    row = rows[0]
+    if period > 1:
+        row = {"name": "interleaved", "kind": "interleaved", "layers": rows[:period]}
     return Positions(row, described(row), length)
 
 
@@ -193,7 +194,10 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
-    rope[_LENGTH] = longest if kind == "dynamic" else config.get(_LENGTH) or rope.get(_LENGTH) or longest
+    original = config.get(_LENGTH) or rope.get(_LENGTH)
+    if kind == "dynamic":
+        original = None  # transformers takes max_position_embeddings for this type
+    rope[_LENGTH] = original or longest
     rope["factor"] = rope.get("factor") or longest / rope[_LENGTH]
     keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
     return {key: value for key, value in rope.items() if key in keys}
@@ -219,19 +223,23 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens.
-
-    Arguments: config, the content of a model's `config.json`; is_rotated, whether each layer rotates q and k.
-    """
+    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens."""
     family = config["model_type"]
-    window = config.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
-    if family in ("llama", "mistral", "phi3"):
-        return [None if family == "llama" else window] * len(is_rotated)
-    first = config.get("max_window_layers", 28)
-    slides = [not rotated if family == "smollm3" else n >= first for n, rotated in enumerate(is_rotated)]
+    num_layers = len(is_rotated)
+    default = 4096 if family in ("mistral", "qwen2", "qwen3") else None
+    window = config.get("sliding_window", default)
+    if family in ("mistral", "phi3"):
+        return [window] * num_layers
+    if family == "llama" or not config.get("use_sliding_window"):
+        return [None] * num_layers
     if types := config.get("layer_types"):
         slides = [kind == "sliding_attention" for kind in types]
-    return [window if config.get("use_sliding_window") and slide else None for slide in slides]
+    elif family == "smollm3":
+        slides = [not rotated for rotated in is_rotated]
+    else:
+        first = config.get("max_window_layers", 28)
+        slides = [n >= first for n in range(num_layers)]
+    return [window if slide else None for slide in slides]
 
 
 # ---------------------------------------------------------------- weights

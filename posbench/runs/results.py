@@ -65,7 +65,10 @@ class ResultKey:
     @property
     def data(self) -> str | None:
         """Return the name of the text that was scored, or None for the run's own."""
-        return next((option.removeprefix("data=") for option in self.under if option.startswith("data=")), None)
+        for option in self.under:
+            if option.startswith("data="):
+                return option.removeprefix("data=")
+        return None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -155,13 +158,14 @@ def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> 
     import pyarrow.parquet
 
     floats = [column.name for column in table.schema if pyarrow.types.is_floating(column.type)]
+    others = [name for name in table.column_names if name not in floats]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(None),
         buffer,
         compression=compression,
         compression_level=level,
-        use_dictionary=[name for name in table.column_names if name not in floats],
+        use_dictionary=others,
         use_byte_stream_split=floats,
         write_statistics=False,
         write_page_checksum=True,

@@ -108,7 +108,9 @@ class Run:
         Raises: ConfigError if a line is damaged.
         """
         file = self.path / "metrics.jsonl"
-        complete = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
+        if not file.is_file():
+            return []
+        complete = file.read_bytes().rpartition(b"\n")[0]  # without a last line that was cut off
         try:
             return [json.loads(line) for line in complete.splitlines()]
         except ValueError as error:
@@ -139,7 +141,8 @@ class Run:
         run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
         """
         manifest, results, invalid = self.manifest, {}, []
-        for file, key in keys_in(self.path / "eval").items() if manifest.status == FINISHED else ():
+        files = keys_in(self.path / "eval") if manifest.status == FINISHED else {}
+        for file, key in files.items():
             try:
                 header = read_json(file.with_suffix(".json"))
                 expected = _expected_header(manifest, key)
@@ -194,7 +197,9 @@ class Run:
         """Return True if the run has a checkpoint, intact or not, or if the folder of a subject's weights exists."""
         if any((self.path / "checkpoints").glob("step=*")):
             return True
-        subject = self.manifest.subject if (self.path / "run.json").is_file() else None
+        if not (self.path / "run.json").is_file():
+            return False
+        subject = self.manifest.subject
         return subject is not None and Path(subject["path"]).exists()
 
     @property
@@ -345,11 +350,11 @@ def run_folder(config: Config) -> Path:
 
 
 def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the validation loss before the first step, nats/token, or None if it was not logged.
-
-    Arguments: rows, the lines of a run's metrics.jsonl, a mapping each.
-    """
-    return next((row["loss"] for row in rows if (row["kind"], row["step"]) == ("validation", 0)), None)
+    """Return the validation loss before the first step, nats/token, or None if it was not logged."""
+    for row in rows:
+        if row["kind"] == "validation" and row["step"] == 0:
+            return row["loss"]
+    return None
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
@@ -364,4 +369,7 @@ def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove temporary files (`.*.tmp`) of killed processes from a run folder. The caller must hold the run's lock."""
     for path in list(folder.rglob(".*.tmp")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

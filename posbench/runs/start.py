@@ -81,13 +81,13 @@ class Start:
         source = defaults | self.identity if self.identity else {}
         # Runs that keep the schedule share a table with each other whatever their windows are.
         own = () if self.checkpoint else _WINDOWS
-        source_train = {key: value if key in own else source.get(key, value) for key, value in train.items()}
-        differing = {
-            f"scheme.continued.{key.removeprefix('train.')}": value
-            for key, value in train.items()
-            if value != source_train[key] and key not in ("train.lr", "train.trunk_tokens")
-        }
-        source_train = {key: value for key, value in source_train.items() if defaults.get(key) != value}
+        source_train, differing = {}, {}
+        for key, value in train.items():
+            source_value = value if key in own else source.get(key, value)
+            if value != source_value and key not in ("train.lr", "train.trunk_tokens"):
+                differing[f"scheme.continued.{key.removeprefix('train.')}"] = value
+            if defaults.get(key) != source_value:
+                source_train[key] = source_value
         identity = {key: value for key, value in identity.items() if key not in defaults}
         if self.checkpoint is not None:
             return {
@@ -136,11 +136,13 @@ class Start:
         Raises: ConfigError if the decoders differ.
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
+        # A checkpoint that is continued exactly has every weight, so none may be left out and none drawn anew.
         names = () if self.checkpoint else {*shapes, *weights}
         scheme_names = {name for name in names if name.startswith("scheme.") or ".kind." in name}
         loaded = {n for n in weights if n not in scheme_names or (n in shapes and shapes[n] == weights[n].shape)}
         fresh = scheme_names & shapes.keys() - loaded
-        checkpoint.put_weights(model, {name: weights[name] for name in loaded}, fresh)
+        loaded_weights = {name: weights[name] for name in loaded}
+        checkpoint.put_weights(model, loaded_weights, fresh)
         return sorted(fresh), sorted(weights.keys() - loaded)
 
 
@@ -218,10 +220,13 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
     runs = runs_named([str(path)], runs_dir)
     candidates = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
     if len(candidates) != 1:
-        names = ", ".join(run.name for run in (candidates or runs)[:5])
+        choices = candidates or runs
+        names = ", ".join(run.name for run in choices[:5])
+        if len(choices) > 5:
+            names += " and others"
         raise ConfigError(
             f"train.from_run={path}: it has {len(candidates)} runs of seed {seed}, and one is needed: name a run "
-            f"(there are {names}{' and others' if len(candidates or runs) > 5 else ''})"
+            f"(there are {names})"
         )
     [run] = candidates
     if run.manifest.status != FINISHED:
@@ -300,8 +305,7 @@ def start_at(folder: Path) -> Start:
 def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
     """Return the checkpoint from which a shorter run (a branch) can start: one of a longer run, its trunk.
 
-    Arguments: config and manifest, the branch's configuration and new manifest; say, prints which checkpoint is used,
-    or why none is.
+    Arguments: config and manifest, the branch's; say, prints which checkpoint is used, or why none is.
     Returns: None if the run is not a branch or must begin with its first step.
     """
     if not config.train.is_branch:
@@ -314,22 +318,21 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
             reason = f"{trunk.path} has no checkpoint of step {step}"
             if folder is not None:
                 differing = _disagreements(trunk.config, checkpoint.manifest_in(folder), config, manifest)
-                reason = f"{trunk.path} differs in {'; '.join(differing)}" if differing else ""
+                reason = ""
+                if differing:
+                    reason = f"{trunk.path} differs in {'; '.join(differing)}"
                 start = start_at(folder)
         except (checkpoint.TornCheckpoint, ConfigError) as error:
             reason = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
-    source = f"begins at step {step} of {config.trunk_name}/{manifest.scheme}/seed={manifest.seed}"
-    say(f"{manifest.run_name}: {f'trained from its first step ({reason})' if reason else source}")
-    return None if reason else start
+    if reason:
+        say(f"{manifest.run_name}: trained from its first step ({reason})")
+        return None
+    say(f"{manifest.run_name}: begins at step {step} of {config.trunk_name}/{manifest.scheme}/seed={manifest.seed}")
+    return start
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return a line of text for each difference that forbids a shorter run to start from a longer run's checkpoint.
-
-    The list is empty if there is none.
-    Arguments: trunk and trunk_manifest, configuration and manifest of the longer run; config and manifest, of the
-    shorter.
-    """
+    """Return a line for each difference that forbids a shorter run to start from a longer run's checkpoint."""
 
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]

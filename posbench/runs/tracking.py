@@ -57,7 +57,9 @@ class Tracker:
         """
 
         def log() -> None:
-            recorded = _recorded(self._run) if rows and self._run.offline else set()
+            recorded = set()
+            if rows and self._run.offline:
+                recorded = _recorded(self._run)
             for row in rows[self._run.step :]:
                 if (row["tokens"], row["kind"]) not in recorded:
                     self.log(row)
@@ -165,7 +167,9 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
                 if file.is_file() and "wandb" not in file.relative_to(folder).parts:
                     artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
             run.log_artifact(artifact)
-            location = offline_hint(folder / "wandb") if run.offline else f"the report is at {run.url}"
+            location = f"the report is at {run.url}"
+            if run.offline:
+                location = offline_hint(folder / "wandb")
     except Exception as error:
         return f"the report was not sent to wandb ({_first_line(error)}); its files are complete"
     return f"artifact report-{experiment} of project {project}: {location}"
@@ -208,7 +212,9 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
             _unreachable[server] = _first_line(error)
             say(f"wandb records offline: {server} cannot be used ({_unreachable[server]})")
             wandb.teardown()  # otherwise it keeps trying, and the id stays in use
-    return wandb.init(**about, mode="offline" if mode == "online" else mode)
+    if mode == "online":
+        mode = "offline"
+    return wandb.init(**about, mode=mode)
 
 
 def _finite(figures: Mapping[str, float | None]) -> dict[str, float]:

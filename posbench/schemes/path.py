@@ -34,7 +34,8 @@ class Path(Scheme):
 
     def __init__(self, shape: Shape, rank: int = 32, convolution: int | None = None) -> None:
         super().__init__(shape)
-        self.A = self.normal(require_integer("rank", rank, 1, "32 is the authors'"), shape.d_model)
+        require_integer("rank", rank, 1, "32 is the authors'")
+        self.A = self.normal(rank, shape.d_model)
         self.B = self.normal(shape.num_kv_heads * shape.head_dim, rank)
         self.u = self.normal(shape.num_kv_heads, shape.d_model)
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))

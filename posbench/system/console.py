@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +33,8 @@ def plain_table(*columns: str) -> Table:
     """Return an empty table without rules; column 1 is left-aligned, others right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for n, column in enumerate(columns):
-        table.add_column(column, justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
+        side: Literal["left", "right"] = "right" if n else "left"
+        table.add_column(column, justify=side, no_wrap=n > 0, overflow="fold")
     return table
 
 
@@ -52,7 +53,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 @cache
@@ -83,8 +86,10 @@ class SweepClock(NamedTuple):
     def left(self, fraction: float) -> str:
         """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if that is unknown."""
         done = self.done + fraction * self.group
-        seconds = (time.time() - self.started) * (self.total - done) / done if done else None
-        return "" if seconds is None else f", sweep {duration(seconds)} left"
+        if not done:
+            return ""
+        seconds = (time.time() - self.started) * (self.total - done) / done
+        return f", sweep {duration(seconds)} left"
 
 
 SWEEP_CLOCK: ContextVar[SweepClock | None] = ContextVar("SWEEP_CLOCK", default=None)
@@ -130,7 +135,8 @@ class RunBar:
             return
         loss = "loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"
         rate = row.get("tokens_per_second")
-        figures = f"{loss}  {'first step' if rate is None else f'{short_count(rate)} tok/s'}"
+        speed = "first step" if rate is None else f"{short_count(rate)} tok/s"
+        figures = f"{loss}  {speed}"
         step, seconds = row["step"], time.monotonic() - self.last_line
         sweep = self.clock.left(step / self.num_steps) if self.clock else ""
         self.progress.update(self.task, figures=figures + sweep)

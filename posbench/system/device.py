@@ -69,7 +69,9 @@ class Device:
     def send(self, rows: NDArray[Any]) -> Tensor:
         """Return the array `rows` as a tensor on the device. A GPU copies it while the host continues."""
         tensor = torch.from_numpy(rows)
-        return tensor.pin_memory().to(self.torch, non_blocking=True) if self.is_cuda else tensor
+        if not self.is_cuda:
+            return tensor
+        return tensor.pin_memory().to(self.torch, non_blocking=True)
 
     def seed(self, number: int) -> None:
         """Seed torch's random numbers on the host and on this device.
@@ -116,12 +118,16 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     `processes`.
     Raises: ConfigError if `config` asks for a GPU that this machine does not have.
     """
-    name = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
-    device = torch.device("cpu" if name == "auto" else name)
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count()
         index = gpu_of_process(count) if device.index is None else device.index
-        device = torch.device("cuda", local_rank if processes > 1 else index)
+        if processes > 1:
+            index = local_rank
+        device = torch.device("cuda", index)
         if device.index >= count:
             raise ConfigError(
                 f"train.device={config.device}: this machine has {count} GPUs that torch can use; set "
@@ -157,7 +163,8 @@ def gpu_of_process(count: int) -> int:
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if worker is None or count < 2:
         return 0
-    for gpu in range(0 if _held else count):
+    candidates = 0 if _held else count  # a worker keeps its GPU
+    for gpu in range(candidates):
         lock = FileLock(Path(tempfile.gettempdir()) / f"posbench-{os.getuid()}-gpu-{gpu}.lock")
         with suppress(Timeout):
             lock.acquire(blocking=False)
@@ -168,7 +175,9 @@ def gpu_of_process(count: int) -> int:
 
 def _cpu_info() -> str:
     info = Path("/proc/cpuinfo")
-    return info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""
+    if not info.is_file():
+        return ""
+    return info.read_text(encoding="utf-8", errors="replace")
 
 
 def _cpu_name() -> str:
@@ -180,7 +189,8 @@ def _cpu_name() -> str:
 
 def datasheet_rate(name: str) -> float | None:
     """Return the datasheet rate of the device with this name (`Device.describe`), FLOP/s, or None if unknown."""
-    return next((rate for key, rate in DATASHEET.items() if key in name), None)
+    rates = (rate for key, rate in DATASHEET.items() if key in name)
+    return next(rates, None)
 
 
 def matmul_rate(device: Device) -> float:

@@ -34,10 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return `a @ b.T`, [N, M], from a [N, K] and b [M, K] in any layout; no gradient is recorded.
-
-    Arguments: out, a tensor to write the result to, or None.
-    """
+    """Return `a @ b.T`, [N, M], from a [N, K] and b [M, K] in any layout; no gradient is recorded."""
     if not _by_onednn(a):
         return torch.mm(a, b.T, out=out)
     y = torch.ops.posbench.onednn_product(a, b) if torch.compiler.is_compiling() else _onednn_product(a, b)

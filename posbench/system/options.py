@@ -74,8 +74,8 @@ def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]
         def call(*args: Any, **kwargs: Any) -> T:
             arguments = whole.bind(*args, **kwargs).arguments
             values = {field: arguments.pop(field, None) for field in hints}
-            options = cls(**{field: value for field, value in values.items() if value is not None})
-            return function(**arguments, options=options)
+            given = {field: value for field, value in values.items() if value is not None}
+            return function(**arguments, options=cls(**given))
 
         call.__signature__ = whole  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in whole.parameters.values()}

@@ -96,10 +96,11 @@ def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[s
     optimizers = [word.removeprefix(key).split(",") for word in words if word.startswith(key)]
     timed = {}
     for scheme in schemes:
-        for optimizer in optimizers[-1] if optimizers else [None]:
-            name = scheme if optimizer is None else f"{scheme} {optimizer}"
-            chosen = [] if optimizer is None else [f"{key}{optimizer}"]
-            timed[name] = [*common, *chosen, f"scheme={scheme}"]
+        if not optimizers:
+            timed[scheme] = [*common, f"scheme={scheme}"]
+            continue
+        for optimizer in optimizers[-1]:
+            timed[f"{scheme} {optimizer}"] = [*common, f"{key}{optimizer}", f"scheme={scheme}"]
     return timed
 
 

@@ -42,10 +42,7 @@ def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def exit_status(rows: Sequence[RunSummary]) -> int:
-    """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted).
-
-    Arguments: rows, the states of the runs.
-    """
+    """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted)."""
     states = {row.state for row in rows}
     if states & {*FAILED}:
         return 1
@@ -92,15 +89,21 @@ def summarise(run: Run) -> RunSummary:
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
         return RunSummary(run, UNREADABLE, str(error))
-    state, last = state_of(run), rows[-1] if rows else {"step": 0, "tokens": 0}
+    state = state_of(run)
+    if state == FINISHED:
+        share, tokens = 1.0, manifest.tokens or None  # a subject has no steps, and its tokens are not known
+    else:
+        last = rows[-1] if rows else {"step": 0, "tokens": 0}
+        share, tokens = last["step"] / manifest.num_steps, last["tokens"]
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
-    times = [file.stat().st_mtime for name in ("metrics.jsonl", "run.json") if (file := run.path / name).is_file()]
+    files = [run.path / "metrics.jsonl", run.path / "run.json"]
+    times = [file.stat().st_mtime for file in files if file.is_file()]
     return RunSummary(
         run,
         state,
         manifest.reason,
-        share=1.0 if state == FINISHED else last["step"] / manifest.num_steps,  # a subject has no steps
-        tokens=(manifest.tokens or None) if state == FINISHED else last["tokens"],  # a subject's are not known
+        share=share,
+        tokens=tokens,
         loss=losses[-1] if losses else manifest.loss,
         evaluated=evaluated,
         changed=max(times, default=None),
@@ -112,16 +115,17 @@ def _table(rows: Sequence[RunSummary]) -> Table:
     table.add_column("evaluated", ratio=1, no_wrap=True, overflow="ellipsis")
     table.expand = True
     for row in rows:
-        is_whole = row.state in (FINISHED, UNREADABLE)
-        cells = (
-            row.run.path.parent.name,
-            row.run.path.name.removeprefix("seed="),
-            row.state if is_whole else f"{_STATE_WORDS.get(row.state, row.state)} {row.share:.0%}",
-            "-" if row.tokens is None else short_count(row.tokens),
-            "-" if row.loss is None else f"{row.loss:.3f}",
-            "-" if row.changed is None else duration(max(0.0, time.time() - row.changed)),
-            _lengths(row.evaluated),
-        )
+        state, tokens, loss, age = row.state, "-", "-", "-"
+        if state not in (FINISHED, UNREADABLE):
+            state = f"{_STATE_WORDS.get(state, state)} {row.share:.0%}"
+        if row.tokens is not None:
+            tokens = short_count(row.tokens)
+        if row.loss is not None:
+            loss = f"{row.loss:.3f}"
+        if row.changed is not None:
+            age = duration(max(0.0, time.time() - row.changed))
+        scheme, seed = row.run.path.parent.name, row.run.path.name.removeprefix("seed=")
+        cells = (scheme, seed, state, tokens, loss, age, _lengths(row.evaluated))
         style = "" if row.state == FINISHED else "yellow"
         if row.state in FAILED:
             style = "red"
@@ -132,15 +136,18 @@ def _table(rows: Sequence[RunSummary]) -> Table:
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
     """Return each evaluation protocol's shortest and longest length and their number, as text.
 
-    For example `fixed 64-2k (9), validation 128 on pg19`. Arguments: evaluated, the keys of a run's stored results.
+    For example `fixed 64-2k (9), validation 128 on pg19`.
     """
-    lengths: dict[str, list[int]] = {}
+    lengths: dict[tuple[str, str | None], list[int]] = {}
     for key in evaluated:
-        template = f"{key.protocol} {{}} on {key.data}" if key.data else f"{key.protocol} {{}}"
-        lengths.setdefault(template, []).append(key.length)
+        lengths.setdefault((key.protocol, key.data), []).append(key.length)
     parts = []
-    for template, evaluated_lengths in lengths.items():
-        span = "-".join(map(short_length, sorted({min(evaluated_lengths), max(evaluated_lengths)})))
-        part = template.format(span)
-        parts.append(f"{part} ({len(evaluated_lengths)})" if len(evaluated_lengths) > 1 else part)
+    for (protocol, data), of_protocol in lengths.items():
+        ends = sorted({min(of_protocol), max(of_protocol)})
+        part = f"{protocol} {'-'.join(map(short_length, ends))}"
+        if data:
+            part += f" on {data}"
+        if len(of_protocol) > 1:
+            part += f" ({len(of_protocol)})"
+        parts.append(part)
     return ", ".join(parts) or "-"

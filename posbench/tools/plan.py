@@ -99,16 +99,24 @@ def plan(
         raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
     rows, seeds = _rows(words)
     configs = [config for config, _ in rows]
-    seeds = runs_per_scheme(configs[0].experiment.planned_seeds) if search else seeds
     first, architectures = configs[0], [build_architecture(config) for config in configs]
+    detects = ""
+    schemes = list(dict.fromkeys(config.scheme.name for config in configs))
+    if search:
+        seeds = runs_per_scheme(first.experiment.planned_seeds)
+        detects = _detectable(first, len(schemes))
     costs = []
     for (config, steps_of_trunk), architecture in zip(rows, architectures, strict=True):
         costs.append(_cost(config, architecture, steps_of_trunk))
-    schemes = list(dict.fromkeys(config.scheme.name for config in configs))
-    text = find_prepared(first)
+    text, epochs = find_prepared(first), None
+    if text is not None:
+        epochs = costs[0].tokens / text.train.num_tokens
     flops = seeds * sum(cost.flops for cost in costs)
     hours = flops / mfu / DATASHEET[device] / 3600
-    machine, machine_rate = _time_machine(first, architectures[0], mfu) if time_here else (None, math.inf)
+    machine: str | None = None
+    machine_rate = math.inf
+    if time_here:
+        machine, machine_rate = _time_machine(first, architectures[0], mfu)
     runs = seeds * len(configs)
     muon_shares = {}
     for config, cost in zip(configs, costs, strict=True):
@@ -121,7 +129,7 @@ def plan(
         runs=runs,
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
-        epochs=costs[0].tokens / text.train.num_tokens if text is not None else None,
+        epochs=epochs,
         flops=flops,
         device=device,
         mfu=mfu,
@@ -133,7 +141,7 @@ def plan(
         largest=max(costs, key=lambda cost: cost.memory),
         muon_shares=muon_shares,
         is_search=search,
-        detectable=_detectable(first, len(schemes)) if search else "",
+        detectable=detects,
     )
 
 
@@ -147,13 +155,18 @@ def _detectable(config: Config, schemes: int) -> str:
     spread = math.nan
     with suppress(ConfigError):
         folder = place_named(config.experiment_name, Path(config.runs_dir))
-        runs, _ = choose_rates(merge_searches(read(with_searches([folder]))[0]))
+        summary, _ = read(with_searches([folder]))
+        runs, _ = choose_rates(merge_searches(summary))
         losses = finished_runs(runs)[0].pivot(index="seed", columns="scheme", values="loss")
         spread = float(compare(losses)["sd"].median())
-    gaps = [detectable(spread if spread > 0 else 1.0, n, LEVEL / max(1, pairs), KEPT) for n in (3, 5, 8)]
+    unit = "standard deviations of a gap over seeds"
+    if spread > 0:
+        unit = f"nats (gaps have a standard deviation of {spread:.2g} over seeds in {folder})"
+    else:
+        spread = 1.0  # unknown (NaN) or 0: gaps are in units of it
+    level = LEVEL / max(1, pairs)  # after Bonferroni
+    gaps = [detectable(spread, n, level, KEPT) for n in (3, 5, 8)]
     texts = ", ".join(f"{gap:.2g}" for gap in gaps)
-    unit = f"nats (gaps have a standard deviation of {spread:.2g} over seeds in {folder})" if spread > 0 else ""
-    unit = unit or "standard deviations of a gap over seeds"
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
@@ -172,10 +185,11 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 
 
 def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
-    """Return (configuration, steps that another run takes for it) of the runs of a sweep for one seed, and the seeds.
+    """Return (configuration, its first steps that its trunk has already trained) of a sweep's runs, and the seeds.
 
-    Branches (shorter runs that start from a checkpoint of another run of the sweep) and arms come last. Arguments:
-    words, overrides as after `posbench train -m`.
+    The runs are those of one seed; seeds is their number. Runs that start from a checkpoint of another run of the
+    sweep, their trunk, come last: branches (shorter runs, with a decay of their own) and arms (runs that go on with
+    changed settings). Arguments: words, overrides as after `posbench train -m`.
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
@@ -276,7 +290,9 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def _time(hours: float) -> str:
-    return "more than a year" if hours > MOST_HOURS else f"about {duration(3600 * hours)}"
+    if hours > MOST_HOURS:
+        return "more than a year"
+    return f"about {duration(3600 * hours)}"
 
 
 def _runs_text(plan: Plan) -> str:
@@ -290,4 +306,5 @@ def _runs_text(plan: Plan) -> str:
     if settings == 1:
         return text
     are_branches = settings == 1 + len(plan.first.train.branch_tokens)
-    return f"{text} x {settings} {'lengths (each run and its branches)' if are_branches else 'other settings'}"
+    kind = "lengths (each run and its branches)" if are_branches else "other settings"
+    return f"{text} x {settings} {kind}"

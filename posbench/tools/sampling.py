@@ -39,7 +39,7 @@ def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_
     model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
     prompt_ids = text_encoder(tokenizer).encode(prompt, add_special_tokens=False).ids
-    context = [*([] if bos is None else [bos]), *prompt_ids]
+    context = prompt_ids if bos is None else [bos, *prompt_ids]
     if not context:
         raise ConfigError(f"{run.name} was trained on a task: give the beginning of a problem with --prompt")
     longest = model.scheme.longest or math.inf

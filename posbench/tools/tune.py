@@ -50,7 +50,9 @@ class Tuning:
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
         runs = summary[summary["scheme"].isin(list(self.schemes))]
-        return search_of(runs[runs["train.lr"].isin(tried)] if len(runs) else runs, self.planned)
+        if len(runs):
+            runs = runs[runs["train.lr"].isin(tried)]
+        return search_of(runs, self.planned)
 
     def missing(self) -> dict[tuple[float, int], list[str]]:
         """Return {(rate, seed): schemes} for the missing runs that can be trained now, in the order of seeds."""
@@ -80,7 +82,9 @@ def tune(
     if any(word.startswith("train.from_run=") for word in words):
         raise ConfigError("posbench tune searches rates for runs from their first step: leave out train.from_run")
     refused = [key for key in swept if key not in ("scheme", "seed", "data")]
-    tunings = [] if refused else [_tuning(words, swept, data) for data in swept.get("data", [""])]
+    tunings = []
+    if not refused:
+        tunings = [_tuning(words, swept, data) for data in swept.get("data", [""])]
     if len({tuning.folder for tuning in tunings}) < len(tunings):
         refused.append("data (under one experiment_name)")
     if refused:
@@ -103,10 +107,11 @@ def tune(
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
     """Return the search that the overrides `words` describe, for one choice of data.
 
-    Arguments: words, as after `posbench train -m`; swept, the overrides with several values, by name; data, one of the
-    swept choices of data, or "" if data is not swept.
+    Arguments: swept, the overrides with several values, by name; data, "" if data is not swept.
     """
-    words = [word for word in words if word.partition("=")[0] != "data"] + [f"data={data}"] if data else words
+    if data:
+        others = [word for word in words if word.partition("=")[0] != "data"]
+        words = [*others, f"data={data}"]
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
     common = [word for word in words if word.partition("=")[0] not in ("scheme", "seed")]
@@ -169,8 +174,8 @@ def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
     if search.losses:
         frame = as_text(rate_table(search))
         table = plain_table(*frame.columns)
-        for row in frame.to_numpy().tolist():
-            table.add_row(*(text.replace("*", "") if n else text for n, text in enumerate(row)))
+        for scheme, *texts in frame.to_numpy().tolist():
+            table.add_row(scheme, *(text.replace("*", "") for text in texts))
         console.print(table)
     left = {scheme: search.left(scheme) for scheme in tuning.schemes}
     total = len(tuning.schemes) * runs_per_scheme(tuning.planned)

@@ -18,7 +18,7 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -136,9 +136,10 @@ def opened(
     with exhaustion_explained(device, training_advice(config.train)):
         batches = corpus.batches(config.train, config.seed)
         model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
-        manifest = processes.broadcast(
-            new_manifest(config, corpus, model, device, existing, start) if processes.is_first else None
-        )
+        manifest = None
+        if processes.is_first:
+            manifest = new_manifest(config, corpus, model, device, existing, start)
+        manifest = processes.broadcast(manifest)
         step = TrainingStep(config, model, device, processes)
         manifest = replace(manifest, optimizer=step.optimizer.record)
     with locked(run.path) if processes.is_first else nullcontext():
@@ -182,7 +183,7 @@ def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
     """Return the data set of `config`: a task's problems, or text as tokens, prepared by the first process for all.
 
-    Raises: ConfigError if there is too little text to validate on.
+    Raises: ConfigError if there is too little text to validate on, or no document is long enough to score order.
     """
     if not processes.is_first:
         processes.wait_for("text")
@@ -197,7 +198,7 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
             "train.context_length"
         )
     if config.train.order_every is not None:
-        order.window_starts(validation, length, order.WINDOWS)
+        order.window_starts(validation, length, order.WINDOWS)  # raises if no document is long enough to score order
     return corpus
 
 
@@ -248,46 +249,28 @@ class Training:
         """
         folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
-            runs.remove_unfinished(folder)
-            self.run.write_manifest(self.manifest)
-            write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
-            write_text(folder / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
-            for name in self.manifest.scheme_files:
-                write_text(folder / Path(name).name, own_files.source(Path(name)))  # for readers; never imported
+            self._write_inputs()
             newest = checkpoint.newest(folder / "checkpoints", self.console.out)
-            resumed = start_at(newest) if newest else None
-            trunk = None if resumed else trunk_start(self.config, self.manifest, self.console.out)
+            if newest:
+                resumed = start_at(newest)
+            else:
+                trunk = trunk_start(self.config, self.manifest, self.console.out)
         resumed, trunk = self.processes.broadcast((resumed, trunk))
         start = resumed or trunk or self.start
-        exact = start.checkpoint if start else None  # continue with its moments, as if the run had never stopped
-        fresh, unused = load(start, self.step, self.state) if start else ([], [])
-        if exact:
-            previous, versions = checkpoint.manifest_in(exact), self.manifest.versions.items()
-            prints = self.manifest.fingerprints
-            code = fingerprints.versions_used(previous.fingerprints.code, prints.code)
-            self.manifest = replace(
-                self.manifest,
-                versions={
-                    key: fingerprints.versions_used(previous.versions.get(key), version) for key, version in versions
-                },
-                fingerprints=replace(previous.fingerprints, code=code) if resumed else prints,
-                branched_at=previous.branched_at if resumed else self.state.steps_done,
-            )
-            if start is self.start and self.start is not None:
-                self.console.out(
-                    f"{self.run.name}: goes on from {self.start.name}, with its moments and its schedule; the "
-                    f"positions there are {self.start.positions.described}"
-                )
-            self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
-        elif start:
-            tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
-            self.console.out(
-                f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
-                f"{start.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
-                "the optimizer's moments start at zero, the schedule at its first step"
-                + (f"; drawn from the seed: {', '.join(fresh)}" if fresh else "")
-                + (f"; not used: {', '.join(unused)}" if unused else "")
-            )
+        exact = None  # the checkpoint to continue with its moments, as if the run had never stopped
+        if start:
+            exact = start.checkpoint
+            fresh, unused = load(start, self.step, self.state)
+            if exact:
+                self._adopt(checkpoint.manifest_in(exact), is_resumed=bool(resumed))
+                if not resumed and not trunk:  # `start` is the one that train.from_run names
+                    self.console.out(
+                        f"{self.run.name}: goes on from {start.name}, with its moments and its schedule; the "
+                        f"positions there are {start.positions.described}"
+                    )
+                self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
+            else:
+                self._introduce_weights(start, fresh, unused)
         if self.is_first:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             if exact:
@@ -300,6 +283,46 @@ class Training:
             self.tracker.log_missing(self.run.logged)
             self.manifest = replace(self.manifest, wandb=self.tracker.record or self.manifest.wandb)
             self.run.write_manifest(self.manifest)
+
+    def _write_inputs(self) -> None:
+        """Write the manifest, and the configuration, tokenizer and scheme files that made the run."""
+        folder = self.run.path
+        runs.remove_unfinished(folder)
+        self.run.write_manifest(self.manifest)
+        write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
+        write_text(folder / "tokenizer.json", self.corpus.tokenizer.to_str(pretty=True))
+        for name in self.manifest.scheme_files:
+            write_text(folder / Path(name).name, own_files.source(Path(name)))  # for readers; never imported
+
+    def _adopt(self, previous: Manifest, is_resumed: bool) -> None:
+        """Record in the manifest the versions and the code that trained a checkpoint which this run continues exactly.
+
+        Arguments: previous, the manifest in the checkpoint; is_resumed, whether it is this run's own.
+        """
+        versions = {}
+        for name, version in self.manifest.versions.items():
+            versions[name] = fingerprints.versions_used(previous.versions.get(name), version)
+        self.manifest = replace(self.manifest, versions=versions)
+        if is_resumed:
+            code = fingerprints.versions_used(previous.fingerprints.code, self.manifest.fingerprints.code)
+            prints = replace(previous.fingerprints, code=code)
+            self.manifest = replace(self.manifest, fingerprints=prints, branched_at=previous.branched_at)
+        else:
+            self.manifest = replace(self.manifest, branched_at=self.state.steps_done)
+
+    def _introduce_weights(self, start: Start, fresh: Sequence[str], unused: Sequence[str]) -> None:
+        """Print which weights the run starts from, without their moments. Arguments: fresh and unused, from `load`."""
+        tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
+        line = (
+            f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
+            f"{start.positions.described}; this run has {described(self.config.scheme.to_mapping())}; "
+            "the optimizer's moments start at zero, the schedule at its first step"
+        )
+        if fresh:
+            line += f"; drawn from the seed: {', '.join(fresh)}"
+        if unused:
+            line += f"; not used: {', '.join(unused)}"
+        self.console.out(line)
 
     # ------------------------------------------------------------ loop
 
@@ -410,7 +433,8 @@ class Training:
         may not be if the last ones were.
         """
         scheme, state = self.config.scheme, self.state
-        check = f"posbench verify {scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name}"
+        name = scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name
+        check = f"posbench verify {name}"
         if steps == state.skipped_steps:
             return f"No step has changed the weights, so train.lr is not the cause: check the scheme ({check})"
         if state.skipped_in_a_row > 1:
@@ -424,18 +448,17 @@ class Training:
         Arguments: steps, number of steps timed since then (not a process's first, which compiles); seconds, their time.
         """
         state, train = self.state, self.config.train
-        speed = {"tokens_per_second": round(steps * train.tokens_per_step / seconds, 1)} if steps else {}
-        self._append(
-            {
-                "kind": "train",
-                "step": state.steps_done,
-                "tokens": self.tokens_done,
-                "lr": learning_rate(state.steps_done - 1, train),
-                **state.take_row(),
-                "skipped_steps": state.skipped_steps,
-                **speed,
-            }
-        )
+        row = {
+            "kind": "train",
+            "step": state.steps_done,
+            "tokens": self.tokens_done,
+            "lr": learning_rate(state.steps_done - 1, train),
+            **state.take_row(),
+            "skipped_steps": state.skipped_steps,
+        }
+        if steps:
+            row["tokens_per_second"] = round(steps * train.tokens_per_step / seconds, 1)
+        self._append(row)
 
     def _validation_scores(
         self, advance: Callable[[int], object] = lambda tokens: None
@@ -459,16 +482,16 @@ class Training:
 
         Arguments: header, the means of the validation's scores, such as `nll_mean` in nats per token.
         """
-        step = self.state.steps_done
-        self._append(
-            {
-                "kind": "validation",
-                "step": step,
-                "tokens": self.tokens_done,
-                "loss": header["nll_mean"],
-                **{name: header[name] for name in ("bits_per_byte", "accuracy") if name in header},
-            }
-        )
+        row = {
+            "kind": "validation",
+            "step": self.state.steps_done,
+            "tokens": self.tokens_done,
+            "loss": header["nll_mean"],
+        }
+        for name in ("bits_per_byte", "accuracy"):  # of text and of tasks
+            if name in header:
+                row[name] = header[name]
+        self._append(row)
 
     def _score_order(self) -> None:
         """Log how much the loss on fixed validation windows rises if the order of tokens far back is destroyed.
@@ -528,8 +551,9 @@ class Training:
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         self.run.store(ResultKey(VALIDATION.name, config.train.context_length), rows, header)
         self._log_validation(header)
-        tokens = state.timed_steps * config.train.tokens_per_step
-        speed = tokens / state.train_seconds if state.train_seconds else None
+        speed = None
+        if state.train_seconds:
+            speed = state.timed_steps * config.train.tokens_per_step / state.train_seconds
         loss, bits_per_byte = header["nll_mean"], header.get("bits_per_byte")
         self.run.update_manifest(
             status=runs.FINISHED,
@@ -549,11 +573,12 @@ class Training:
             bits_per_byte=bits_per_byte,
         )
         self.tracker.summary(self.run.manifest.figures)
-        per_byte = f", perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
-        self.console.out(
-            f"{self.run.name}: loss {loss:.4f} nats/{self.corpus.unit}{per_byte * (self.corpus.unit == 'token')}"
-            f"{'' if speed is None else f', {speed:,.0f} tokens/s'}"
-        )
+        line = f"{self.run.name}: loss {loss:.4f} nats/{self.corpus.unit}"
+        if self.corpus.unit == "token":
+            line += f", perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
+        if speed is not None:
+            line += f", {speed:,.0f} tokens/s"
+        self.console.out(line)
         initial = initial_loss(self.run.logged)
         if initial is not None and loss > initial and self.start is None:
             self.console.out(

@@ -65,9 +65,12 @@ class LoopState:
         Yields: (n, loss, norm) of each step n (0-based) that was skipped because its loss or gradient norm was not
         finite.
         """
-        first, pending = self.steps_done - len(self.pending), self.pending
+        if not self.pending:
+            return
+        first = self.steps_done - len(self.pending)
+        fetched = torch.stack(self.pending).tolist()  # one wait for all steps
         self.pending = []
-        for n, (loss, norm) in enumerate(torch.stack(pending).tolist() if pending else [], first):
+        for n, (loss, norm) in enumerate(fetched, first):
             if math.isfinite(loss) and math.isfinite(norm):
                 self.loss_sum += loss
                 self.loss_count += 1
@@ -109,7 +112,9 @@ def now() -> str:
 
 def _identity(config: Config, device: Device, start: Start | None) -> dict[str, Any]:
     identity = fingerprints.identity(config, device.describe())
-    return identity if start is None else start.comparable(identity, config)
+    if start is None:
+        return identity
+    return start.comparable(identity, config)
 
 
 def new_manifest(
@@ -128,17 +133,30 @@ def new_manifest(
     """
     identity = _identity(config, device, start)
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
-    has_stated_flops = model.scheme.flops_per_token(config.train.context_length) is not None
-    commit = fingerprints.commit()
-    flops = tokens * training_flops_per_token(model.architecture, entries) if has_stated_flops else None
+    flops = None
+    if model.scheme.flops_per_token(config.train.context_length) is not None:
+        flops = tokens * training_flops_per_token(model.architecture, entries)
     initial_weights = fingerprints.weights_fingerprints(model)
+    continued, started, wandb = None, now(), None
     if start is not None:
         if start.checkpoint is None:
             tokens += start.tokens
         elif flops is not None:  # the source has taken the first steps
             flops *= 1 - start.tokens / tokens
-        flops = None if flops is None or start.training_flops is None else flops + start.training_flops
+        if flops is not None and start.training_flops is not None:
+            flops += start.training_flops
+        else:
+            flops = None
         initial_weights = start.initial_weights or {"train.from_run": start.digest[:16]}
+        continued = start.record
+    if existing is not None:
+        started, wandb = existing.started, existing.wandb
+    sizes = num_parameters(model.architecture, entries)
+    sizes["scheme"] = sum(parameter.numel() for parameter in model.scheme.parameters())
+    versions = {"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    commit = fingerprints.commit()
+    if commit is not None:
+        versions["commit"] = commit
     return Manifest(
         format=runs.FORMAT,
         status=runs.RUNNING,
@@ -146,10 +164,7 @@ def new_manifest(
         scheme=config.scheme.name,
         seed=config.seed,
         vocab_size=corpus.vocab_size,
-        num_parameters={
-            **num_parameters(model.architecture, entries),
-            "scheme": sum(p.numel() for p in model.scheme.parameters()),
-        },
+        num_parameters=sizes,
         is_relative=bool(model.scheme.is_relative),
         fingerprints=Fingerprints(
             data=corpus.fingerprint,
@@ -159,18 +174,15 @@ def new_manifest(
             initial_weights=initial_weights,
         ),
         identity=identity,
-        versions={
-            **{"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__},
-            **({} if commit is None else {"commit": commit}),
-        },
+        versions=versions,
         device=device.describe(),
         num_steps=config.train.num_steps,
         tokens=tokens,
         text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
-        continued=None if start is None else start.record,
-        started=now() if existing is None else existing.started,
-        wandb=None if existing is None else existing.wandb,
+        continued=continued,
+        started=started,
+        wandb=wandb,
         scheme_files=own_files.recorded_files(config.to_mapping()),
         command=list(config.command) or None,
     )
@@ -197,11 +209,14 @@ def existing_manifest(
         manifest = checkpoint.manifest_in(newest)
     identity = _identity(config, device, start)
     files = own_files.recorded_files(config.to_mapping())
-    digest: str | None = None if start is None else start.digest
+    digest = None if start is None else start.digest
     facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
-    prints = manifest.fingerprints
-    digest = manifest.continued["weights"] if manifest.continued else None
-    recorded = fingerprints.facts(manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files, digest)
+    prints, recorded_digest = manifest.fingerprints, None
+    if manifest.continued:
+        recorded_digest = manifest.continued["weights"]
+    recorded = fingerprints.facts(
+        manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files, recorded_digest
+    )
     changes = fingerprints.changes(recorded, facts)
     has_ended = manifest.status in (runs.FINISHED, runs.DIED)
     if changes and not has_ended and not run.has_weights:
@@ -209,7 +224,7 @@ def existing_manifest(
     if changes:
         if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
-        # SHA-256s are too long to read.
+        # Shorten SHA-256s, which are too long to read, to 12 digits.
         differences = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", "; ".join(changes))
         raise ConfigError(
             f"{run.path} contains a run of another configuration (recorded -> now): {differences}. Give the new run "
@@ -225,11 +240,11 @@ def existing_manifest(
 
 def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
     """Print which versions, device settings or code changed since an interrupted run began."""
-    circumstances = (
-        fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
-        for m in (existing, manifest)
-    )
-    for change in fingerprints.changes(*circumstances):
+
+    def circumstances(m: Manifest) -> dict[str, Any]:
+        return fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
+
+    for change in fingerprints.changes(circumstances(existing), circumstances(manifest)):
         say(
             f"{manifest.run_name}: changed since the run began, {change}: from here on the last digits may differ from "
             "an uninterrupted run"

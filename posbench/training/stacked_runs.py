@@ -105,10 +105,16 @@ def _take_steps(copies: Sequence[_Copy], device: Device, console: Console) -> No
     """Take steps until every copy has left."""
     while live := [copy for copy in copies if copy.training is not None]:
         console.out(f"{len(live)} runs train as one")
-        stack = Stack([copy.training.step for copy in live if copy.training], [copy.config for copy in live])
+        steps = [copy.training.step for copy in live if copy.training]
+        stack = Stack(steps, [copy.config for copy in live])
         while all(copy.training is not None for copy in live):  # until one leaves
-            requests = [copy.request for copy in live if copy.request is not None]
-            outcomes = stack([number for number, _ in requests], [batch for _, batch in requests])
+            numbers, batches = [], []
+            for copy in live:
+                assert copy.request is not None
+                number, batch = copy.request
+                numbers.append(number)
+                batches.append(batch)
+            outcomes = stack(numbers, batches)
             for copy, outcome in zip(live, outcomes, strict=True):
                 copy.attempt(partial(copy.advance, outcome))
 
@@ -140,7 +146,7 @@ def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
         if refusal := refusal_to_stack(config):
             say(f"{config.scheme.name}: its runs train one by one, because torch cannot stack them ({refusal})")
             continue
-        most = wanted if wanted != "auto" else _fitting(config, device)
+        most = _fitting(config, device) if wanted == "auto" else wanted
         stacks += [group[first : first + most] for first in range(0, len(group), most)]
     return stacks
 
@@ -148,9 +154,10 @@ def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
 def _fitting(config: Config, device: Device) -> int:
     """Return how many runs of this configuration fit into the GPU's free memory, at least one."""
     free, _ = torch.cuda.mem_get_info(device.torch)
-    needed = sum(training_memory(config, build_architecture(config), vocab_size(config)).values())
+    memory = training_memory(config, build_architecture(config), vocab_size(config))
     # Unlike fused kernels, plain code keeps the scores of attention, their softmax and its gradient.
     model, train = config.model, config.train
     queries = train.batch_size // train.accumulation * train.context_length
     scores = queries * train.context_length * model.num_heads * model.num_layers
-    return max(1, int(0.7 * free / (needed + 3 * 4 * scores)))
+    needed = sum(memory.values()) + 3 * 4 * scores
+    return max(1, int(0.7 * free / needed))

@@ -98,7 +98,9 @@ class Check:
     def holds(self) -> bool:
         if self.measured is None:
             return True
-        return self.measured > self.limit if self.at_least else self.measured <= self.limit  # false for NaN
+        if self.at_least:  # both comparisons are false for NaN
+            return self.measured > self.limit
+        return self.measured <= self.limit
 
     def __str__(self) -> str:
         if self.measured is None:
@@ -178,11 +180,9 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
         if not spec.applies(random_model):
             checks.setdefault(spec.name, Check(spec.name, None, spec.limit))
             continue
-        limit = (
-            spec.limit * random_model.score_scale
-            if spec.name in _LARGER_WITH_SCORES and not spec.at_least
-            else spec.limit
-        )
+        limit = spec.limit
+        if spec.name in _LARGER_WITH_SCORES and not spec.at_least:
+            limit *= random_model.score_scale
         result = spec.measure(random_model)
         measured, worst_path = result if isinstance(result, tuple) else (result, "")
         checks[spec.name] = Check(spec.name, measured, limit, spec.at_least, worst_path)
@@ -197,7 +197,9 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
         random_model.text_only,
         score_scale=random_model.score_scale,
     )
-    return certificate if certificate.holds else replace(certificate, rounding=random_model.rounding)
+    if certificate.holds:
+        return certificate
+    return replace(certificate, rounding=random_model.rounding)
 
 
 def _certificate_of_nothing(random_model: RandomModel) -> Certificate:

@@ -42,7 +42,6 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
     in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step size that
     agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes spoil only
     steps that cross them.
-    Arguments: random_model, a small decoder with random weights, and its tokens.
     """
     model = copy.deepcopy(random_model.wide)
     parameters = learned(model)
@@ -72,18 +71,18 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """Return the gradients of a random sum of the logits, {parameter name: gradient in float64 on the CPU}.
 
-    Arguments: model, to differentiate; random_model, which has the tokens and positions to read; parameters, of
-    `model`, by name; setting, how positions are given: "text" (0, 1, 2, ...), "positions" (with gaps, different in each
-    sequence) or "documents" (starting again in each document).
+    Arguments: random_model, which has the tokens and positions to read; setting, how positions are given: "text" (0, 1,
+    2, ...), "positions" (with gaps, different in each sequence) or "documents" (starting again in each document).
     """
     with torch.enable_grad():
-        computed = torch.autograd.grad(
-            _scalar(model, random_model, setting), list(parameters.values()), allow_unused=True
-        )
-    return {
-        name: torch.zeros(parameter.shape, dtype=torch.float64) if gradient is None else gradient.double().cpu()
-        for (name, parameter), gradient in zip(parameters.items(), computed, strict=True)
-    }
+        scalar = _scalar(model, random_model, setting)
+        computed = torch.autograd.grad(scalar, list(parameters.values()), allow_unused=True)
+    by_name = {}
+    for (name, parameter), gradient in zip(parameters.items(), computed, strict=True):
+        if gradient is None:  # the logits do not depend on this parameter
+            gradient = torch.zeros(parameter.shape)
+        by_name[name] = gradient.double().cpu()
+    return by_name
 
 
 def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") -> Tensor:
@@ -106,8 +105,6 @@ def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, di
     """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`.
 
     It is a central difference of fourth order with the given `step`.
-    Arguments: model, which has the parameter; random_model, which has the tokens to read; direction, of the parameter's
-    shape.
     """
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
@@ -131,16 +128,16 @@ def training_errors(
     rounding, the relative rounding of `dtype`; compiled, whether to compile its blocks too, which takes a minute.
     """
     wide = copy.deepcopy(random_model.wide)
-    exact = {
-        setting: gradients_of(wide, random_model, dict(wide.named_parameters()), setting)
-        for setting in random_model.settings
-    }
+    wide_parameters = dict(wide.named_parameters())
+    exact = {setting: gradients_of(wide, random_model, wide_parameters, setting) for setting in random_model.settings}
     sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
     sensitivity = random_model.sensitivity
     allowance = ALLOWANCE[dtype] * sensitivity**2  # a gradient passes through the model twice
-    allowance *= KINKED if any(scheme.has_kinks for scheme in random_model.schemes) else 1.0
-    for mode in ("eager", "compiled") if compiled else ("eager",):
+    if any(scheme.has_kinks for scheme in random_model.schemes):
+        allowance *= KINKED
+    modes = ("eager", "compiled") if compiled else ("eager",)
+    for mode in modes:
         set_kernels(narrow, [None for _ in narrow.architecture.kinds])
         narrow.piece = None
         if mode == "compiled":

@@ -44,7 +44,8 @@ def shift(random_model: RandomModel) -> float:
     moves = [(0, SHIFT)]
     if scheme.longest is None:
         beyond = 2 * scheme.shape.context_length
-        moves.append((0, OUT) if scheme.is_relative else (beyond, beyond + SHIFT))
+        move = (0, OUT) if scheme.is_relative else (beyond, beyond + SHIFT)
+        moves.append(move)
     change = max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
     return change / radians_per_token(random_model)
 
@@ -56,7 +57,9 @@ def radians_per_token(random_model: RandomModel) -> float:
     """
     fastest = 1.0
     for scheme in random_model.wide.scheme.modules():
-        turns = random_model.hook_positions(scheme)["k"] if isinstance(scheme, Scheme) else None
+        if not isinstance(scheme, Scheme):
+            continue
+        turns = random_model.hook_positions(scheme)["k"]
         if isinstance(turns, Turn):
             z = torch.complex(turns.cos, turns.sin)
             fastest = max(fastest, float((z[..., 1:, :] * z[..., :-1, :].conj()).angle().abs().mean(-2).max()))
@@ -69,12 +72,14 @@ def norm(random_model: RandomModel) -> float:
     The vectors are queries, keys, values and attention outputs (q, k, v and o); the change is relative to the norm
     before.
     """
-    return max(
-        float((scheme.call_hook(site, x, positions[site], EarlierRows()).norm(dim=-1) / x.norm(dim=-1) - 1).abs().max())
-        for scheme in random_model.schemes
-        for positions in [random_model.hook_positions(scheme)]
-        for site, x in random_model.heads.items()
-    )
+    changes = []
+    for scheme in random_model.schemes:
+        positions = random_model.hook_positions(scheme)
+        for site, x in random_model.heads.items():
+            placed = scheme.call_hook(site, x, positions[site], EarlierRows())
+            change = placed.norm(dim=-1) / x.norm(dim=-1) - 1
+            changes.append(float(change.abs().max()))
+    return max(changes)
 
 
 def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
@@ -126,15 +131,21 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
 
     def turned(site: str, h: int) -> Array:
         rows = x[site][0, h].numpy()
-        return np.stack([R[p] @ rows[p] for p in range(T)]) if site in scheme.sites else rows
+        if site not in scheme.sites:
+            return rows
+        return np.stack([R[p] @ rows[p] for p in range(T)])
 
-    worst, sinks = 0.0, scheme.shape.num_heads * [-math.inf] if kind.sink is None else kind.sink.tolist()
+    worst, sinks = 0.0, scheme.shape.num_heads * [-math.inf]
+    if kind.sink is not None:
+        sinks = kind.sink.tolist()
     for h in range(scheme.shape.num_heads):
         kv = h // (scheme.shape.num_heads // scheme.shape.num_kv_heads)
         queries, keys, values = turned("q", h), turned("k", kv), x["v"][0, kv].numpy()
         for i in range(T):
             a = softmax_weights(list(keys[: i + 1] @ queries[i] / math.sqrt(D)), sinks[h])
-            expected = sum((a[j] * R[j - i] @ values[j] for j in range(i + 1)), np.zeros(D))
+            expected = np.zeros(D)
+            for j in range(i + 1):
+                expected = expected + a[j] * R[j - i] @ values[j]
             worst = max(worst, distance(o[h, i], torch.from_numpy(expected)))
     return worst
 
@@ -147,7 +158,8 @@ def future(random_model: RandomModel) -> float:
     """
     model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     logits = model(tokens)
-    more = tokens.repeat(1, 5 if model.scheme.is_streaming else 1)[:, : model.scheme.longest]
+    times = 5 if model.scheme.is_streaming else 1
+    more = tokens.repeat(1, times)[:, : model.scheme.longest]
     worst = distance(logits, model(more)[:, :T])
     for t in (1, T // 2, T - 1):
         changed = model(torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1))
@@ -188,10 +200,7 @@ def definition(random_model: RandomModel) -> float:
 
 
 def roundings(random_model: RandomModel, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """Return the largest error of all code paths in `dtype`, in units of `rounding`, and the name of its path.
-
-    Arguments: random_model, the model to test; rounding, the relative rounding of `dtype`.
-    """
+    """Return the largest error of all code paths in `dtype`, in units of `rounding`, and the name of its path."""
     errors = dict(path_errors(random_model, dtype, rounding, random_model.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst

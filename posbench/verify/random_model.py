@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,9 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
     """
     config = _composed(scheme, overrides)
     by_layer = config.scheme.options.get("layers")
-    layers = max(config.model.num_layers, len(by_layer) if isinstance(by_layer, list) else 0)
+    layers = config.model.num_layers
+    if isinstance(by_layer, list):
+        layers = max(layers, len(by_layer))
     return replace(config, model=replace(config.model, num_layers=layers))
 
 
@@ -79,7 +82,9 @@ def randomise(model: Decoder) -> None:
         normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
         start = parameter.detach().numpy().astype(np.float64)
         center = start if start.all() else 1.0  # a center of zero would give zeros
-        array = normal / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else center * (1 + 0.2 * normal)
+        array = center * (1 + 0.2 * normal)
+        if parameter.ndim > 1:
+            array = normal / parameter.shape[-1] ** 0.5
         parameter.data = torch.as_tensor(array, dtype=parameter.dtype)
 
 
@@ -107,11 +112,10 @@ def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window
     """Return the largest sum of |scale q . k| and |bias| over the keys that have a weight of 1 % or more."""
     B, H, T, _ = q.shape
     products = scale * q @ k.repeat_interleave(H // k.shape[1], dim=1).mT
-    b, h, i, j = torch.meshgrid(
-        *(torch.arange(size) for size in (B, H, T, T)),
-        indexing="ij",
-    )
-    added = torch.zeros_like(products) if bias is None else evaluate_bias(bias, b, h, i, j)
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, T, T)), indexing="ij")
+    added = torch.zeros_like(products)
+    if bias is not None:
+        added = evaluate_bias(bias, b, h, i, j)
     is_hidden = (j > i) | (i - j >= (window or T))
     weights = (products + added).masked_fill(is_hidden, -torch.inf).softmax(-1)
     return float((products.abs() + added.abs())[weights >= 0.01].amax())
@@ -259,8 +263,8 @@ class RandomModel:
             largest.append(_largest_score(q, k, bias, scale, window))
             return attend(q, k, v, bias, scale, sink, window)
 
-        is_softmax = [isinstance(kind, Softmax) for kind in model.architecture.kinds]
-        set_kernels(model, [watched if softmax else None for softmax in is_softmax])
+        kernels = [watched if isinstance(kind, Softmax) else None for kind in model.architecture.kinds]
+        set_kernels(model, kernels)
         model(self.tokens)
         return max(largest) / USUAL_SCORE
 
@@ -303,10 +307,11 @@ class RandomModel:
         shape = self.wide.scheme.shape
         counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         random = np.random.RandomState(1)
-        return {
-            site: torch.from_numpy(random.standard_normal((1, H, self.length, shape.head_dim)))
-            for site, H in counts.items()
-        }
+        heads = {}
+        for site, H in counts.items():
+            rows = random.standard_normal((1, H, self.length, shape.head_dim))
+            heads[site] = torch.from_numpy(rows)
+        return heads
 
     @cached_property
     def stream(self) -> Tensor:
@@ -333,7 +338,7 @@ class RandomModel:
         """
         device = model.embedding.weight.device
         choices = [kind.kernels(self.schemes, self.has_bias, device) for kind in model.architecture.kinds]
-        names = dict.fromkeys(name for choice in choices for name in choice)
+        names = dict.fromkeys(chain.from_iterable(choices))
         of_layers = {}
         for name in names:
             of_layers[name] = [choice.get(name) for choice in choices]

@@ -44,8 +44,16 @@ def verify(
     """
     arguments = [word.removeprefix("scheme=") for word in words or ()]
     folders = [config_dir] if config_dir else []
-    overrides = [*(word for word in arguments if "=" in word), *(f"--config-dir={folder}" for folder in folders)]
-    names = [name for word in arguments if "=" not in word for name in word.split(",")] or choices("scheme", *folders)
+    names: list[str] = []
+    overrides = []
+    for word in arguments:
+        if "=" in word:
+            overrides.append(word)
+        else:
+            names += word.split(",")
+    overrides += [f"--config-dir={folder}" for folder in folders]
+    if not names:
+        names = list(choices("scheme", *folders))
     configs = [certificate_config(name, overrides) for name in names]
     certificates = []
     for number, config in enumerate(configs, 1):
@@ -54,7 +62,8 @@ def verify(
         certificates.append(certify(config, compiled))
     console.print(tabulate(certificates))
     for line in explain(certificates):
-        console.print(line, style="red" if line.startswith("FAIL") else None)
+        style = "red" if line.startswith("FAIL") else None
+        console.print(line, style=style)
     return all(certificate.holds for certificate in certificates)
 
 
@@ -68,14 +77,18 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in _columns(certificates[0]):
         half = len(name) // 2
-        narrow = f"{name[:half]}-\n{name[half:]}" if len(name) > NARROW else name
-        table.add_column(narrow, justify="right", no_wrap=True)
+        if len(name) > NARROW:
+            name = f"{name[:half]}-\n{name[half:]}"
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for row in certificates:
-        measured = Text(row.measured[:3], style="" if row.measured == row.promised else "bold red")
-        cells = [Text(str(check), style="" if check.holds else "bold red") for check in _columns(row).values()]
-        good = Text("text", style="yellow") if row.text_only else Text("ok", style="green")
-        verdict = good if row.holds else Text("NO", style="bold red")
+        measured = _marked(row.measured[:3], row.measured == row.promised)
+        cells = [_marked(str(check), check.holds) for check in _columns(row).values()]
+        verdict = Text("ok", style="green")
+        if row.text_only:
+            verdict = Text("text", style="yellow")
+        if not row.holds:
+            verdict = _marked("NO", False)
         table.add_row(row.scheme, measured, *cells, verdict)
     return table
 
@@ -89,6 +102,10 @@ def _columns(row: Certificate) -> dict[str, Check]:
         if worst is None or (not check.holds, check.measured or 0.0) > (not worst.holds, worst.measured or 0.0):
             columns[name] = check
     return columns
+
+
+def _marked(text: str, holds: bool) -> Text:
+    return Text(text, style="" if holds else "bold red")
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
@@ -132,13 +149,19 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
             yield f"FAIL {row.scheme}: {row.rounding}"
         for check in row.checks:
             if not check.holds:
-                limit = f"{'above' if check.at_least else 'at most'} {check.limit:.2g}"
-                promise = f" (promised {row.promised}, measured {row.measured})" if check.name == "shift" else ""
+                side = "above" if check.at_least else "at most"
+                limit = f"{side} {check.limit:.2g}"
+                promise = ""
+                if check.name == "shift":
+                    promise = f" (promised {row.promised}, measured {row.measured})"
                 path = f" ({check.worst_path})" if check.worst_path else ""
                 yield f"FAIL {row.scheme}: {check.name} is {check}{path}, must be {limit}{promise}"
     failed = [row.scheme for row in certificates if not row.holds]
     total = count_of(len(certificates), "scheme")
-    yield f"{len(failed)} of {total} failed: {', '.join(failed)}" if failed else f"{total}: all checks passed"
+    if failed:
+        yield f"{len(failed)} of {total} failed: {', '.join(failed)}"
+    else:
+        yield f"{total}: all checks passed"
 
 
 # ---------------------------------------------------------------- posbench schemes
@@ -147,16 +170,21 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
 def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
     """Print the named schemes, by default all of `conf/scheme` and of a user's folder, and the available kinds."""
     folders = [config_dir] if config_dir else []
+    columns = ["scheme", "promises"]
+    if names:
+        columns.insert(1, "kind")
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name in names or choices("scheme", *folders):
         group, kind, promise, comment = _row(name, folders)
         cells = (name, kind, promise, comment) if names else (name, promise, comment)
         groups.setdefault(group, []).append(cells)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, expand=True)
-    for column in ("scheme", "kind", "promises") if names else ("scheme", "promises"):
+    for column in columns:
         table.add_column(column, no_wrap=True)
     table.add_column("what it is", ratio=1, no_wrap=not names, overflow="ellipsis")
-    for group in sorted(groups, key=lambda group: _GROUPS.index(group) if group in _GROUPS else len(_GROUPS)):
+    known = [group for group in _GROUPS if group in groups]
+    others = [group for group in groups if group not in _GROUPS]
+    for group in [*known, *others]:
         table.add_row(Text(group, style="bold"))
         for texts in groups[group]:
             table.add_row(*map(Text, texts))
@@ -177,4 +205,5 @@ def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64, num_layers=12))
     group = "kinds of attention" if config.attention else scheme.group
     text = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
-    return group, config.kind.rpartition("/")[2], "relative" if scheme.is_relative else "absolute", text
+    promise = "relative" if scheme.is_relative else "absolute"
+    return group, config.kind.rpartition("/")[2], promise, text

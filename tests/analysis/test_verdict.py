@@ -34,6 +34,7 @@ from tests.analysis.fabricate import (
     fabricate_search,
     rescore,
     run_of,
+    write_evaluation,
 )
 from tests.json_schema import DEFINITIONS, faults
 
@@ -90,6 +91,17 @@ def test_beyond_the_training_length_there_is_a_verdict_of_its_own(experiment: Pa
     assert alibi.beyond["perplexity"] == pytest.approx(np.exp(beyond["value"]["alibi"]))
     gap = beyond.loc["alibi", ["gap", "gap_low", "gap_high"]].to_list()
     assert [alibi.beyond[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(gap)
+
+
+def test_beyond_the_training_length_other_targets_do_not_count(experiment_copy: Path) -> None:
+    """One scheme has results at this length on the targets of two anchors; the baseline has those of one."""
+    before = posbench.judge(experiment_copy, scheme="alibi").beyond
+    for seed in range(4):
+        run = run_of(experiment_copy, "alibi", seed)
+        stored = next(x for x in run.results()[0] if (x.protocol, x.length) == ("fixed", 512) and not x.key.under)
+        shifted = stored.windows.assign(nll=stored.windows["nll"] + 9)
+        write_evaluation(run, "fixed", 512, "test", shifted, anchor=stored.key.anchor + 4096)
+    assert posbench.judge(experiment_copy, scheme="alibi").beyond == before
 
 
 @pytest.fixture(scope="module")

@@ -45,9 +45,10 @@ class Problems(Dataset):
     def __init__(self, config: TaskConfig) -> None:
         self.config, self.task = config, build_task(config)
         cls = type(self.task)
+        identity = json.dumps([cls.__name__, cls.version, config.options])
         super().__init__(
             splits={name: ProblemSplit(name, self) for name in SPLITS},
-            fingerprint=sha256(json.dumps([cls.__name__, cls.version, config.options]).encode()).hexdigest(),
+            fingerprint=sha256(identity.encode()).hexdigest(),
             tokenizer_fingerprint=fingerprint(self.tokenizer),
             vocab_size=len(self.task.tokens),
             bos_id=None,  # there are no documents
@@ -80,18 +81,12 @@ class Problems(Dataset):
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch of `number` random problems, of lengths drawn evenly from the trained ones.
-
-        Arguments: split, the name of the split that they belong to; rng, the source of randomness.
-        """
+        """Return a batch of `number` random problems of a split, of lengths drawn evenly from the trained ones."""
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
     def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch with a random problem for each of `lengths` (items), padded to the width of `longest` items.
-
-        Arguments: split, the name of the split that they belong to; rng, the source of randomness.
-        """
+        """Return a batch with a random problem for each of `lengths`, padded to the width of `longest` items."""
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
@@ -108,7 +103,6 @@ class Problems(Dataset):
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Draw `number` problems of a split, of `length` items. A larger `number` appends to the same first problems.
 
-        Arguments: split, its name; rng, the source of randomness.
         Returns: tokens [number, W], and a mask of answers [number, W].
         Raises: ConfigError if very many draws have too few problems of the split.
         """
@@ -133,8 +127,7 @@ class Problems(Dataset):
         """Return a position for each token of a batch of problems, int64 [B, T], or None if they are 0, 1, 2, ...
 
         Positions are drawn up to the length of the longest problem allowed in tests. Padding has the last position.
-        Arguments: read, [B], how many tokens of each problem are read; width, T; rng, the source of randomness;
-        is_training, whether the batch is for training.
+        Arguments: read, [B], how many tokens of each problem are read; width, T.
         """
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None

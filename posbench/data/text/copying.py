@@ -70,9 +70,9 @@ def _copies(
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return lines of text to print: the average bytes of a token, and how many tokens a copier predicts correctly.
+    """Return lines to print: the bytes of an average token, and how many tokens a copier predicts correctly.
 
-    Arguments: length, how many tokens back the copier looks.
+    The copier looks `length` tokens back.
     """
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)

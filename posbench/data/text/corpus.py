@@ -68,10 +68,7 @@ class Split:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """Return the number of the document that each token belongs to, in the shape of `tokens`.
-
-        Arguments: tokens, an index of a token in the split, or an array of them.
-        """
+        """Return the number of the document that holds each token, in the shape of `tokens`, indices in the split."""
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def token_bytes(self, lo: int, hi: int) -> int:
@@ -175,7 +172,9 @@ class Corpus(Dataset):
         drawn = train.drawn_length or train.context_length
         pieces = drawn // train.context_length
         batches = TextBatches(self.train, drawn, train.batch_size // pieces, seed)
-        return batches if pieces == 1 else CutBatches(batches, train.context_length)
+        if pieces == 1:
+            return batches
+        return CutBatches(batches, train.context_length)
 
     @property
     def train(self) -> Split:
@@ -243,17 +242,16 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
 
 def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
     """Return {split: memory-mapped `Split`} of the files in `folder`. Arguments: dtype, the token ids' type."""
-    lengths = _map(folder / "vocabulary.bytes", "<i4") if (folder / "vocabulary.bytes").exists() else None
-    return {
-        name: Split(
-            name,
-            _map(folder / f"{name}.tokens", dtype),
-            _map(folder / f"{name}.starts", "<i8"),
-            _map(folder / f"{name}.bytes", "<i8"),
-            lengths,
-        )
-        for name in SPLITS
-    }
+    lengths, file = None, folder / "vocabulary.bytes"
+    if file.exists():
+        lengths = _map(file, "<i4")
+    splits = {}
+    for name in SPLITS:
+        tokens = _map(folder / f"{name}.tokens", dtype)
+        starts = _map(folder / f"{name}.starts", "<i8")
+        num_bytes = _map(folder / f"{name}.bytes", "<i8")
+        splits[name] = Split(name, tokens, starts, num_bytes, lengths)
+    return splits
 
 
 def _map(path: Path, dtype: str) -> NDArray[Any]:

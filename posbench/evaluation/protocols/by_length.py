@@ -43,15 +43,20 @@ class ByLength(Windowed):
             many = cells["length"].nunique() > 1
             if not many and not holes:
                 continue
-            title = f"Perplexity by length{f' on {text}' if text else ''}: {self.name}"
+            title = "Perplexity by length"
+            if text:
+                title += f" on {text}"
+            title += f": {self.name}"
             plots = [self._plot(compared, cells)] if many and not text else []
             table = lengths_table(compared, cells, every_length)
-            longest = short_length(compared.at(self.name, text=text)["length"].max()) if len(table) else ""
             note = ""
             if len(table):
                 noise = seeds_note(cells, compared.training_length)
+                longest = short_length(compared.at(self.name, text=text)["length"].max())
                 note = f"{self.caption} {noise}Change and gap: differences in loss at {longest}, in nats"
-                note += ", ± half a 95 % interval over documents." if compared.doubt == "documents" else "."
+                if compared.doubt == "documents":
+                    note += ", ± half a 95 % interval over documents"
+                note += "."
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
@@ -89,9 +94,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     """Return a row per scheme: its perplexity at each length, and its change and gap at the longest length.
 
     Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
-
-    Arguments: compared, the runs to compare; cells, their figures, a row per scheme and length; every_length, whether
-    to show lengths that are neither a multiple nor a part of the training length.
+    Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
@@ -108,8 +111,9 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     if T in lengths and lengths[-1] > T:
         columns = {change: "change", gap: "gap"}
     for title, name in columns.items():
-        of_documents = compared.doubt == "documents"
-        doubt = at_longest[f"{name}_documents"] if of_documents else half(at_longest, name)
+        doubt = half(at_longest, name)
+        if compared.doubt == "documents":
+            doubt = at_longest[f"{name}_documents"]
         frame[title], frame[f"{title}: half"] = at_longest[name].to_numpy(), doubt.to_numpy()
         formats[title] = Format(half=f"{title}: half", sign=True)
     frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
@@ -158,14 +162,14 @@ def seeds_note(cells: pd.DataFrame, training_length: int) -> str:
 
 def length_title(length: int, training_length: int) -> str:
     """Return the title of a column of figures at this length: `512`, or `256 (trained)`."""
-    return short_length(length) + (" (trained)" if length == training_length else "")
+    title = short_length(length)
+    if length == training_length:
+        title += " (trained)"
+    return title
 
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
-    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold.
-
-    Arguments: compared, the runs; cells, their figures, a row per scheme and option.
-    """
+    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
     cells = cells.dropna(subset="perplexity")
     of_scheme = cells.groupby("scheme")["perplexity"]
     cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))

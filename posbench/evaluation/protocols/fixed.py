@@ -38,10 +38,9 @@ class Fixed(ByLength):
         """
         targets = targets_within(length, settings)
         assert length <= anchor
-        ends = [
-            np.arange(begin + anchor, end, targets)  # index of the last target of each group
-            for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True)
-        ]
+        ends = []  # of each document: the index of the last target of each group
+        for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True):
+            ends.append(np.arange(begin + anchor, end, targets))
         places = np.concatenate(ends)
         if not len(places):
             raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))

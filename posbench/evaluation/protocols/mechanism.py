@@ -108,7 +108,8 @@ class Mechanism(EvalProtocol):
         size = max(1, CELLS // (model.num_heads * tokens.shape[1] ** 2))
         for n in range(0, len(starts), size):
             part = slice(n, n + size)
-            nll, measured = measure(model, tokens[part], positions=None if positions is None else positions[part])
+            part_positions = None if positions is None else positions[part]
+            nll, measured = measure(model, tokens[part], positions=part_positions)
             losses.append(nll)
             if repeated is not None:
                 measured += measure(model, repeated[part], are_repeated=True)[1]
@@ -170,16 +171,21 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
     """
     from scipy.special import stdtrit  # not needed to train or to score
 
-    stored = [
-        (scheme, int(str(run.seed)), result)
-        for scheme in schemes
-        for run in runs[runs["scheme"] == scheme].sort_values("seed").itertuples()
-        for result in run_at(str(run.path)).results()[0]
-        if result.protocol == Mechanism.name and not result.key.under
-    ]
-    nearest = min((result.length for _, _, result in stored), key=lambda n: abs(n - length), default=length)
+    stored = []
+    for scheme in schemes:
+        of_scheme = runs[runs["scheme"] == scheme].sort_values("seed")
+        for run in of_scheme.itertuples():
+            for result in run_at(str(run.path)).results()[0]:
+                if result.protocol == Mechanism.name and not result.key.under:
+                    stored.append((scheme, int(str(run.seed)), result))
+    lengths = [result.length for _, _, result in stored]
+    nearest = min(lengths, key=lambda n: abs(n - length), default=length)
     first = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
-    tables = [first[s][1].windows.assign(scheme=s, seed=first[s][0]) for s in schemes if s in first]
+    tables = []
+    for scheme in schemes:
+        if scheme in first:
+            seed, result = first[scheme]
+            tables.append(result.windows.assign(scheme=scheme, seed=seed))
     if not tables:
         return pd.DataFrame(columns=[*PLACE, "value", "value_windows"])
     rows = pd.concat(tables, ignore_index=True)
@@ -192,8 +198,7 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 def heads_table(heads: pd.DataFrame) -> Table:
     """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share.
 
-    Arguments: heads, a row per scheme, measure, layer, head and distance, with the mean (`value`) and half its interval
-    (`value_windows`).
+    Arguments: heads, as from `read_heads`.
     """
     rows, places = [], {"previous token": ("attention", 1), "induction": ("induction", 0)}
     for scheme, measured in heads.groupby("scheme", sort=False):
@@ -212,7 +217,7 @@ def heads_table(heads: pd.DataFrame) -> Table:
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
     """Return plots of each head's attention, norms and biases, as far as they were measured.
 
-    Arguments: heads, a row per scheme, measure, layer, head and distance (or channel pair), with the mean (`value`).
+    Arguments: heads, as from `read_heads`.
     """
     biases = heads[heads["measure"] == "bias"].copy()
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
@@ -363,7 +368,8 @@ def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
     """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
 
-    Arguments: layer, its number; weights, of attention, [B, H, queries, T]; bias, [B, H, queries, T] or None.
+    Arguments: layer, its number; weights, of attention, [B, H, queries, T], with the window's last tokens as queries;
+    bias, [B, H, T, T] or None, of which only the rows of the same queries are used.
     """
     import torch
 
@@ -379,8 +385,10 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
         index = bucket.clamp(max=len(first) - 1).flatten()
         return flat.new_zeros(*flat.shape[:2], len(first)).index_add_(2, index, flat).cpu().numpy()
 
+    # The weights of a query sum to 1, so a sum divided by the number of queries is the share that a bucket gets.
     yield "attention", layer, first, last, np.full(len(first), queries), summed(weights)
     if bias is not None:
+        # Of the bias we want the mean, so its sum is divided by the number of pairs of query and key in a bucket.
         pairs = torch.bincount(bucket[distance >= 0].flatten(), minlength=len(first)).cpu().numpy()
         yield "bias", layer, first, last, pairs, summed(bias[:, :, -queries:])
 
@@ -411,14 +419,15 @@ def _table(
     bucket, or the channel pair; queries, how many each sum is over; sums, [B, heads, distances or channel pairs].
     """
     B, heads, count = sums.shape
-    columns = (("first", first), ("last", last), ("queries", queries))
     return pd.DataFrame(
         {
             "start": np.repeat(starts, heads * count),
             "measure": measure,
             "layer": layer,
             "head": np.tile(np.repeat(np.arange(heads), count), B),
-            **{name: np.tile(column, B * heads) for name, column in columns},
+            "first": np.tile(first, B * heads),
+            "last": np.tile(last, B * heads),
+            "queries": np.tile(queries, B * heads),
             "value": sums.ravel(),
         }
     )

@@ -135,7 +135,8 @@ class Order(EvalProtocol):
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
             return {}
-        tokens, worth = ([row[name] for row in rows] for name in ("tokens", FAR))
+        tokens = [row["tokens"] for row in rows]
+        worth = [row[FAR] for row in rows]
         return {FAR: worth[-1], "onset_tokens": onset(tokens, worth, ONSET)}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
@@ -146,18 +147,20 @@ class Order(EvalProtocol):
         if cells.empty:
             return [Section(CONTEXT, holes)] if holes else []
         longest = cells[cells["length"] == cells["length"].max()]
-        nearest = cells[cells["length"] == min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))]
+        nearest_length = min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))
+        nearest = cells[cells["length"] == nearest_length]
         distances = sorted(set(nearest["first"]))
-        distances = distances[::2] if len(distances) > 5 else distances
+        if len(distances) > 5:
+            distances = distances[::2]
         table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
         table.frame.insert(1, "reach", table.frame["scheme"].map(reach(nearest)))
+        middles = np.sqrt(longest["first"] * longest["last"])  # of the buckets, on the log scale of the picture
+        points = in_order(longest.assign(x=middles, y=longest["value"]), compared.schemes)
         plot = Plot(
             self.name,
             "distances",
             "How much the loss rises when everything more than d tokens back is shuffled.",
-            in_order(
-                longest.assign(x=np.sqrt(longest["first"] * longest["last"]), y=longest["value"]), compared.schemes
-            ),
+            points,
             "distance d, tokens",
             "loss without order, nats/token",
         )
@@ -192,8 +195,8 @@ class Order(EvalProtocol):
             "seeds get there."
         )
         return [
-            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, is_last=True),
-            Section("", table=threshold_table(lines, compared), note=other, is_last=True),
+            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, after_protocols=True),
+            Section("", table=threshold_table(lines, compared), note=other, after_protocols=True),
         ]
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
@@ -231,7 +234,9 @@ def onset_table(compared: ComparedRuns) -> Table:
         row: dict[str, Any] = {"scheme": scheme, "distant order": count_onsets(onsets), "median tokens": text(median)}
         row["each seed"] = ", ".join(map(text, onsets))
         apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
-        row[against] = math.nan if scheme == compared.baseline else flip_test(apart)
+        row[against] = math.nan
+        if scheme != compared.baseline:
+            row[against] = flip_test(apart)
         rows.append(row)
     return Table.of(rows, {against: Format("p")})
 
@@ -255,12 +260,16 @@ def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
 
 def onset_text(tokens: float, budget: float) -> str:
     """Return an onset as text; `>12.3M` if there was none in a budget of 12.3 million tokens."""
-    return short_count(round(tokens)) if math.isfinite(tokens) else f">{short_count(budget)}"
+    if math.isfinite(tokens):
+        return short_count(round(tokens))
+    return f">{short_count(budget)}"
 
 
 def onset(tokens: Any, worth: Any, threshold: float) -> float:
     """Return the tokens until distant order is worth `threshold`; infinity if it is worth less at the end."""
-    return crossing(tokens, np.negative(worth), -threshold) if worth[-1] >= threshold else math.inf
+    if worth[-1] < threshold:
+        return math.inf
+    return crossing(tokens, np.negative(worth), -threshold)
 
 
 def count_onsets(onsets: pd.Series) -> str:
@@ -268,7 +277,10 @@ def count_onsets(onsets: pd.Series) -> str:
 
     Arguments: onsets, for each seed the tokens trained on until it did, infinite if never, NaN if it was not scored.
     """
-    return DASH if onsets.isna().all() else f"{np.isfinite(onsets.dropna()).sum()}/{onsets.notna().sum()}"
+    scored = onsets.dropna()
+    if scored.empty:
+        return DASH
+    return f"{np.isfinite(scored).sum()}/{len(scored)}"
 
 
 def flip_test(difference: np.ndarray) -> float:
@@ -280,7 +292,9 @@ def flip_test(difference: np.ndarray) -> float:
     approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
-    signs = 1 - 2 * ((np.arange(2 ** len(difference))[:, None] >> np.arange(len(difference))) & 1)
+    # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
+    choices = np.arange(2 ** len(difference))[:, None]
+    signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
     rounding = 1e-9 * np.abs(difference).sum()
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 
@@ -297,8 +311,11 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
         low = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
         fails = np.flatnonzero(~(low >= REACH))
         last = places["last"].to_numpy()
-        whole = f"≥ {last[-1]}"
-        reaches[str(scheme)] = whole if not len(fails) else str(last[fails[0] - 1]) if fails[0] else "0"
+        reach = f"≥ {last[-1]}"
+        if len(fails):
+            first_failing = fails[0]
+            reach = str(last[first_failing - 1]) if first_failing else "0"
+        reaches[str(scheme)] = reach
     return reaches
 
 
@@ -312,10 +329,9 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
     counts = sizes // span  # windows that each document can give
     if not counts.any():
         raise ConfigError(too_long(split, length, "in its longest document", int(sizes.max()) - 1))
-    begins = [
-        begin + 1 + spare // 2 + span * np.arange(num_windows)
-        for begin, num_windows, spare in zip(split.starts[:-1], counts, sizes % span, strict=True)
-    ]
+    begins = []
+    for begin, num_windows, spare in zip(split.starts[:-1], counts, sizes % span, strict=True):
+        begins.append(begin + 1 + spare // 2 + span * np.arange(num_windows))
     return [int(begin) for begin in np.concatenate(begins)[choose_evenly(counts, count)]]
 
 
@@ -400,7 +416,8 @@ def losses(
 
 def bucket_edges(distances: int) -> np.ndarray:
     """Return int64 edges, ends exclusive, that cut d = 1 .. `distances` into buckets 1, 2, 3-4, 5-8, 9-16, ..."""
-    powers = 1 + 2 ** np.arange(int(np.ceil(np.log2(distances))))
+    doublings = int(np.ceil(np.log2(distances)))
+    powers = 1 + 2 ** np.arange(doublings)
     return np.unique(np.concatenate(([1], powers, [distances + 1])))
 
 
@@ -414,15 +431,17 @@ def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int],
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
-    flat = pd.DataFrame(
-        {
-            "document": np.repeat(split.document_of(starts), distances),
-            "bucket_start": np.tile(edges[bucket], windows),
-            "bucket_end": np.tile(edges[bucket + 1], windows),
-            "targets": 1,
-            **{name: nll.ravel() for name, nll in zip(LOSSES, losses, strict=True)},
-            f"{COPYABLE}targets": is_copyable.ravel().astype(int),
-            **{f"{COPYABLE}{name}": (nll * is_copyable).ravel() for name, nll in zip(LOSSES, losses, strict=True)},
-        }
-    )
+    columns: dict[str, Any] = {
+        "document": np.repeat(split.document_of(starts), distances),
+        "bucket_start": np.tile(edges[bucket], windows),
+        "bucket_end": np.tile(edges[bucket + 1], windows),
+        "targets": 1,
+    }
+    by_name = dict(zip(LOSSES, losses, strict=True))
+    for name, nll in by_name.items():
+        columns[name] = nll.ravel()
+    columns[f"{COPYABLE}targets"] = is_copyable.ravel().astype(int)
+    for name, nll in by_name.items():
+        columns[f"{COPYABLE}{name}"] = (nll * is_copyable).ravel()
+    flat = pd.DataFrame(columns)
     return flat.groupby(["document", "bucket_start", "bucket_end"], sort=True).sum().reset_index()

@@ -44,7 +44,9 @@ class Score:
         Returns: a number, or an array if `sums` has arrays.
         """
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
-            losses = sums[self.column] - sums[self.minus] if self.minus else sums[self.column]
+            losses = sums[self.column]
+            if self.minus:
+                losses = losses - sums[self.minus]
         return losses / sums["targets"]
 
 
@@ -110,9 +112,9 @@ class EvalProtocol(ABC):
     def check(self, config: Config) -> None:
         """Raise ConfigError if this protocol does not score what `config` trains on."""
         if not self.reads(config):
-            scored, data, suggestion = (
-                ("text", "a task", "accuracy") if self.of_text else ("problems of tasks", "text", "fixed")
-            )
+            scored, data, suggestion = "problems of tasks", "text", "fixed"
+            if self.of_text:
+                scored, data, suggestion = "text", "a task", "accuracy"
             raise ConfigError(
                 f"protocol {self.name} scores {scored}, and data={config.data.name} is {data}: take another, such as "
                 f"{suggestion}"

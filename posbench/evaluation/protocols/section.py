@@ -121,7 +121,7 @@ class Table:
 
     def beside(self, other: Table, schemes: Sequence[str]) -> Table:
         """Return this table and another of the same schemes side by side, with the rows in the order of `schemes`."""
-        frame = pd.concat([table.frame.set_index("scheme") for table in (self, other)], axis=1)
+        frame = pd.concat([self.frame.set_index("scheme"), other.frame.set_index("scheme")], axis=1)
         frame = frame.reindex([scheme for scheme in schemes if scheme in frame.index])
         return Table(frame.rename_axis("scheme").reset_index(), {**self.formats, **other.formats})
 
@@ -137,7 +137,7 @@ class Section:
     note: str = ""
     latex: tuple[str, str] | None = None  # the table's file name and caption in LaTeX
     level: int = 2  # level of the heading
-    is_last: bool = False  # whether it comes after the sections of all protocols that are not last
+    after_protocols: bool = False  # whether it comes after the other sections of all protocols
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
@@ -232,11 +232,13 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 def crossing(places: Any, values: Any, goal: float) -> float:
     """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if it never does.
 
-    Arguments: places and values, the coordinates of its points, x and y.
+    Arguments: places and values, its points' x and y.
     """
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):
         return math.inf
     n = reached[0]
-    return float(x[n] if n == 0 else x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
+    if n == 0:
+        return float(x[0])
+    return float(x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))

@@ -65,7 +65,9 @@ class Validation(Windowed):
         for text in sorted(texts):
             cells = compared.at(None, compared.training_length, metric="loss", text=text)
             cells = cells[cells["last"] == 0].drop_duplicates("scheme")
-            table = losses_table(compared, in_order(cells, compared.schemes)) if len(cells) else None
+            table: Table | None = None
+            if len(cells):
+                table = losses_table(compared, in_order(cells, compared.schemes))
             note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
             note += "not part of the ranking."
             holes = compared.holes.get((self.name, text), [])
@@ -92,10 +94,7 @@ class Validation(Windowed):
 
 
 def losses_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
-    """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline.
-
-    Arguments: compared, the runs to compare; cells, their figures, a row per scheme.
-    """
+    """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline."""
     cells, gap = cells.sort_values("value", kind="stable"), f"gap to {compared.baseline}"
     gaps = cells["gap"].mask(cells["scheme"] == compared.baseline, 0.0)
     frame = cells[["scheme"]].assign(loss=cells["value"], loss_half=half(cells, "value"))

@@ -41,7 +41,10 @@ def check(path: Path, sizes: Sizes, console: Console, names: Sequence[str] = (),
     """
     inputs, port = sizes.inputs(), _read(path)
     candidates = [(entry, entry.values(inputs)) for entry in chosen(names, sizes.head_dim)]
-    _check_names(path, port, {f"{entry.name}.{name}" for entry, values in candidates for name in values}, names)
+    known: set[str] = set()
+    for entry, values in candidates:
+        known.update(f"{entry.name}.{name}" for name in values)
+    _check_names(path, port, known, names)
     verdicts = []
     for entry, values in candidates:
         given = {name: port[f"{entry.name}.{name}"] for name in values if f"{entry.name}.{name}" in port}

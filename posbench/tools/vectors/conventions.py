@@ -93,7 +93,9 @@ class Attention(Entry):
     def _for_heads(self, x: Array, num_heads: int) -> Array:
         """Return x [G, T, D] with a row for each of the H query heads."""
         group = num_heads // len(x)
-        return np.tile(x, (group, 1, 1)) if self.heads_are_tiled else np.repeat(x, group, axis=0)
+        if self.heads_are_tiled:
+            return np.tile(x, (group, 1, 1))
+        return np.repeat(x, group, axis=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,9 @@ class Rotation(Attention):
     def values(self, inputs: Inputs) -> Values:
         q, k = self.turned_q_and_k(inputs)
         scores = self.scores(q, k)
-        values = {"q": q, "k": k, "scores": scores} if "q" in self.sites else {}
+        values = {}
+        if "q" in self.sites:
+            values = {"q": q, "k": k, "scores": scores}
         v = k if self.shares_kv else inputs.v
         if "v" in self.sites and not self.shares_kv:
             for _ in range(self.value_rotations):
@@ -190,8 +194,11 @@ class Rotation(Attention):
     def _rotated(self, D: int) -> list[int]:
         """Return the r rotated channels of D, the first ones of all pairs before the second ones."""
         r = D if self.is_proportional else int(self.fraction * D)
-        channels = list(range(r)) if self.side == "first" else list(range(D - r, D))
-        return channels if self.pairing == "half" else channels[0::2] + channels[1::2]
+        first = 0 if self.side == "first" else D - r
+        channels = list(range(first, first + r))
+        if self.pairing == "half":
+            return channels
+        return channels[0::2] + channels[1::2]
 
     def frequencies(self, D: int, length: int) -> list[float]:
         """Return the rotation frequencies in an input of `length` tokens: r/2 of them, radians per token."""
@@ -292,14 +299,18 @@ class T5Buckets(Entry):
         return {"num_buckets": 32, "max_distance": 128}
 
     def values(self, inputs: Inputs) -> Values:
-        distances = [0 if self.sign_is_lost else distance for distance in inputs.distances]
-        if self.is_bidirectional:  # half of the buckets are for later keys
-            return {"buckets": np.array([t5_bucket(distance, 16) for distance in distances], float)}
-        if self.rounds is floor:
-            return {"buckets": np.array([t5_bucket(distance, 32) for distance in distances], float)}
-        wide = [16 + self.rounds(16 * log(max(distance, 16) / 16) / log(8)) for distance in distances]
-        pairs = zip(distances, wide, strict=True)
-        return {"buckets": np.array([min(31, distance, bucket) for distance, bucket in pairs], float)}
+        buckets: list[float] = []
+        for distance in inputs.distances:
+            if self.sign_is_lost:
+                distance = 0
+            if self.is_bidirectional:  # half of the buckets are for later keys
+                buckets.append(t5_bucket(distance, 16))
+            elif self.rounds is floor:
+                buckets.append(t5_bucket(distance, 32))
+            else:
+                wide = 16 + self.rounds(16 * log(max(distance, 16) / 16) / log(8))
+                buckets.append(min(31, distance, wide))
+        return {"buckets": np.array(buckets, float)}
 
 
 @cache

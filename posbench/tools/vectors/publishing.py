@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def write(folder: Path, names: Sequence[str], sizes: Sizes) -> list[Path]:
         described[entry.name] = describe(entry, values, inputs)
         tensors |= {f"{entry.name}.{name}": np.ascontiguousarray(array) for name, array in values.items()}
     content = save(tensors, {"posbench vectors": str(EDITION)})  # safetensors writes two keys in a random order
-    used = {mistake for entry in described.values() for mistake in entry["mistakes"]}
+    used = set(chain.from_iterable(entry["mistakes"] for entry in described.values()))
     about = {
         "edition": EDITION,
         "file": f"{NAME}.safetensors",
@@ -174,7 +175,11 @@ def write(folder: Path, names: Sequence[str], sizes: Sizes) -> list[Path]:
 
 def _rounded(numbers: Array) -> list[float]:
     """Return numbers with three significant digits; the rounding errors of float64 count as 0."""
-    return [float(f"{min(number, _MOST):.3g}") if number > _LEAST else 0 for number in numbers]
+    rounded: list[float] = []
+    for number in numbers:
+        digits = f"{min(number, _MOST):.3g}"
+        rounded.append(float(digits) if number > _LEAST else 0)
+    return rounded
 
 
 def _json(content: dict[str, Any]) -> str:
