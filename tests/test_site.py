@@ -55,7 +55,9 @@ NOT_OF_A_REPORT = {
     "0.96": "tests/analysis/test_stability.py",
     **dict.fromkeys(("0.142", "0.029", "0.023"), "tests/analysis/test_extending.py"),
     **dict.fromkeys(("1.967", "2.014"), "tests/analysis/test_optimizers.py"),
-    **dict.fromkeys(("0.015", "0.012", "0.008", "0.010", "0.0020", "0.0012"), "tests/analysis/test_distant_order.py"),
+    **dict.fromkeys(
+        ("0.015", "0.012", "0.008", "0.010", "0.0020", "0.0012"), "tests/analysis/test_long_range_order.py"
+    ),
     **dict.fromkeys(("24.6", "0.08", "0.06"), "a prediction"),
     **dict.fromkeys(("0.40", "0.05"), "pilots, which are not reported"),
     **dict.fromkeys(

@@ -12,8 +12,8 @@ import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
 from posbench.analysis.cells import interval_of, means, measure
-from posbench.analysis.distant_order import DistantOrder, distant_order
 from posbench.analysis.families import planned_tests
+from posbench.analysis.long_range_order import LongRangeOrder, long_range_order
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import RateSearch, choose_rates
 from posbench.analysis.statistics import (
@@ -38,7 +38,7 @@ class Comparison(ComparedRuns):
     second: pd.DataFrame | None  # losses at each scheme's second kept rate; None without a finished search
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
     ngrams: pd.DataFrame  # losses of n-gram models, a row per order
-    distant_order: DistantOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
+    long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     left_out: list[str]  # runs that are not compared, and why
@@ -212,7 +212,7 @@ def build(
         cells=cells,
         pairs=pairs,
         ngrams=_ngrams(rows, losses, base),
-        distant_order=distant_order(rows, runs, cells, at_second, primary, fewest),
+        long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest),
         search=search,
         planned_tests=tests,
         left_out=left_out,
@@ -247,7 +247,7 @@ def split_in_two(runs: pd.DataFrame) -> list[str]:
 
 
 def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes with seeds that use no distant order at the best of the rates that their search kept only.
+    """Return the schemes with seeds that use no long-range order at the best of the rates that their search kept only.
 
     The list is empty without a finished search. Arguments: search, of these schemes' learning rates.
     """

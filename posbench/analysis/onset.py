@@ -1,6 +1,6 @@
 """Split gaps in loss into time and quality, and express them in tokens, from runs that end after several lengths.
 
-A scheme may be ahead because it began to use distant order sooner (time) or because it is better after that (quality).
+A scheme may be ahead because it began to use long-range order sooner (time) or is better after that (quality).
 The loss of the reference scheme is fitted as a + b ln(tokens since onset) over its runs and their branches (shorter
 runs with a decay of their own), and read at another scheme's tokens since onset, seed by seed.
 """
@@ -27,7 +27,7 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
 
     A branch is a shorter run with a decay of its own; onset is the number of tokens after which the run began to use
-    distant order. The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
+    long-range order. The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
     Arguments: runs, a row per run.
     """
     points = []
@@ -56,7 +56,7 @@ class Fit:
     sd: float  # of the residuals, nats per token
 
     def at(self, since: Floats) -> Floats:
-        """Return the fitted loss for each number of tokens in `since`, counted from the first use of distant order."""
+        """Return the fitted loss for each number of tokens in `since`, counted from the onset."""
         return _design(since) @ self.coefficients
 
     def error(self, since: Floats) -> float:

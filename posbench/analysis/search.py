@@ -90,7 +90,7 @@ class RateSearch:
         return int(np.isfinite(onsets).sum()), len(onsets)
 
     def is_late_at_best(self, scheme: str) -> bool:
-        """Return whether seeds are late (use no distant order) at the scheme's best rate, and none at its other one."""
+        """Return whether seeds are late (use no long-range order) at the scheme's best rate, and none at the other."""
         best, other = self.kept(scheme)
         using, seeds = self.using_order(scheme, best)
         using_at_other, seeds_at_other = self.using_order(scheme, other)

@@ -134,7 +134,7 @@ def compare(
     of schemes whose pairs were fixed before training, each a string of names separated by spaces; fewest, number of
     seeds that a pair needs to be tested; size, the number of planned tests, if more are planned than the pairs of
     `losses`; it does not count with `primary`; undecided, schemes whose pairs are open at best rates, with a p of 1,
-    because some seeds use no distant order at their best rate only.
+    because some seeds use no long-range order at their best rate only.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []

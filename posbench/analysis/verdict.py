@@ -74,7 +74,7 @@ class Judgement:
     next_commands: list[list[str]]  # train the seeds up to the next look; empty if there is none, or not recorded
     noise_floor: Figures  # spread of equal runs: sd of the baseline's losses over its seeds, and number of runs
     beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
-    onset: Figures | None  # median tokens until distant order was used: tokens, baseline_tokens; infinite if never
+    onset: Figures | None  # median tokens until long-range order was used: tokens, baseline_tokens; infinite if never
     worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
     elsewhere: dict[str, Any]  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
     flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
@@ -211,11 +211,11 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
 
     So the lower value is the better one, as with losses. Raises: ConfigError if it was not scored.
     """
-    if c.distant_order is None:
+    if c.long_range_order is None:
         raise ConfigError(
             f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
         )
-    order = c.distant_order.on_all
+    order = c.long_range_order.on_all
     values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
     second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
     primary = c.config.get("experiment", {}).get("primary") or ()
@@ -474,7 +474,7 @@ def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
 
 
 def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
-    """Return the median tokens until distant order was used, or None if no run logged it."""
+    """Return the median tokens until long-range order was used, or None if no run logged it."""
     if not c.has_onsets:
         return None
     medians = c.onsets.reindex(columns=list(names)).median()
@@ -672,4 +672,4 @@ def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iter
                 using, seeds = c.search.using_order(scheme, rate)
                 counts_at.append(f"{using} of {seeds} seeds at {rate:g}")
             best, other = counts_at
-            yield f"{scheme} uses distant order with {best}, its best rate, and {other}, so its pairs are open"
+            yield f"{scheme} uses long-range order with {best}, its best rate, and {other}, so its pairs are open"

@@ -357,7 +357,7 @@ class TrainConfig(Group):
     validate_every: Any = ruled(step_count, None)  # steps between validations; null means ten per run
     order_every: Any = ruled(
         token_count, None
-    )  # tokens between scores of distant order during training; null means none
+    )  # tokens between scores of long-range order during training; null means none
     validation_tokens: Any = ruled(token_count, 65_536)  # tokens that a validation scores
     checkpoint_every: Any = ruled(step_count, None)  # steps between checkpoints; null means ten per run
     keep_checkpoints: int = ruled(at_least(2), 2)

@@ -70,7 +70,7 @@ def _shares(mean: float, low: float, high: float) -> str:
 def onset_gaps(c: Comparison) -> list[Section]:
     """Return a report's sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
 
-    The first needs runs that logged when they began to use distant order, the second branches (shorter runs with a
+    The first needs runs that logged when they began to use long-range order, the second branches (shorter runs with a
     decay of their own). Both need two schemes and FEWEST_SEEDS seeds.
     """
     if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
@@ -81,7 +81,7 @@ def onset_gaps(c: Comparison) -> list[Section]:
         line: Fit | None = None
         table: Table | None = None
         count = count_onsets(c.onsets[reference])
-        note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use distant order."
+        note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use long-range order."
         if np.isfinite(c.onsets[reference].dropna()).all():
             line = fit(points[points["scheme"] == reference])
         if line:

@@ -30,7 +30,7 @@ from posbench.config.units import DASH, count_of, number, short_count
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import ONSET, count_onsets
 from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order, joined, pivot
-from posbench.reporting.distant_order import distant_order_section, order_users
+from posbench.reporting.long_range_order import long_range_order_section, order_users
 from posbench.reporting.onset import onset_gaps
 from posbench.reporting.page import Page, paragraph, prose, unshown
 from posbench.reporting.setup import continued, setup
@@ -138,7 +138,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
         of_protocols += protocol.sections(c, every_length)
     of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols
     sections += joined(of_protocols, c.schemes)
-    sections += distant_order_section(c)
+    sections += long_range_order_section(c)
     sections += onset_gaps(c)
     if len(c.ngrams):
         sections.append(Section("", files={"ngrams.csv": c.ngrams}))
@@ -193,7 +193,7 @@ def loss_table(c: Comparison) -> Table:
         frame["group"] = [groups.get(scheme, DASH) for scheme in c.schemes]
     frame["loss"] = ranking["loss"]
     if c.has_onsets:
-        frame["distant order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
+        frame["long-range order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
     frame[gap] = ranking["gap"]
     if not c.can_rank:
         each = "gap of each seed"
@@ -288,7 +288,7 @@ def claims_table(c: Comparison) -> Table:
 
 def learning_rates(c: Comparison, search: RateSearch) -> Section:
     """Return the section with the losses at all learning rates that were tried."""
-    caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used distant order."
+    caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used long-range order."
     plot = Plot("rates", "rates", caption, search.table)
     note, files = prose("rates", c, search), {"rates.csv": search.table}
     return Section("Learning rates", plots=[plot], table=rate_table(search), note=note, files=files)

@@ -504,7 +504,7 @@ class Training:
         with _evaluated(self.step.model) as model:
             worth = order.worth_beyond_near(model, self.corpus.splits["validation"], train.context_length, pass_tokens)
         if not all(map(math.isfinite, worth.values())):
-            raise Died(f"a loss without distant order at step {step} is NaN or infinite. {self._remedy(step)}")
+            raise Died(f"a loss without long-range order at step {step} is NaN or infinite. {self._remedy(step)}")
         self._append({"kind": "order", "step": step, "tokens": self.tokens_done, **worth})
 
     @property

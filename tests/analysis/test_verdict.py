@@ -389,7 +389,7 @@ def test_nothing_is_recorded_in_a_reference_experiment() -> None:
 
 
 def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tmp_path: Path) -> None:
-    """Alibi is far ahead at both rates, but two of its five seeds at the best one never use distant order."""
+    """Alibi is far ahead at both rates, but two of its five seeds at the best one never use long-range order."""
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
     place = fabricate_search(tmp_path, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
@@ -406,7 +406,7 @@ def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tm
     for family in (None, 1):
         alibi = posbench.judge(place, scheme="alibi", family=family)
         assert (alibi.verdict, alibi.exit_status) == ("open", 12)
-        split = "alibi uses distant order with 3 of 5 seeds at 0.001, its best rate, and 5 of 5 seeds at 0.002"
+        split = "alibi uses long-range order with 3 of 5 seeds at 0.001, its best rate, and 5 of 5 seeds at 0.002"
         assert f"{split}, so its pairs are open" in alibi.warnings
     assert posbench.judge(place, scheme="nope").verdict == "worse"
 

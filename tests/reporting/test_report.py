@@ -132,7 +132,7 @@ def test_two_seeds_are_said_to_be_too_few_once_and_nothing_is_ranked(experiment_
 
 
 @pytest.mark.slow
-def test_seeds_that_use_distant_order_stand_beside_the_loss(experiment_copy: Path, tmp_path: Path) -> None:
+def test_seeds_that_use_long_range_order_stand_beside_the_loss(experiment_copy: Path, tmp_path: Path) -> None:
     starts = {"qk_rope": [200, 250, 300, 350], "qkvo_rope": [200, 250, 500, 500], "nope": [500] * 4, "alibi": [100] * 4}
     for scheme, of_seeds in starts.items():
         for seed, start in enumerate(of_seeds):

@@ -1,4 +1,4 @@
-"""Measure how much of a text can be predicted by copying, which limits what distant order can be worth to a model."""
+"""Measure how much of a text can be predicted by copying, which limits what long-range order can be worth."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training
-ONSET = 0.05  # nats/token; a model has begun to use distant order when FAR is worth this
+ONSET = 0.05  # nats/token; a model has begun to use long-range order when FAR is worth this
 THRESHOLDS = (0.02, ONSET, 0.1)  # onsets at these are shown beside each other
-ONSETS = "When schemes begin to use distant order"  # title of a section
+ONSETS = "When schemes begin to use long-range order"  # title of a section
 NEAR = (8, 16, 32)  # tokens; during training, the order of everything further back is scored for each of these
 WINDOWS = 64  # windows of the validation text for these scores
 REACH = 0.01  # nats/token that order must be worth, at the lower end of its interval, to count as used
@@ -231,7 +231,11 @@ def onset_table(compared: ComparedRuns) -> Table:
     times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
         onsets = compared.onsets[scheme].dropna()
-        row: dict[str, Any] = {"scheme": scheme, "distant order": count_onsets(onsets), "median tokens": text(median)}
+        row: dict[str, Any] = {
+            "scheme": scheme,
+            "long-range order": count_onsets(onsets),
+            "median tokens": text(median),
+        }
         row["each seed"] = ", ".join(map(text, onsets))
         apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
         row[against] = math.nan
@@ -266,14 +270,14 @@ def onset_text(tokens: float, budget: float) -> str:
 
 
 def onset(tokens: Any, worth: Any, threshold: float) -> float:
-    """Return the tokens until distant order is worth `threshold`; infinity if it is worth less at the end."""
+    """Return the tokens until long-range order is worth `threshold`; infinity if it is worth less at the end."""
     if worth[-1] < threshold:
         return math.inf
     return crossing(tokens, np.negative(worth), -threshold)
 
 
 def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use distant order at the end of training, as text: `3/5`; a dash if none was scored.
+    """Return how many seeds use long-range order at the end of training, as text: `3/5`; a dash if none was scored.
 
     Arguments: onsets, for each seed the tokens trained on until it did, infinite if never, NaN if it was not scored.
     """

@@ -62,7 +62,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class DistantOrder:
+class LongRangeOrder:
     """What order beyond 32 tokens is worth to each scheme at one length: two families of tests."""
 
     length: int  # of the windows, in tokens
@@ -71,14 +71,14 @@ class DistantOrder:
     identity: pd.DataFrame  # figures of all targets if the tokens are another document's, without tests
 
 
-def distant_order(
+def long_range_order(
     rows: pd.DataFrame,
     runs: pd.DataFrame,
     cells: pd.DataFrame,
     at_second: pd.DataFrame | None = None,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
-) -> DistantOrder | None:
+) -> LongRangeOrder | None:
     """Return what order beyond 32 tokens is worth to each scheme, or None if no result of these runs says it.
 
     A scheme uses it if a t-test over seeds, with Holm's correction over the schemes, finds the mean above 0, and the
@@ -113,7 +113,7 @@ def distant_order(
     on_all = worth(LOST_ORDER)
     assert on_all is not None
     identity = at_length[at_length["metric"] == LOST_IDENTITY]
-    return DistantOrder(int(length), on_all, worth(COPYABLE_ORDER), identity)
+    return LongRangeOrder(int(length), on_all, worth(COPYABLE_ORDER), identity)
 
 
 def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from posbench.analysis.comparison import Comparison, build
-from posbench.analysis.distant_order import distant_order
+from posbench.analysis.long_range_order import long_range_order
 from posbench.analysis.table import read
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.sections import losses_page
@@ -39,7 +39,7 @@ def stored(pack: Path, experiment: str, targets: str = "") -> pd.DataFrame:
 
 def test_order_beyond_32_of_the_headline_and_its_tests_as_computed_by_hand() -> None:
     worth = stored(REFERENCE / "headline.zip", "headline")
-    measured = build(*read([REFERENCE / "headline.zip"])).distant_order
+    measured = build(*read([REFERENCE / "headline.zip"])).long_range_order
     assert measured is not None and measured.length == 256 and measured.on_copyable is None
     order = measured.on_all
     pd.testing.assert_frame_equal(order.by_seed, worth[list(order.by_seed)], check_names=False)
@@ -65,11 +65,11 @@ def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold() -> None
     summary, rows = read([REFERENCE / "headline_prose-tune.zip"])
     at_rate = summary[(summary["experiment"] == "lr=0.001") & summary["scheme"].isin(["alibi", "qk_rope", "nope"])]
     c = build(at_rate.assign(searched=False), rows)
-    assert not np.isfinite(c.onsets).any(axis=None) and c.distant_order is not None
+    assert not np.isfinite(c.onsets).any(axis=None) and c.long_range_order is not None
     worth = stored(REFERENCE / "headline_prose-tune.zip", "lr=0.001")
     p = {scheme: stats.ttest_1samp(worth[scheme], 0).pvalue for scheme in c.schemes}
     assert 3 * p["alibi"] < 0.05 < 2 * min(p["qk_rope"], p["nope"])
-    assert c.distant_order.on_all.users == ["alibi"]
+    assert c.long_range_order.on_all.users == ["alibi"]
     paragraph = losses_page(c, None, 0.01, False).paragraph
     assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph
 
@@ -78,7 +78,7 @@ def test_what_the_documents_decide_is_not_called_used(analysis: Comparison, expe
     """The seeds agree, but all share their documents, whose interval reaches below 0."""
     cells = analysis.cells.assign(value_documents=9.0)
     rows = read([experiment])[1]
-    order = distant_order(rows, analysis.runs, cells)
+    order = long_range_order(rows, analysis.runs, cells)
     assert order is not None and order.on_all.users == []
 
 
@@ -93,7 +93,7 @@ def test_order_on_copyable_targets_is_a_metric_of_results_that_have_them(experim
         run = run_of(experiment_copy, "alibi", seed)
         write_evaluation(run, "order", 256, "test", copied)
         rescore(run, "order", 256, lambda table, seed=seed: table.assign(shuffled_nll=table["shuffled_nll"] + seed))  # type: ignore[misc]
-    order = comparison(experiment_copy).distant_order
+    order = comparison(experiment_copy).long_range_order
     assert order is not None and order.on_copyable is not None
     copyable = order.on_copyable.figures
     assert copyable["value"].to_list() == pytest.approx([(1.5 + 2.0) / 8])
@@ -105,27 +105,27 @@ def test_pairs_on_copyable_targets_are_a_family_of_their_own() -> None:
     pack = REFERENCE / "headline_gpu_muon-tune" / "lr=0.004.zip"
     summary, rows = read([pack])
     c = build(summary.assign(searched=False), rows)
-    assert c.distant_order is not None and c.distant_order.on_copyable is not None
-    copyable = c.distant_order.on_copyable
+    assert c.long_range_order is not None and c.long_range_order.on_copyable is not None
+    copyable = c.long_range_order.on_copyable
     worth = stored(pack, "lr=0.004", "copyable_")
     pd.testing.assert_frame_equal(copyable.by_seed, worth[list(copyable.by_seed)], check_names=False)
     [pair] = copyable.pairs.itertuples()
     gap = worth[pair.more] - worth[pair.less]
     assert gap.mean() > 0 and pair.order_difference == pytest.approx(gap.mean())
     assert pair.order_p == pytest.approx(stats.ttest_1samp(gap.dropna(), 0).pvalue)
-    [pair_on_all] = c.distant_order.on_all.pairs.itertuples()
+    [pair_on_all] = c.long_range_order.on_all.pairs.itertuples()
     assert pair.order_p != pair_on_all.order_p
 
 
 def test_on_prose_order_on_copyable_targets_is_unproven() -> None:
     c = build(*read([REFERENCE / "prose_muon.zip"]))
-    assert c.distant_order is not None and c.distant_order.on_copyable is not None
+    assert c.long_range_order is not None and c.long_range_order.on_copyable is not None
     page = " ".join(Path("docs/results.md").read_text(encoding="utf-8").split())
     texts = {}
-    for name, worth, digits in (("all", c.distant_order.on_all, 4), ("copyable", c.distant_order.on_copyable, 3)):
+    for name, worth, digits in (("all", c.long_range_order.on_all, 4), ("copyable", c.long_range_order.on_copyable, 3)):
         for row in worth.figures.itertuples():
             texts[name, row.scheme] = f"{row.value:.{digits}f} ±{row.value_documents:.{digits}f}"
-    copyable = c.distant_order.on_copyable.figures
-    assert copyable["targets"].to_list() == [119, 119] and c.distant_order.on_all.figures["targets"].iloc[0] == 8192
+    copyable = c.long_range_order.on_copyable.figures
+    assert copyable["targets"].to_list() == [119, 119] and c.long_range_order.on_all.figures["targets"].iloc[0] == 8192
     assert f"worth {texts['copyable', 'alibi']} nats to ALiBi and {texts['copyable', 'qk_rope']} to QK" in page
     assert f"worth {texts['all', 'alibi']} and {texts['all', 'qk_rope']}." in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from posbench.analysis.comparison import Comparison
-from posbench.analysis.distant_order import DistantOrder, Worth
+from posbench.analysis.long_range_order import LongRangeOrder, Worth
 from posbench.config.units import DASH, plus_minus
 from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order
 from posbench.reporting.page import prose
@@ -18,9 +18,9 @@ COPYABLE_WORTH = "on copyable targets"
 
 def order_users(c: Comparison) -> list[str]:
     """Return the schemes that use order beyond 32 tokens by the tests, each with what it is worth, as text."""
-    if c.distant_order is None:
+    if c.long_range_order is None:
         return []
-    order = c.distant_order.on_all
+    order = c.long_range_order.on_all
     figures = order.figures.set_index("scheme")
     texts = []
     for scheme in order.users:
@@ -29,13 +29,13 @@ def order_users(c: Comparison) -> list[str]:
     return texts
 
 
-def distant_order_section(c: Comparison) -> list[Section]:
+def long_range_order_section(c: Comparison) -> list[Section]:
     """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back.
 
     It has no table if it would only repeat the column d=33 of the table of distances: with too few seeds for tests, and
     without copyable targets.
     """
-    order = c.distant_order
+    order = c.long_range_order
     if order is None:
         return []
     files = {"order_pairs.csv": order.on_all.pairs}
@@ -45,9 +45,9 @@ def distant_order_section(c: Comparison) -> list[Section]:
     if order.on_copyable is not None:
         files["copyable_order_pairs.csv"] = order.on_copyable.pairs
         plots.append(_picture(c, order.on_copyable))
-    note = prose("distant_order", order, order.on_all.is_tested and not c.unfinished, c.scope)
+    note = prose("long_range_order", order, order.on_all.is_tested and not c.unfinished, c.scope)
     latex = ("order", "What order more than 32 tokens back is worth, nats/token.")
-    table = distant_order_table(c, order)
+    table = long_range_order_table(c, order)
     return [Section("Order more than 32 tokens back", plots=plots, table=table, note=note, latex=latex, files=files)]
 
 
@@ -64,7 +64,7 @@ def _picture(c: Comparison, copyable: Worth) -> Plot:
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 
 
-def distant_order_table(c: Comparison, order: DistantOrder) -> Table:
+def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
     """Return a row per scheme: what order beyond 32 tokens is worth, whether it is used, and what the tests decide.
 
     Pairs are left out while a search for learning rates is unfinished.
