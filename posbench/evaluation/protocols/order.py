@@ -186,7 +186,7 @@ class Order(EvalProtocol):
             line=ONSET,
         )
         note = (
-            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Distant "
+            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Long-range "
             "order: how many seeds reach that. p: exact sign-flip test over seeds, uncorrected; a seed that does not "
             "reach it counts as the full budget. With n seeds that differ, p is at least 2/2^n."
         )
