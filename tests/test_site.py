@@ -59,6 +59,7 @@ NOT_OF_A_REPORT = {
         ("0.015", "0.012", "0.008", "0.010", "0.0020", "0.0012"), "tests/analysis/test_long_range_order.py"
     ),
     **dict.fromkeys(("24.6", "0.08", "0.06"), "a prediction"),
+    **dict.fromkeys(("0.065", "0.089", "6.14"), "published, and a size"),
     **dict.fromkeys(("0.40", "0.05"), "pilots, which are not reported"),
     **dict.fromkeys(
         ("0.0036", "0.016", "0.0018", "0.0048", "0.0001", "0.0023", "0.0014", "0.0051"), "by another program"

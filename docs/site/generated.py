@@ -54,12 +54,18 @@ RESULTS = {
     "ladder": ["ladder_s", "ladder_m", "ladder_l", "ladder_l ladder_l-rate_0.006 ladder_l-rate_0.012 --by train.lr"],
     "all_schemes": ["all_schemes"],
     "demo": ["demo_cpu"],
-    "ideas": ["headline_prose-open/lr=0.001", "open_models", "headline_muon_rows", "headline_muon_rows4"],
+    "ideas": [
+        "headline_prose-open/lr=0.001",
+        "open_models",
+        "headline_muon_rows --chain gqa_qk_rope,mla_nope,mla",
+        "headline_muon_rows4",
+    ],
     "subjects": ["subjects"],
 }
 # Sections of a report that its page of results has, besides the first table.
 SHOWN = (
-    r"Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Time and quality|Worth|Compared"
+    "Pairs|Difference of gaps|Perplexity by length|When schemes begin|Order more than|Step by step|Time and quality|"
+    "Worth|Compared with"
 )
 
 
@@ -118,10 +124,12 @@ def results_page(name: str) -> str:
 
 def report_parts(words: str) -> list[str]:
     """Return what a page of results shows of one report. Arguments: words, of `posbench report`."""
-    places, _, by = words.partition(" --by ")
+    place_words, _, chain = words.partition(" --chain ")
+    places, _, by = place_words.partition(" --by ")
     paths = [REFERENCE / place for place in places.split()]
     summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, (), ()))
-    report = page_of(summary, rows, ReportOptions(by=by or None))
+    options = ReportOptions(by=by or None, chain=[name for name in chain.split(",") if name])
+    report = page_of(summary, rows, options)
     first, *others = [section for section in report.sections if section.table is not None]
     command = textwrap.wrap(f"posbench report {words} --runs-dir runs/reference", 110, break_on_hyphens=False)
     parts = ["    " + " \\\n        ".join(command), filled(report.lede), filled(report.paragraph)]
