@@ -149,10 +149,10 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield (setting, text) for the settings in which runs with different configurations differ."""
     with_own_rates = bool(runs["own_rate"].any())
-    ignored: tuple[str, ...] = ("scheme.", "device.compiled")
+    ignored = {"device.compiled", "device.stacked"}  # the fingerprint leaves them out too
     if with_own_rates:
-        ignored += ("train.lr",)
-    shared = [column for column in settings_of(runs) if not column.startswith(ignored)]
+        ignored.add("train.lr")
+    shared = [name for name in settings_of(runs) if name not in ignored and not name.startswith("scheme.")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
     if "model.name" in differing:  # the model's name says enough: its sizes need not be listed too
         differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]

@@ -249,6 +249,10 @@ class _Loaded:
 def _load(
     source: Source, config: PreTrainedConfig, settings: str, dtype: torch.dtype, device: torch.device
 ) -> SubjectModel:
+    """Return the model, from memory if it is the last one that was loaded.
+
+    Arguments: config, the model's, maybe changed; settings, all that was changed in it, as text: the key in memory.
+    """
     key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
     if _Loaded.key != key or _Loaded.model is None:
         _Loaded.key, _Loaded.model = (), None  # before the next one, so that memory holds one

@@ -54,8 +54,10 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
     data = []
     for row in rows:
         path = row.run.path
-        experiment, scheme, seed = path.parts[-3:]
-        named = {"experiment": experiment, "scheme": scheme, "seed": int(seed.removeprefix("seed=")), "path": path}
+        experiment, scheme, folder = path.absolute().parts[-3:]
+        number = folder.removeprefix("seed=")
+        seed = int(number) if number.isdecimal() else None  # of a copy with another name
+        named = {"experiment": experiment, "scheme": scheme, "seed": seed, "path": path}
         figures = {name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")}
         evaluated = []
         for key in row.evaluated:

@@ -74,6 +74,10 @@ class Stack:
     """The training steps of R runs, taken as one step. The stack owns the memory of their weights and moments."""
 
     def __init__(self, steps: Sequence[TrainingStep], configs: Sequence[Config]) -> None:
+        """Stack weights, buffers and moments, [R, ...]. Those of `steps` become views of the stack.
+
+        Arguments: steps and configs of runs with one `stack_key`.
+        """
         self.steps, self.device = list(steps), steps[0].device
         self.accumulation = steps[0].accumulation
         self.trains: list[TrainConfig] = [config.train for config in configs]

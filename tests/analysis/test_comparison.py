@@ -251,4 +251,8 @@ def test_what_the_shared_rate_was_is_no_difference_between_runs_with_their_own(e
     runs.loc[runs["scheme"] == "nope", "fingerprint.config"] = "of another shared rate"
     with pytest.raises(ConfigError, match="the configuration: "):
         check_agreement(runs)
-    check_agreement(runs.assign(own_rate=True))
+    runs = runs.assign(own_rate=True)
+    check_agreement(runs)
+    runs.loc[runs["scheme"] == "nope", "train.lr_end_ratio"] = 0.5
+    with pytest.raises(ConfigError, match=r"train\.lr_end_ratio: "):
+        check_agreement(runs)

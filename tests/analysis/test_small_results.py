@@ -201,7 +201,7 @@ def sentences() -> list[str]:
         f"{', '.join(by_axis)}.",
         f"Of pairs that are published with less than {CLOSE} nats, {close.sum()} of {len(close)} agree, of the others "
         f"{far.sum()} of {len(far)}.",
-        f"Of kexue 10862's table, {kexue.sum()} of {len(kexue)} decided pairs agree.",
+        f"Of the table of kexue 10862 (Su Jianlin's at about 1B), {kexue.sum()} of {len(kexue)} decided pairs agree.",
         f"With the baseline of the published table, {observed} of {len(in_ladder)} pairs within the training length "
         f"agree; if the names of our schemes are permuted, {chance[''].mean():.0f} ±{chance[''].std():.1f} "
         f"(p {p['']:.2f}; {p['nope']:.2f} with NoPE kept last).",

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -91,7 +92,7 @@ KINDS = {
 }
 
 
-def test_every_kind_of_run_is_listed(config, tmp_path):
+def test_every_kind_of_run_is_listed(config, tmp_path, monkeypatch):
     source = train(config("scheme=vo_rope", "train.steps=6"))
     for kind, (changes, last_step, _) in KINDS.items():
         run = Run(shutil.copytree(source.path, tmp_path / "kinds" / kind / "seed=0"))
@@ -108,6 +109,10 @@ def test_every_kind_of_run_is_listed(config, tmp_path):
     text = console.export_text()
     assert "9 runs: 5 finished, 3 cut off, 1 failed" in text
     assert len([line for line in text.splitlines() if line.startswith(tuple(KINDS))]) == len(KINDS)
+    monkeypatch.chdir(tmp_path / "kinds")
+    Path("dead/seed=0").rename("dead/copy")
+    [listed] = as_data(list(map(summarise, find_runs(Path("dead")))))
+    assert (listed["experiment"], listed["scheme"], listed["seed"]) == ("kinds", "dead", None)
 
 
 @pytest.mark.slow
