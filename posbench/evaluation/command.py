@@ -225,8 +225,10 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
         except ConfigError as error:
             requests.append(replace(own, under=()))
             refused[run.path.parent.name] = str(error)
+    if not request.under:
+        return requests  # what was refused is a run that cannot be read: its scoring says so
     for scheme, reason in refused.items():
-        if request.under and not any(own.under for own in requests):
+        if not any(own.under for own in requests):
             is_of_scheme = any(option.startswith("scheme=") for option in request.under)
             has_run = any(run.manifest.subject is None for run in runs)
             if has_run and not is_of_scheme:

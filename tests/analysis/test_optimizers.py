@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from posbench.analysis.statistics import interaction, interval
 from posbench.cli import app
+from posbench.config import units
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import find_runs
 
@@ -178,19 +180,26 @@ def test_the_order_of_four_schemes_on_cpus_is_the_same() -> None:
     assert all(list(column) == sorted(column) for column in zip(*losses, strict=True))
 
 
-def test_the_pilots_of_rows_that_came_last() -> None:
+def test_the_rows_that_came_last() -> None:
     results = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
-    losses = {
-        name: at_rate("headline_muon_rows", name, 4e-3).loc[0] for name in ("fope", "gqa_qk_rope", "mla", "mla_nope")
-    }
+
+    def step(first: str, second: str) -> str:
+        gaps = at_rate("headline_muon_rows", second, 4e-3) - at_rate("headline_muon_rows", first, 4e-3)
+        assert gaps.index.to_list() == [0, 1, 2]
+        half = float(stats.t.ppf(0.975, 2)) * gaps.std() / 3**0.5
+        return units.plus_minus(abs(gaps.mean()), half)
+
+    fope = at_rate("headline_muon_rows", "fope", 4e-3)
     qk = at_rate("headline_muon-tune", "qk_rope", 4e-3)
+    four = {name: at_rate("headline_muon_rows4", name, 4e-3)[0] for name in ("hybrid_kda_nope", "hype", "qk_rope")}
     sentences = [
-        f"QK's five seeds there have {qk.min():.3f} to {qk.max():.3f}",
-        f"FoPE has {losses['fope']:.3f}",
-        f"one head of keys and values (`gqa_qk_rope`) {losses['gqa_qk_rope']:.3f}",
-        f"decoupled RoPE (`mla`) {losses['mla']:.3f}, without (`mla_nope`) {losses['mla_nope']:.3f}",
+        f"the latent without position costs {step('gqa_qk_rope', 'mla_nope')} nats",
+        f"decoupled RoPE wins {step('mla_nope', 'mla')} back",
+        f"together they cost {step('gqa_qk_rope', 'mla')}.",
+        f"FoPE has {fope[0]:.3f} with one seed, where QK's five have {qk.min():.3f} to {qk.max():.3f}",
+        f"have {four['hybrid_kda_nope']:.3f}, HyPE {four['hype']:.3f}, QK {four['qk_rope']:.3f}",
     ]
-    assert len(qk) == 5
+    assert len(qk) == 5 and len(fope) == 1
     for sentence in sentences:
         assert sentence in results, sentence
 
