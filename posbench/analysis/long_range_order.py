@@ -32,7 +32,7 @@ _PAIRS = {  # columns of `statistics.compare` and their names here
 
 @dataclass(frozen=True)
 class Worth:
-    """What order beyond 32 tokens is worth to each scheme on some targets, with its tests."""
+    """The worth of order beyond 32 tokens to each scheme on some targets, with its tests."""
 
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
     second: pd.DataFrame | None  # the same at each scheme's second kept rate; None without a finished search
@@ -63,7 +63,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class LongRangeOrder:
-    """What order beyond 32 tokens is worth to each scheme at one length: two families of tests."""
+    """The worth of order beyond 32 tokens to each scheme at one length, with two families of tests."""
 
     length: int  # of the windows, in tokens
     on_all: Worth  # over all targets

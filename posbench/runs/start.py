@@ -136,7 +136,7 @@ class Start:
         Raises: ConfigError if the decoders differ.
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
-        # A checkpoint that is continued exactly has every weight, so none may be left out and none drawn anew.
+        # A checkpoint that is continued exactly has every weight: none may be missing, and none is drawn.
         names = () if self.checkpoint else {*shapes, *weights}
         scheme_names = {name for name in names if name.startswith("scheme.") or ".kind." in name}
         loaded = {n for n in weights if n not in scheme_names or (n in shapes and shapes[n] == weights[n].shape)}

@@ -248,7 +248,7 @@ def test_bos_can_begin_each_window(posbench: Give, folder: Path) -> None:
 
 
 def test_a_card_compares_lengths_that_were_scored_alike(posbench: Give, folder: Path) -> None:
-    """Of lengths with and without BOS, or with 4 and 16 windows, those that are alike or the fewer windows count."""
+    """A report compares lengths that agree in BOS, and the smaller number of windows, 4 of 4 and 16."""
     command = ["eval", "mini", *TEXT, *ON_CPU]
     posbench(*command, "--length", "64,128,256", "evaluation.windows=4")
     posbench(*command, "--length", "128,256", "evaluation.windows=16")
