@@ -25,7 +25,7 @@ from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import TransformersModel, transformers_model
 from posbench.model.decoder import Decoder
 from posbench.runs import Run
-from posbench.schemes.rescaling import RopeParameters
+from posbench.schemes.rescaling import LENGTH
 from posbench.schemes.rotary import Rotary
 from posbench.system.files import folder_beside, publish_folder, write_text
 
@@ -181,11 +181,10 @@ def longest_read(model: Decoder, as_trained: bool) -> int:
 
 def _extended_length(rotary: Rotary) -> int:
     """Return the length that a rotation's fixed factor extends the trained positions to, tokens; 0 without a factor."""
-    rescaling, length = rotary.rescaling, rotary.shape.positions_length
+    rescaling = rotary.rescaling
     if rescaling is None or rescaling.factor is None:
         return 0
-    if isinstance(rescaling, RopeParameters):
-        length = rescaling.parameters.get("original_max_position_embeddings", length)
+    length = rescaling.parameters.get(LENGTH, rotary.shape.positions_length)
     return int(length * rescaling.factor)
 
 

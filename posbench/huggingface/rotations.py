@@ -21,12 +21,11 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posbench.config import ConfigError
-from posbench.schemes.rescaling import ROPE_TYPES, Rescaling, RopeParameters, TrainedFrequencies
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling
 from posbench.schemes.rotary import inverse_frequencies
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 _OPTIONS = ("base", "rescale", "factor")
-_LENGTH = "original_max_position_embeddings"
 _LENGTH_KEYS = (  # in the order of preference
     "max_position_embeddings",
     "n_positions",
@@ -65,8 +64,8 @@ def trained_length(config: PreTrainedConfig, content: Mapping[str, Any]) -> int 
     """
     text = config.get_text_config()
     for parameters in rotations_in(config).values():
-        if parameters.get("rope_type") == "yarn" and parameters.get(_LENGTH):
-            return int(parameters[_LENGTH])  # training with the other types reaches the length that they are for
+        if parameters.get("rope_type") == "yarn" and parameters.get(LENGTH):
+            return int(parameters[LENGTH])  # training with the other types reaches the length that they are for
     if isinstance(content.get("text_config"), dict):
         content = content["text_config"]
     for key in _LENGTH_KEYS:
@@ -146,14 +145,14 @@ def _changed(
         raise ConfigError(f"--under factor={options['factor']} needs a rescaling for {name}: add --under rescale=yarn")
     if "rescale" in options:
         value = options["rescale"]
-        if isinstance(value, Mapping):
-            rescaling = RopeParameters(dict(value))
-            rescaling.check_lists(channels)
-            changed = {**common, **value}
-        elif value is None:
+        if value is None:
             changed = {**common, "rope_type": "default"}
         else:
-            return _as_lists(Rescaling(str(value), options.get("factor")), common, channels, length, trained)
+            rescaling = Rescaling.of(value, options.get("factor"), trained)
+            rescaling.check_lists(channels)
+            if isinstance(value, str):
+                return _as_lists(rescaling, common, channels, length)
+            changed = {**common, **rescaling.parameters}
     kind = str(changed.get("rope_type", "default"))
     factor = changed.get("factor")
     method = "none" if kind == "default" else kind
@@ -169,12 +168,12 @@ def _base(value: str) -> float:
 
 
 def _as_lists(
-    rescaling: Rescaling, common: dict[str, Any], channels: int, length: int, trained: int
+    rescaling: Rescaling, common: dict[str, Any], channels: int, length: int
 ) -> tuple[dict[str, Any], tuple[str, float]]:
     """Return a rescaling of posbench as `rope_parameters`, for windows of `length` tokens, and its name and factor."""
-    factor = rescaling.factor_at(length, trained)
+    factor = rescaling.factor_at(length)
     usual = inverse_frequencies(channels, common["rope_theta"])
-    rescaled = rescaling.inv_freq(TrainedFrequencies(usual, common["rope_theta"], trained), length)
+    rescaled = rescaling.inv_freq(usual, common["rope_theta"], length)
     factors = (usual / rescaled).tolist()
     parameters = {
         **common,
@@ -182,8 +181,8 @@ def _as_lists(
         "short_factor": factors,  # up to the training length
         "long_factor": factors,  # and beyond
         "factor": 1.0,
-        "attention_factor": rescaling.temperature(length, trained) ** 0.5,  # multiplies q and k
-        _LENGTH: trained,
+        "attention_factor": rescaling.temperature(length) ** 0.5,  # multiplies q and k
+        LENGTH: rescaling.parameters[LENGTH],
     }
     return parameters, (rescaling.name, factor)
 

@@ -25,7 +25,7 @@ from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
 from posbench.model.names import to_hugging_face
 from posbench.schemes import Scheme
-from posbench.schemes.rescaling import Rescaling, RopeParameters
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 
 INFINITE = 1e38  # a factor that makes a frequency 0 in float32
@@ -49,7 +49,7 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
     layers_with = [scheme is not None for scheme in rotations]
     rotary = next((scheme for scheme in rotations if scheme is not None), None)
     is_partial = rotary is not None and rotary.width < rotary.shape.head_dim
-    # Phi-3 applies a temperature to the rotated channels only.
+    # Phi-3 counts the factors of a rescaling by hidden_size / num_heads, whatever head_dim is.
     if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):
         return None
     if (sizes.qk_norm or sizes.qkv_bias) and (is_partial or not all(layers_with)):
@@ -115,7 +115,7 @@ def _temperature(rotary: Rotary | None) -> float:
     """
     if rotary is None or rotary.rescaling is None:
         return 1.0
-    return rotary.rescaling.temperature(rotary.shape.context_length, rotary.shape.positions_length)
+    return rotary.rescaling.temperature(rotary.shape.context_length)
 
 
 def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
@@ -140,20 +140,16 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         "long_factor": factors,  # and beyond
         "factor": 1.0,
         "attention_factor": temperature**0.5,  # transformers multiplies both q and k by it
-        "original_max_position_embeddings": rotary.shape.positions_length,
+        LENGTH: rotary.shape.positions_length,
     }
 
 
 def _theirs(rotary: Rotary) -> dict[str, Any] | None:
     """Return the rescaling of a rotation as transformers' `rope_parameters`, or None if it has no such type."""
-    rescaling, length = rotary.rescaling, rotary.shape.positions_length
-    if isinstance(rescaling, RopeParameters):
-        return dict(rescaling.parameters)
-    if isinstance(rescaling, Rescaling) and rescaling.name == "pi":
-        return {"rope_type": "linear", "factor": rescaling.factor}
-    if isinstance(rescaling, Rescaling) and rescaling.name == "yarn_code":
-        return {"rope_type": "yarn", "factor": rescaling.factor, "original_max_position_embeddings": length}
-    return None
+    if rotary.rescaling is None or rotary.rescaling.rope_type not in ROPE_TYPES:
+        return None
+    keys = ("rope_type", *ROPE_TYPES[rotary.rescaling.rope_type])
+    return {key: value for key, value in rotary.rescaling.parameters.items() if key in keys}
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def _rotations(layers: Layers, length: int) -> Iterator[tuple[str, ...]]:
         method, factor = "none", 1.0
         if rotary.rescaling:
             method = rotary.rescaling.name
-            factor = rotary.rescaling.factor_at(length, rotary.shape.positions_length)
+            factor = rotary.rescaling.factor_at(length)
         with torch.no_grad():
             frequencies = rotary.angles(torch.ones(1), length)[0]  # angles at position 1
         yield f"{rotary.base:g}", method, f"{factor:g}", f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"

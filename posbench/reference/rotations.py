@@ -37,9 +37,7 @@ class Rotary(Definition):
         w = self.frequencies(D)
         if self.rescale is None:
             return w
-        if isinstance(self.rescale, Mapping):
-            return rescaled_by_parameters(w, self.rescale, self.schedule_base, self.length)
-        return rescaled(w, self.rescale, self.s, self.schedule_base, self.L)
+        return rescaled(w, self.rope_parameters, self.schedule_base, self.length)
 
     def matrix(self, p: int, D: int, h: int) -> Array:
         """Return the matrix [D, D] that multiplies vectors of head h at position p."""
@@ -50,10 +48,16 @@ class Rotary(Definition):
         return float(self.base)
 
     @property
-    def s(self) -> float:
-        if self.factor is None:
-            return max(1.0, self.length / self.L)
-        return self.factor
+    def rope_parameters(self) -> dict[str, Any]:
+        """Return transformers' `rope_parameters` of the rescaling; a name means the training length."""
+        if isinstance(self.rescale, Mapping):
+            factor = self.factor or self.rescale["factor"]
+            return {**self.rescale, "factor": factor}
+        assert self.rescale is not None
+        factor = self.factor or max(1.0, self.length / self.L)
+        if self.rescale == "dynamic_ntk":
+            factor = 1.0
+        return {"rope_type": NAMES[self.rescale], "factor": factor, _LENGTH: self.L}
 
     def q(self, x: Array, p: Any, h: int) -> Array:
         if "q" not in self.sites:
@@ -62,11 +66,9 @@ class Rotary(Definition):
         is_softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
         if self.rescale is None or "k" not in self.sites or not is_softmax:
             return rotated
-        if isinstance(self.rescale, Mapping):
-            is_rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
-            # transformers multiplies q and k by the factor; here q takes both.
-            return np.where(is_rotated, attention_factor(self.rescale) ** 2, 1.0) * rotated
-        return temperature(self.rescale, self.s) * rotated
+        is_rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
+        # transformers multiplies q and k by the factor; here q takes both.
+        return np.where(is_rotated, attention_factor(self.rope_parameters) ** 2, 1.0) * rotated
 
     def k(self, x: Array, p: Any, h: int) -> Array:
         return self.matrix(p, len(x), h) @ x if "k" in self.sites else x
@@ -226,102 +228,68 @@ class Pope(Definition):
         return np.array(magnitudes + magnitudes) * np.array(waves)
 
 
-# ---------------------------------------------------------------- frequencies rescaled for evaluation
+# ---------------------------------------------------------------- frequencies rescaled for longer inputs
+
+NAMES = {"pi": "linear", "ntk": "ntk", "dynamic_ntk": "dynamic", "yarn": "yarn_by_turns", "yarn_code": "yarn"}
+_LENGTH = "original_max_position_embeddings"
 
 
-def rescaled(
-    frequencies: Sequence[float],
-    name: str,
-    s: float,
-    base: float,
-    L: int,
-    slow: float = 1,
-    fast: float = 32,
-    rounded: bool = True,
-) -> list[float]:
-    """Return the r/2 `frequencies`, rescaled by the method `name` with factor `s`, for evaluation on longer inputs.
+def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, length: int) -> list[float]:
+    """Return the r/2 frequencies `w`, rescaled for an input of `length` tokens.
 
-    Arguments: base, the base of the frequencies; L, the training length in tokens; slow and fast, turns in that length
-    at which YaRN's ramp ends; rounded, whether the ends of yarn_code's ramp are whole pairs. Raises: KeyError for other
-    names.
-    Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
+    Arguments: parameters, transformers' `rope_parameters`, or with the types `ntk` or `yarn_by_turns`; base, of w.
+    Sources: linear, arXiv 2306.15595; ntk and dynamic, bloc97 and emozilla 2023; yarn_by_turns, arXiv 2309.00071; yarn,
+    the code of its authors; llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
     """
-    r = 2 * len(frequencies)
-    result = []
-    for t, w in enumerate(frequencies):
-        if name == "pi":
-            result.append(w / s)
-        elif name in ("ntk", "dynamic_ntk"):
-            larger = s ** (r / (r - 2)) if r > 2 else 1.0  # factor of the base
-            result.append(w * larger ** (-2 * t / r))
-        elif name == "yarn":
-            turns = L * w / (2 * pi)
-            unchanged = float(turns > fast)
-            if slow <= turns <= fast:
-                unchanged = (turns - slow) / (fast - slow)
-            result.append(w * (1 - unchanged) / s + w * unchanged)
-        elif name == "yarn_code":
-            # The pairs that turn `fast` and `slow` times in L tokens are the ends of the ramp.
-            first = r * log(L / (fast * 2 * pi)) / (2 * log(base))
-            last = r * log(L / (slow * 2 * pi)) / (2 * log(base))
-            if rounded:
-                first, last = floor(first), ceil(last)
-            low, high = max(first, 0), min(last, r - 1)
+    p, kind, s, L = parameters, parameters["rope_type"], parameters["factor"], parameters.get(_LENGTH, 1)
+    r = 2 * len(w)
+    if kind == "linear":
+        return [f / s for f in w]
+    if kind == "longrope":
+        divisors = p["long_factor" if length > L else "short_factor"]
+        return [f / divisor for f, divisor in zip(w, divisors, strict=True)]
+    if kind in ("ntk", "dynamic"):
+        if kind == "dynamic":
+            s = 1 + s * (max(length, L) / L - 1)
+        larger = s ** (r / (r - 2)) if r > 2 else 1.0  # factor of the base
+        return [f * larger ** (-2 * t / r) for t, f in enumerate(w)]
+    kept = [1.0] * len(w)  # the share of each frequency that is not divided by s
+    if kind == "yarn":
+        # The pairs that turn `fast` and `slow` times in L tokens are the ends of the ramp.
+        slow, fast = p.get("beta_slow") or 1, p.get("beta_fast") or 32
+        first = r * log(L / (fast * 2 * pi)) / (2 * log(base))
+        last = r * log(L / (slow * 2 * pi)) / (2 * log(base))
+        if p.get("truncate", True):
+            first, last = floor(first), ceil(last)
+        low, high = max(first, 0), min(last, r - 1)
+        for t in range(len(w)):
             squeezed = float(t > low)
             if low != high:
                 squeezed = min(1.0, max(0.0, (t - low) / (high - low)))
-            result.append(w / s * squeezed + w * (1 - squeezed))
-        else:
-            raise KeyError(name)
-    return result
-
-
-def rescaled_by_parameters(
-    frequencies: Sequence[float], parameters: Mapping[str, Any], base: float, length: int
-) -> list[float]:
-    """Return the r/2 `frequencies` as transformers rescales them for an input of `length` tokens.
-
-    Arguments: parameters, with the keys of transformers' `rope_parameters`; base, the base of the frequencies.
-    Sources: llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
-    """
-    p, s, L = parameters, parameters["factor"], parameters.get("original_max_position_embeddings", 1)
-    methods: dict[str, tuple[Any, ...]] = {  # name, s, and the ends of the ramp in turns
-        "linear": ("pi", s),
-        "dynamic": ("ntk", 1 + s * (max(length, L) / L - 1)),
-        "llama3": ("yarn", s, p.get("low_freq_factor"), p.get("high_freq_factor")),
-        "yarn": ("yarn_code", s, p.get("beta_slow") or 1, p.get("beta_fast") or 32, p.get("truncate", True)),
-    }
-    if p["rope_type"] in methods:
-        name, s, *ramp = methods[p["rope_type"]]
-        return rescaled(frequencies, name, s, base, L, *ramp)
-    divisors = p["short_factor"]  # longrope
-    if length > L:
-        divisors = p["long_factor"]
-    return [w / divisor for w, divisor in zip(frequencies, divisors, strict=True)]
+            kept[t] = 1 - squeezed
+    else:  # llama3, yarn_by_turns
+        slow, fast = p.get("low_freq_factor", 1), p.get("high_freq_factor", 32)
+        for t, f in enumerate(w):
+            turns = L * f / (2 * pi)
+            kept[t] = float(turns > fast)
+            if slow <= turns <= fast:
+                kept[t] = (turns - slow) / (fast - slow)
+    return [f * (1 - share) / s + f * share for f, share in zip(w, kept, strict=True)]
 
 
 def attention_factor(parameters: Mapping[str, Any]) -> float:
-    """Return the factor by which transformers multiplies the rotated channels of q and of k.
+    """Return the factor by which transformers multiplies the rotated channels of q and of k: 1 if it is not YaRN.
 
-    Arguments: parameters, with the keys of transformers' `rope_parameters`.
+    Without further keys it is equation 15 of arXiv 2309.00071, inverted. Arguments: as of `rescaled`.
     """
     kind, log_s = parameters["rope_type"], max(0.0, log(parameters["factor"]))
     if parameters.get("attention_factor") is not None:
         return float(parameters["attention_factor"])
     if kind == "longrope":
-        return float((1 + log_s / log(parameters["original_max_position_embeddings"])) ** 0.5)
-    if kind != "yarn":
+        return float((1 + log_s / log(parameters[_LENGTH])) ** 0.5)
+    if kind not in ("yarn", "yarn_by_turns"):
         return 1.0
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if not above or not below:
         above, below = 1, 0
     return float((0.1 * above * log_s + 1) / (0.1 * below * log_s + 1))
-
-
-def temperature(name: str, s: float) -> float:
-    """Return the factor by which a RoPE rescaling multiplies scores: more than 1 for YaRN, 1 for others.
-
-    It is equation 15 of arXiv 2309.00071, inverted and squared.
-    Arguments: name, of the rescaling; s, its factor.
-    """
-    return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
-from posbench.schemes.rescaling import ROPE_TYPES, RopeParameters
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling
 from posbench.system.files import sum_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ _FIXED = {  # keys for which posbench has one value, the default: that value, an
     "mlp_bias": (False, "no biases in the MLP"),
     "quantization_config": (None, "plain weights: dequantise the model first"),
 }
-_LENGTH = "original_max_position_embeddings"
 SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT'), and copy the tokenizer's files"
 
 
@@ -157,7 +156,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
     rope = _rope_parameters(config)
     described_rope, length = json.dumps(rope), config["max_position_embeddings"]
     if rope["rope_type"] == "yarn":  # training with the other types reaches the length that they are for
-        length = rope[_LENGTH]
+        length = rope[LENGTH]
     rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope.pop("rope_theta")}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = rope.pop("partial_rotary_factor", 1)
@@ -166,7 +165,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
         rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": fraction}
     if rope["rope_type"] != "default":
         try:
-            rescaling = RopeParameters(rope)
+            rescaling = Rescaling.of(rope, None, length)
             rescaling.check_lists(int(fraction * head_dim))
             rotary["rescale"] = dict(rescaling.parameters)
         except ConfigError as error:
@@ -194,11 +193,11 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
-    original = config.get(_LENGTH) or rope.get(_LENGTH)
+    original = config.get(LENGTH) or rope.get(LENGTH)
     if kind == "dynamic":
         original = None  # transformers takes max_position_embeddings for this type
-    rope[_LENGTH] = original or longest
-    rope["factor"] = rope.get("factor") or longest / rope[_LENGTH]
+    rope[LENGTH] = original or longest
+    rope["factor"] = rope.get("factor") or longest / rope[LENGTH]
     keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
     return {key: value for key, value in rope.items() if key in keys}
 

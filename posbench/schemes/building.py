@@ -18,7 +18,6 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
 from posbench.schemes.composite import Interleaved, JointProperties
 from posbench.schemes.entries import Entry, members_of, parts_of, schemes_in, with_members
-from posbench.schemes.rescaling import RopeParameters
 from posbench.schemes.rotary import Rotary
 
 FULL_ATTENTION = "full_attention"  # the members of a scheme that have no window, as transformers calls such layers
@@ -174,7 +173,7 @@ class _Builder:
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
             torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
             scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
-        if isinstance(scheme, Rotary) and isinstance(scheme.rescaling, RopeParameters):
+        if isinstance(scheme, Rotary) and scheme.rescaling is not None:
             scheme.rescaling.check_lists(scheme.width)
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")

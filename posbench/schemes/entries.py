@@ -54,7 +54,7 @@ def with_factor(entry: Entry, factor: float) -> dict[str, Any]:
     """
     changed = with_members(entry, lambda member: with_factor(member, factor))
     method = entry.get("rescale")
-    follows_window = not isinstance(method, str) or method in BY_WINDOW
+    follows_window = not isinstance(method, str) or method == BY_WINDOW
     if not follows_window and entry.get("factor") is None:
         changed["factor"] = factor
     return changed

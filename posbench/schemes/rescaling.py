@@ -1,26 +1,33 @@
-"""Change rotation frequencies at evaluation, so that angles in longer inputs stay in the range seen in training.
+"""Change rotation frequencies, so that angles in longer inputs stay in the range seen in training.
 
-With frequencies `w`, factor `s`, training length `L` and `r` rotated channels:
+The notation is transformers': the keys of `rope_parameters` (earlier `rope_scaling`) in a model's `config.json`. With
+frequencies `w`, factor `s`, training length `L` and `r` rotated channels, the values of `rope_type` are
 
-    pi           w / s: all positions are divided by s (Chen et al. 2023, arXiv 2306.15595)
-    ntk          base * s ** (r / (r - 2)) as the base: the fastest pair is unchanged, the slowest is divided by s
-                 ("NTK-aware", bloc97 2023)
-    dynamic_ntk  ntk with s = length / L of each input (emozilla 2023; transformers' "dynamic" with factor 1)
-    yarn         w ((1 - g) / s + g), with g a ramp that is linear in the turns L w / 2 pi: 0 at 1 turn, 1 at 32 turns
-                 (Peng et al. 2023, arXiv 2309.00071)
-    yarn_code    yarn with the ramp of the authors' public code, linear in the pair number between the pairs with 32
-                 turns and 1 turn (rounded outwards); transformers' "yarn"
+    linear    w / s: all positions are divided by s (Chen et al. 2023, arXiv 2306.15595)
+    dynamic   base * s ** (r / (r - 2)) as the base, with s = factor * length / L - (factor - 1) in inputs longer than L
+    llama3    w ((1 - g) / s + g), with g a ramp that is linear in the turns L w / 2 pi: 0 at `low_freq_factor` turns
+              and 1 at `high_freq_factor` (Llama 3.1, arXiv 2407.21783)
+    yarn      the same, with a ramp that is linear in the number of the pair, between the pairs with `beta_fast` and
+              `beta_slow` turns; its ends are rounded outwards unless `truncate` is false
+    longrope  w / short_factor up to L tokens, and w / long_factor in longer inputs (arXiv 2402.13753)
 
-YaRN also multiplies the scores by (0.1 ln s + 1) ** 2. `Rotary` multiplies q by this factor. (The public code instead
-multiplies cosine and sine by its square root, which would scale values and outputs too.)
+A name is short for one of them, with the model's own training length, and with length of the input / L as the factor
+if none is given:
 
-A model in Hugging Face's format says in its `config.json` how transformers rescales its frequencies (`RopeParameters`).
+    pi           linear
+    dynamic_ntk  dynamic with factor 1 (emozilla 2023)
+    yarn_code    yarn, as in the public code of YaRN's authors, from 32 turns to 1
+    ntk          dynamic's base with a factor that does not follow the input ("NTK-aware", bloc97 2023)
+    yarn         llama3's ramp from 1 to 32 turns, and the scores multiplied (Peng et al. 2023, arXiv 2309.00071)
+
+transformers has no types for the last two; here they are `ntk` and `yarn_by_turns`. YaRN and longrope also multiply the
+rotated channels of q and k by `attention_factor`. `Rotary` multiplies q by its square.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,171 +36,59 @@ from torch import Tensor
 
 from posbench.config import ConfigError, nearest
 
-_FAST, _SLOW = 32, 1  # YaRN: pairs with 32 turns in the training length are unchanged, with 1 turn divided by s
-
-
-@dataclass(frozen=True)
-class TrainedFrequencies:
-    """Rotary frequencies as trained, with the base and the context length that they were computed from."""
-
-    inv_freq: Tensor  # w, [r/2] float64, radians a token
-    base: float  # base of the geometric series
-    context_length: int  # L, tokens
-
-
-def _ntk(trained: TrainedFrequencies, s: float) -> Tensor:
-    w = trained.inv_freq
-    pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
-    # Changing the base multiplies each frequency by this factor, so it also works for learned or clipped frequencies.
-    return w * s ** (-pair / max(1, len(w) - 1))
-
-
-def _yarn(trained: TrainedFrequencies, s: float, slow: float = _SLOW, fast: float = _FAST) -> Tensor:
-    turns = trained.context_length * trained.inv_freq / (2 * math.pi)
-    return _blend(trained.inv_freq, s, ((turns - slow) / (fast - slow)).clamp(0, 1))
-
-
-def _yarn_code(
-    trained: TrainedFrequencies, s: float, slow: float = _SLOW, fast: float = _FAST, rounds: bool = True
-) -> Tensor:
-    w, r = trained.inv_freq, 2 * len(trained.inv_freq)
-    low, high = (
-        r * math.log(trained.context_length / (turns * 2 * math.pi)) / (2 * math.log(trained.base))
-        for turns in (fast, slow)
-    )
-    if rounds:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, r - 1)
-    pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
-    return _blend(w, s, 1 - ((pair - low) / (high - low or 0.001)).clamp(0, 1))
-
-
-def _blend(w: Tensor, s: float, g: Tensor) -> Tensor:
-    """Return a mix of rotation frequencies, [r/2]: `w / s` with weight 1 - g, and `w` with weight g."""
-    return w * ((1 - g) / s + g)
-
-
-RESCALINGS: dict[str, Callable[[TrainedFrequencies, float], Tensor]] = {
-    "pi": lambda trained, s: trained.inv_freq / s,
-    "ntk": _ntk,
-    "dynamic_ntk": _ntk,
-    "yarn": _yarn,
-    "yarn_code": _yarn_code,
+RESCALINGS = {  # name -> the rope_type that it is short for
+    "pi": "linear",
+    "ntk": "ntk",
+    "dynamic_ntk": "dynamic",
+    "yarn": "yarn_by_turns",
+    "yarn_code": "yarn",
 }
-BY_WINDOW = ("dynamic_ntk",)  # the factor always follows the window
-_TEMPERED = ("yarn", "yarn_code")  # these also multiply the scores
+BY_WINDOW = "dynamic_ntk"  # its factor always follows the window
+LENGTH = "original_max_position_embeddings"  # L, tokens; transformers takes max_position_embeddings for dynamic
+_OPTIONAL = ("beta_slow", "beta_fast", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+ROPE_TYPES: dict[str, tuple[str, ...]] = {  # transformers' rope_type -> its keys
+    "linear": ("factor",),
+    "dynamic": ("factor", LENGTH),
+    "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", LENGTH, *_OPTIONAL),
+    "longrope": ("factor", LENGTH, "short_factor", "long_factor", "attention_factor"),
+}
+_FAST, _SLOW = 32, 1  # turns in the training length at which YaRN's ramp ends
+
+RescaleOption = str | Mapping[str, Any]  # a name in `RESCALINGS`, or `rope_parameters`
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """A method from `RESCALINGS` and its factor s: the options `rescale` and `factor` of a rotary scheme.
+    """Rescaled rotation frequencies: the option `rescale` of a rotary scheme, with its `factor`."""
 
-    Without a factor, length of the input / training length is used (at least 1), which brings the longest position
-    into the trained range.
-    Raises: ConfigError for an unknown name, a factor below 1, or any factor for `dynamic_ntk`.
-    """
+    name: str  # a name in `RESCALINGS`, or the `rope_type` of a mapping
+    parameters: Mapping[str, Any]  # transformers' `rope_parameters`; without a factor it follows the input's length
 
-    name: str
-    factor: float | None = None
+    @classmethod
+    def of(cls, option: RescaleOption, factor: float | None, context_length: int) -> Rescaling:
+        """Return the rescaling that the options `rescale` and `factor` mean.
 
-    def __post_init__(self) -> None:
-        if self.name not in RESCALINGS:
+        Arguments: context_length, the training length that a name stands for.
+        Raises: ConfigError for an unknown name, type or key, a missing key, a factor that is not between 1 and 1e6, or
+        any factor for `dynamic_ntk`.
+        """
+        if isinstance(option, Mapping):
+            parameters = dict(option)
+            if factor is not None:
+                parameters["factor"] = factor
+            _check_parameters(parameters)
+            return cls(parameters["rope_type"], parameters)
+        if option not in RESCALINGS:
             raise ConfigError(
-                f"scheme.rescale={self.name!r} is not known{nearest(str(self.name), RESCALINGS)} (known: "
+                f"scheme.rescale={option!r} is not known{nearest(str(option), RESCALINGS)} (known: "
                 f"{', '.join(RESCALINGS)})"
             )
-        if self.factor is None:
-            return
-        if self.name in BY_WINDOW:
-            raise ConfigError(
-                f"scheme.factor={self.factor} has no meaning for scheme.rescale={self.name}, whose factor is the "
-                "length of each window / training length: leave scheme.factor out, or use scheme.rescale=ntk"
-            )
-        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not 1 <= self.factor < 1e6:
-            raise ConfigError(
-                f"scheme.factor={self.factor} must be between 1 and 1e6: evaluated length / training length is usual"
-            )
-
-    def factor_at(self, length: int, context_length: int) -> float:
-        """Return the rescaling factor for inputs of `length` tokens: `factor` if set, else `length` / `context_length`.
-
-        It is at least 1. Arguments: context_length, the training length in tokens.
-        """
-        return max(1.0, length / context_length) if self.factor is None else float(self.factor)
-
-    def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
-
-        Arguments: trained, the frequencies in training, with their base and context length.
-        """
-        return RESCALINGS[self.name](trained, self.factor_at(length, trained.context_length))
-
-    def temperature(self, length: int, context_length: int) -> float:
-        """Return the number that multiplies the scores at `length` tokens: at least 1 for YaRN, 1 for the others.
-
-        Arguments: context_length, the training length in tokens.
-        """
-        if self.name not in _TEMPERED:
-            return 1.0
-        return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)
-
-    @property
-    def is_tempered(self) -> bool:
-        """Return True if the method is YaRN, which also multiplies the scores, and the factor is not fixed at 1."""
-        return self.name in _TEMPERED and self.factor != 1
-
-    @property
-    def is_streaming(self) -> bool:
-        """Return True if the frequencies do not depend on the length of the input."""
-        return self.factor is not None
-
-
-RescaleOption = str | Mapping[str, Any]  # a name in `RESCALINGS`, or transformers' `rope_parameters`
-_LENGTH = "original_max_position_embeddings"  # L, tokens; dynamic uses `max_position_embeddings`
-_OPTIONAL = ("beta_slow", "beta_fast", "truncate", "attention_factor", "mscale", "mscale_all_dim")
-ROPE_TYPES: dict[str, tuple[str, ...]] = {  # rope_type -> its keys
-    "linear": ("factor",),
-    "dynamic": ("factor", _LENGTH),
-    "llama3": ("factor", _LENGTH, "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor", _LENGTH, *_OPTIONAL),
-    "longrope": ("factor", _LENGTH, "short_factor", "long_factor", "attention_factor"),
-}
-
-
-@dataclass(frozen=True)
-class RopeParameters:
-    """Rescaled frequencies as transformers computes them: the option `rescale`, if it is a mapping.
-
-    It has the keys of `rope_parameters` (earlier `rope_scaling`) in a model's `config.json`, so that they can be copied
-    from there, except `rope_theta` and `partial_rotary_factor`, which are options of the scheme. With the methods above
-    and L = `original_max_position_embeddings`, the values of `rope_type` are
-
-        linear    pi
-        dynamic   ntk with s = 1 + factor * (length / L - 1) in inputs longer than L
-        llama3    yarn, with a ramp from `low_freq_factor` to `high_freq_factor` turns (Llama 3.1, arXiv 2407.21783)
-        yarn      yarn_code, with a ramp from `beta_slow` to `beta_fast` turns, which is not rounded if `truncate` is
-                  false
-        longrope  w / short_factor up to L tokens, and w / long_factor in longer inputs (arXiv 2402.13753)
-
-    yarn and longrope also multiply the rotated channels of q and k by `attention_factor`.
-    Raises: ConfigError for an unknown type or key, and for a missing key.
-    """
-
-    parameters: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        keys = ROPE_TYPES.get(self.name)
-        if keys is None:
-            raise ConfigError(
-                f"scheme.rescale has rope_type={self.name}, which is not known{nearest(self.name, ROPE_TYPES)} "
-                f"(known: {', '.join(ROPE_TYPES)})"
-            )
-        wrong = [key for key in self.parameters if key not in ("rope_type", *keys)]
-        wrong += [key for key in keys if key not in _OPTIONAL and self.parameters.get(key) is None]
-        if wrong:
-            raise ConfigError(
-                f"scheme.rescale with rope_type={self.name} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
-            )
+        if factor is not None:
+            _check_factor(option, factor)
+        if option == BY_WINDOW:
+            factor = 1
+        return cls(option, {"rope_type": RESCALINGS[option], "factor": factor, LENGTH: context_length})
 
     def check_lists(self, channels: int) -> None:
         """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels` a head."""
@@ -206,64 +101,120 @@ class RopeParameters:
                 )
 
     @property
-    def name(self) -> str:
-        """Return the method, the value of `rope_type`."""
-        return str(self.parameters.get("rope_type"))
+    def rope_type(self) -> str:
+        """Return transformers' type, or `ntk` or `yarn_by_turns`."""
+        return str(self.parameters["rope_type"])
 
     @property
-    def factor(self) -> float:
-        """Return the factor s."""
-        return float(self.parameters["factor"])
-
-    def factor_at(self, length: int, context_length: int) -> float:
-        """Return the factor for inputs of `length` tokens, which changes with `dynamic` only."""
-        if self.name != "dynamic":
-            return self.factor
-        return 1 + self.factor * (max(1.0, length / self.parameters[_LENGTH]) - 1)
+    def factor(self) -> float | None:
+        """Return the given factor s; None if it follows the length of the input."""
+        factor = self.parameters["factor"]
+        return None if factor is None else float(factor)
 
     @property
     def is_streaming(self) -> bool:
         """Return True if the frequencies do not depend on the length of the input."""
-        short, long = (self.parameters.get(f"{name}_factor") for name in ("short", "long"))
-        return self.name != "dynamic" and short == long
-
-    def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
-
-        Arguments: trained, the frequencies in training, with their base.
-        """
-        p, s, L = self.parameters, self.factor_at(length, 1), self.parameters.get(_LENGTH, 1)
-        if self.name == "linear":
-            return trained.inv_freq / s
-        trained = TrainedFrequencies(trained.inv_freq, trained.base, L)
-        if self.name == "dynamic":
-            return _ntk(trained, s)
-        if self.name == "llama3":
-            return _yarn(trained, s, p["low_freq_factor"], p["high_freq_factor"])
-        if self.name == "yarn":
-            slow, fast = p.get("beta_slow") or _SLOW, p.get("beta_fast") or _FAST
-            return _yarn_code(trained, s, slow, fast, p.get("truncate", True))
-        return trained.inv_freq / trained.inv_freq.new_tensor(p["long_factor" if length > L else "short_factor"])
+        has_one_list = self.parameters.get("short_factor") == self.parameters.get("long_factor")
+        return self.factor is not None and self.rope_type != "dynamic" and has_one_list
 
     @property
     def is_tempered(self) -> bool:
-        """Return True if the scores are multiplied by a number other than 1."""
-        return self._attention_factor != 1
+        """Return True if the scores of some input are multiplied by a number other than 1."""
+        if self.factor is None:
+            return self.rope_type in ("yarn", "yarn_by_turns")
+        return self.temperature(1) != 1
 
-    def temperature(self, length: int, context_length: int) -> float:
-        """Return the number that multiplies the scores, which is the same at all lengths: `attention_factor` ** 2."""
-        return self._attention_factor**2
+    def factor_at(self, length: int) -> float:
+        """Return the factor s for inputs of `length` tokens, at least 1 if it follows the length."""
+        factor = self.factor
+        if factor is not None and self.rope_type != "dynamic":
+            return factor
+        ratio = max(1.0, length / self.parameters[LENGTH])
+        if factor is None:
+            return ratio
+        return factor * ratio - (factor - 1)
 
-    @property
-    def _attention_factor(self) -> float:
-        p, log_s = self.parameters, math.log(max(1.0, self.factor))
+    def inv_freq(self, trained: Tensor, base: float, length: int) -> Tensor:
+        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
+
+        Arguments: trained, the frequencies as trained; base, of their geometric series.
+        """
+        p, s, L = self.parameters, self.factor_at(length), self.parameters.get(LENGTH, 1)
+        if self.rope_type == "linear":
+            return trained / s
+        if self.rope_type in ("ntk", "dynamic"):
+            return _with_larger_base(trained, s)
+        if self.rope_type == "longrope":
+            divisors = p["long_factor"] if length > L else p["short_factor"]
+            return trained / trained.new_tensor(divisors)
+        if self.rope_type == "yarn":
+            slow, fast = p.get("beta_slow") or _SLOW, p.get("beta_fast") or _FAST
+            unchanged = _ramp_by_pairs(trained, base, L, slow, fast, p.get("truncate", True))
+        else:  # llama3, yarn_by_turns
+            slow, fast = p.get("low_freq_factor", _SLOW), p.get("high_freq_factor", _FAST)
+            turns = L * trained / (2 * math.pi)
+            unchanged = ((turns - slow) / (fast - slow)).clamp(0, 1)
+        return trained * ((1 - unchanged) / s + unchanged)
+
+    def temperature(self, length: int) -> float:
+        """Return the number that multiplies the scores at `length` tokens: the square of `attention_factor`."""
+        return self._attention_factor(length) ** 2
+
+    def _attention_factor(self, length: int) -> float:
+        p, log_s = self.parameters, math.log(max(1.0, self.factor_at(length)))
         if p.get("attention_factor") is not None:
             return float(p["attention_factor"])
-        if self.name == "longrope":
-            return math.sqrt(1 + log_s / math.log(p[_LENGTH]))
-        if self.name != "yarn":
+        if self.rope_type == "longrope":
+            return math.sqrt(1 + log_s / math.log(p[LENGTH]))
+        if self.rope_type not in ("yarn", "yarn_by_turns"):
             return 1.0
         scale, scale_all = p.get("mscale"), p.get("mscale_all_dim")
         if not (scale and scale_all):
             scale, scale_all = 1, 0
         return float((0.1 * scale * log_s + 1) / (0.1 * scale_all * log_s + 1))
+
+
+def _with_larger_base(w: Tensor, s: float) -> Tensor:
+    pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
+    # Changing the base multiplies each frequency by this factor, so it also works for learned or clipped frequencies.
+    return w * s ** (-pair / max(1, len(w) - 1))
+
+
+def _ramp_by_pairs(w: Tensor, base: float, L: int, slow: float, fast: float, rounds: bool) -> Tensor:
+    """Return the share of each frequency that stays, [r/2]: 1 up to the pair with `fast` turns, 0 from `slow` on."""
+    r = 2 * len(w)
+    low, high = (r * math.log(L / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
+    if rounds:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, r - 1)
+    pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
+    # The authors' code avoids a division by zero in this way.
+    return 1 - ((pair - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def _check_factor(name: str, factor: float) -> None:
+    if name == BY_WINDOW:
+        raise ConfigError(
+            f"scheme.factor={factor} has no meaning for scheme.rescale={name}, whose factor is the length of each "
+            "window / training length: leave scheme.factor out, or use scheme.rescale=ntk"
+        )
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor < 1e6:
+        raise ConfigError(
+            f"scheme.factor={factor} must be between 1 and 1e6: evaluated length / training length is usual"
+        )
+
+
+def _check_parameters(parameters: Mapping[str, Any]) -> None:
+    kind = str(parameters.get("rope_type"))
+    keys = ROPE_TYPES.get(kind)
+    if keys is None:
+        raise ConfigError(
+            f"scheme.rescale has rope_type={kind}, which is not known{nearest(kind, ROPE_TYPES)} (known: "
+            f"{', '.join(ROPE_TYPES)})"
+        )
+    wrong = [key for key in parameters if key not in ("rope_type", *keys)]
+    wrong += [key for key in keys if key not in _OPTIONAL and parameters.get(key) is None]
+    if wrong:
+        raise ConfigError(
+            f"scheme.rescale with rope_type={kind} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
+        )

@@ -9,7 +9,7 @@ Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_number
-from posbench.schemes.rescaling import RescaleOption, Rescaling, RopeParameters, TrainedFrequencies
+from posbench.schemes.rescaling import RescaleOption, Rescaling
 from posbench.system.plain import apply, is_plain
 from posbench.system.torch_internals import as_dtype
 
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """Cosines and sines of the rotation angles, and YaRN's factor for q, a 0-d tensor or one factor per channel, [D].
+    """Cosines and sines of the rotation angles, and YaRN's factor for q in each channel, [D].
 
     The factor is kept apart from the cosine because v and o are not scaled.
     """
@@ -104,10 +104,9 @@ class Rotary(Scheme):
 
     YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
-    length; `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), and its `factor`, by
+    length; `rescale`, transformers' `rope_parameters` or a name (`posbench.schemes.rescaling`), and its `factor`, by
     default length of the window / training length. They are meant for `posbench eval --under rescale=yarn`, and for
-    runs that continue another one in longer windows (`posbench.composition` then sets `factor`). If `rescale` is a
-    mapping, it has the keys of transformers' `rope_parameters` (`RopeParameters`).
+    runs that continue another one in longer windows (`posbench.composition` then sets `factor`).
     Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
@@ -128,18 +127,16 @@ class Rotary(Scheme):
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):
             raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once, and nothing else")
-        self._base_is_length = base == "context_length"
-        if self._base_is_length:
+        self._reads_length = base == "context_length" or isinstance(rescale, str)
+        if base == "context_length":
             base = shape.positions_length
         if rescale is None and factor is not None:
             raise ConfigError(f"scheme.factor={factor} needs scheme.rescale, such as scheme.rescale=yarn")
         self.sites = frozenset(sites)
         self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
-        self.rescaling: Rescaling | RopeParameters | None = None
-        if isinstance(rescale, Mapping):
-            self.rescaling = RopeParameters({**rescale} if factor is None else {**rescale, "factor": factor})
-        elif rescale is not None:
-            self.rescaling = Rescaling(rescale, factor)
+        self.rescaling: Rescaling | None = None
+        if rescale is not None:
+            self.rescaling = Rescaling.of(rescale, factor, shape.positions_length)
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
@@ -165,7 +162,7 @@ class Rotary(Scheme):
     @property
     def reads_length(self) -> bool:  # type: ignore[override]
         """Return whether the base or the rescaling is computed from the training length."""
-        return self._base_is_length or isinstance(self.rescaling, Rescaling)
+        return self._reads_length
 
     @property
     def acts_on(self) -> frozenset[str]:
@@ -197,9 +194,7 @@ class Rotary(Scheme):
         """
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
-            inv_freq = self.rescaling.inv_freq(
-                TrainedFrequencies(inv_freq, self.schedule_base, self.shape.positions_length), length
-            )
+            inv_freq = self.rescaling.inv_freq(inv_freq, self.schedule_base, length)
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
@@ -211,11 +206,8 @@ class Rotary(Scheme):
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
-        temperature = angles.new_tensor(self.rescaling.temperature(length, self.shape.positions_length))
-        if isinstance(self.rescaling, RopeParameters):  # transformers does not scale the other channels
-            temperature = torch.where(
-                torch.arange(self.shape.head_dim, device=pos.device) < self.width, temperature, 1.0
-            )
+        temperature = angles.new_ones(self.shape.head_dim)
+        temperature[: self.width] = self.rescaling.temperature(length)  # transformers leaves the other channels
         return TemperedTurn(angles.cos(), angles.sin(), temperature)
 
     def q(self, x: Tensor, pos: Any) -> Tensor:

@@ -105,7 +105,7 @@ def test_a_factor_lengthens_what_the_folder_says_it_reads(scheme, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "exported").model_max_length == 4 * 48
 
 
-def test_a_temperature_of_all_channels_is_not_phi_3s(tmp_path):
+def test_a_temperature_is_not_phi_3s(tmp_path):
     _, result = written(tmp_path, "rotary_pct_25", options={"rescale": "yarn", "factor": 4.0})
     assert result.class_name == "PosbenchForCausalLM"
 

@@ -398,7 +398,7 @@ def test_rescaled_frequencies_equal_transformers(name, factor, base, fraction, m
     length = 77 if name == "ntk" else int(factor * 512)
     assert torch.allclose(scheme.angles(torch.ones(1), length)[0], theirs, rtol=1e-13, atol=0)
     if name == "yarn_code":  # they put the root of the temperature into cosine and sine; ours is on q, whole
-        assert scheme.rescaling.temperature(length, 512) == pytest.approx(scaling**2, rel=1e-14)
+        assert scheme.rescaling.temperature(length) == pytest.approx(scaling**2, rel=1e-14)
 
 
 LENGTH = {"original_max_position_embeddings": 512}

@@ -8,7 +8,7 @@ import torch
 
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
-from posbench.reference.rotations import rescaled, rotation
+from posbench.reference.rotations import NAMES, rescaled, rotation
 from posbench.schemes import Shape, build_scheme, rotate, with_option
 from posbench.schemes.building import takes_option, with_option_in_full_attention
 from posbench.schemes.rescaling import RESCALINGS
@@ -113,7 +113,9 @@ def inv_freq(scheme, length):
 def test_every_rescaling_is_its_definition(name):
     for base, D, length in ((10000.0, 64, 2048), (500.0, 16, 1500), (1e6, 2, 5000)):
         scheme = scheme_of(head_dim=D, base=base, rescale=name)
-        expected = rescaled(scheme.frequencies().tolist(), name, length / L, base, L)
+        factor = 1 if name == "dynamic_ntk" else length / L
+        parameters = {"rope_type": NAMES[name], "factor": factor, "original_max_position_embeddings": L}
+        expected = rescaled(scheme.frequencies().tolist(), parameters, base, length)
         assert inv_freq(scheme, length).tolist() == pytest.approx(expected, rel=1e-13)
 
 

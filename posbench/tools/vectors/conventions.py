@@ -26,7 +26,6 @@ from posbench.reference.rotations import (
     Rotary,
     attention_factor,
     rescaled,
-    rescaled_by_parameters,
     rotation_by,
 )
 
@@ -208,11 +207,10 @@ class Rotation(Attention):
         parameters = self._used_parameters()
         if self.is_short_input:
             length = parameters.get("original_max_position_embeddings", length)
-        if not self.ramp_in_turns or parameters["rope_type"] != "yarn":
-            return rescaled_by_parameters(w, parameters, self.base, length)
-        L, s = parameters["original_max_position_embeddings"], parameters["factor"]
-        slow, fast = parameters.get("beta_slow", 1), parameters.get("beta_fast", 32)
-        return rescaled(w, "yarn", s, self.base, L, slow, fast)
+        if self.ramp_in_turns and parameters["rope_type"] == "yarn":
+            slow, fast = parameters.get("beta_slow", 1), parameters.get("beta_fast", 32)
+            parameters |= {"rope_type": "yarn_by_turns", "low_freq_factor": slow, "high_freq_factor": fast}
+        return rescaled(w, parameters, self.base, length)
 
     def _schedule(self, D: int) -> list[float]:
         """Return the frequencies before rescaling."""
