@@ -45,6 +45,7 @@ def _ntk(trained: TrainedFrequencies, s: float) -> Tensor:
     w = trained.inv_freq
     pair = torch.arange(len(w), dtype=w.dtype, device=w.device)
     # Changing the base multiplies each frequency by this factor, so it also works for learned or clipped frequencies.
+    # The exponent goes from 0 to -1: the fastest pair is unchanged, the slowest is divided by s.
     return w * s ** (-pair / max(1, len(w) - 1))
 
 
@@ -69,7 +70,6 @@ def _yarn_code(
 
 
 def _blend(w: Tensor, s: float, g: Tensor) -> Tensor:
-    """Return a mix of rotation frequencies, [r/2]: `w / s` with weight 1 - g, and `w` with weight g."""
     return w * ((1 - g) / s + g)
 
 
@@ -88,8 +88,6 @@ _TEMPERED = ("yarn", "yarn_code")  # these also multiply the scores
 class Rescaling:
     """A method from `RESCALINGS` and its factor s: the options `rescale` and `factor` of a rotary scheme.
 
-    Without a factor, length of the input / training length is used (at least 1), which brings the longest position
-    into the trained range.
     Raises: ConfigError for an unknown name, a factor below 1, or any factor for `dynamic_ntk`.
     """
 
@@ -115,31 +113,25 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return the rescaling factor for inputs of `length` tokens: `factor` if set, else `length` / `context_length`.
-
-        It is at least 1. Arguments: context_length, the training length in tokens.
+        """Return the factor for inputs of `length` tokens, at least 1. Arguments: context_length, the training
+        length.
         """
+        # Without a factor, the longest position comes into the trained range.
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
-
-        Arguments: trained, the frequencies in training, with their base and context length.
-        """
+        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token."""
         return RESCALINGS[self.name](trained, self.factor_at(length, trained.context_length))
 
     def temperature(self, length: int, context_length: int) -> float:
-        """Return the number that multiplies the scores at `length` tokens: at least 1 for YaRN, 1 for the others.
-
-        Arguments: context_length, the training length in tokens.
-        """
+        """Return the number that multiplies the scores: at least 1 for YaRN, 1 for the others."""
         if self.name not in _TEMPERED:
             return 1.0
         return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)
 
     @property
     def is_tempered(self) -> bool:
-        """Return True if the method is YaRN, which also multiplies the scores, and the factor is not fixed at 1."""
+        """Return True for YaRN, which also multiplies the scores, unless the factor is fixed at 1."""
         return self.name in _TEMPERED and self.factor != 1
 
     @property
@@ -164,15 +156,14 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # rope_type -> its keys
 class RopeParameters:
     """Rescaled frequencies as transformers computes them: the option `rescale`, if it is a mapping.
 
-    It has the keys of `rope_parameters` (earlier `rope_scaling`) in a model's `config.json`, so that they can be copied
-    from there, except `rope_theta` and `partial_rotary_factor`, which are options of the scheme. With the methods above
-    and L = `original_max_position_embeddings`, the values of `rope_type` are
+    Its keys can be copied from `rope_parameters` (earlier `rope_scaling`) in a model's `config.json`, except
+    `rope_theta` and `partial_rotary_factor`, which are options of the scheme. With the methods above and L =
+    `original_max_position_embeddings`, the values of `rope_type` are
 
         linear    pi
         dynamic   ntk with s = 1 + factor * (length / L - 1) in inputs longer than L
         llama3    yarn, with a ramp from `low_freq_factor` to `high_freq_factor` turns (Llama 3.1, arXiv 2407.21783)
-        yarn      yarn_code, with a ramp from `beta_slow` to `beta_fast` turns, which is not rounded if `truncate` is
-                  false
+        yarn      yarn_code, with a ramp from `beta_slow` to `beta_fast` turns, not rounded if `truncate` is false
         longrope  w / short_factor up to L tokens, and w / long_factor in longer inputs (arXiv 2402.13753)
 
     yarn and longrope also multiply the rotated channels of q and k by `attention_factor`.
@@ -207,12 +198,11 @@ class RopeParameters:
 
     @property
     def name(self) -> str:
-        """Return the method, the value of `rope_type`."""
+        """Return the value of `rope_type`."""
         return str(self.parameters.get("rope_type"))
 
     @property
     def factor(self) -> float:
-        """Return the factor s."""
         return float(self.parameters["factor"])
 
     def factor_at(self, length: int, context_length: int) -> float:
@@ -228,10 +218,7 @@ class RopeParameters:
         return self.name != "dynamic" and short == long
 
     def inv_freq(self, trained: TrainedFrequencies, length: int) -> Tensor:
-        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token.
-
-        Arguments: trained, the frequencies in training, with their base.
-        """
+        """Return the rescaled frequencies for an input of `length` tokens, [r/2] float64, radians per token."""
         p, s, L = self.parameters, self.factor_at(length, 1), self.parameters.get(_LENGTH, 1)
         if self.name == "linear":
             return trained.inv_freq / s
@@ -251,7 +238,7 @@ class RopeParameters:
         return self._attention_factor != 1
 
     def temperature(self, length: int, context_length: int) -> float:
-        """Return the number that multiplies the scores, which is the same at all lengths: `attention_factor` ** 2."""
+        """Return the number that multiplies the scores: `attention_factor` ** 2."""
         return self._attention_factor**2
 
     @property
@@ -263,6 +250,7 @@ class RopeParameters:
             return math.sqrt(1 + log_s / math.log(p[_LENGTH]))
         if self.name != "yarn":
             return 1.0
+        # DeepSeek's YaRN has two scales; without both of them transformers uses (1, 0).
         scale, scale_all = p.get("mscale"), p.get("mscale_all_dim")
         if not (scale and scale_all):
             scale, scale_all = 1, 0
