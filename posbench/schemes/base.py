@@ -74,9 +74,7 @@ class Placement(NamedTuple):
         return torch.arange(count, device=q.device)
 
     def value_at_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
-        """Return the entries for query rows `i` from `values` [T], or [B, 1, T] if each sequence has its own
-        positions.
-        """
+        """Return the entries for query rows `i` from `values` [T], or [B, 1, T] with `positions`."""
         return values[i] if self.positions is None else values[b, 0, i]
 
     def look_up(self, by_distance: Tensor) -> Bias:
@@ -307,7 +305,7 @@ def check_hooks(scheme: type[Scheme]) -> None:
                 f"{_source_line(method)}{scheme.__name__}.{name} is not a hook; did you mean {similar[0]!r}? Give your "
                 "own method another name"
             )
-    # Then compare signatures: other names of parameters are fine, another number of them is not.
+    # Other names of parameters are fine (without `earlier`), another number of them is not.
     for hook in HOOKS:
         method = getattr(scheme, hook)
         actual, expected = (list(inspect.signature(m).parameters) for m in (method, getattr(Scheme, hook)))

@@ -64,9 +64,7 @@ class Canon(Scheme):
         return self._convolved("o", x, earlier)
 
     def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
-        """Return `x` [B, T, C] or [B, heads, T, D] plus its convolution over tokens, or only `x` if `site` is not
-        used.
-        """
+        """Return `x` [B, T, C] or [B, heads, T, D] plus its convolution over tokens, or only `x` at other sites."""
         if site not in self.sites:
             return x
         weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]

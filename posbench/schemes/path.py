@@ -68,9 +68,7 @@ class Path(Scheme):
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token, in one layer, of computing the reflections, applying them in blocks, and scoring
-        twice.
-        """
+        """Return the FLOPs per token, in one layer, of computing the reflections, applying them, and scoring twice."""
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (sum(parameter.numel() for parameter in self.parameters()) - len(self.c))
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies

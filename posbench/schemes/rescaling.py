@@ -113,9 +113,7 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return the factor for inputs of `length` tokens, at least 1. Arguments: context_length, the training
-        length.
-        """
+        """Return the factor for inputs of `length` tokens, at least 1. `context_length` is the training length."""
         # Without a factor, the longest position comes into the trained range.
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 

@@ -32,9 +32,7 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """Cosines and sines of the rotation angles, and YaRN's factor for q, a 0-d tensor or one factor per channel,
-    [D].
-    """
+    """Cosines and sines of the rotation angles, and YaRN's factor for q, 0-d or one per channel, [D]."""
 
     cos: Tensor
     sin: Tensor
@@ -79,14 +77,12 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (a cos - b sin, b cos + a sin) for the halves a and b of x [..., T, D]; cos and sin are [T, D/2] or
-    more.
-    """
+    """Return (a cos - b sin, b cos + a sin) for the halves a and b of x [..., T, D]; cos and sin are [..., T, D/2]."""
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
     if is_plain():  # code that torch.func transforms must not write into views
         return as_dtype(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), x.dtype)
-    # In place: one new tensor instead of five.
+    # In place, so that fewer temporary tensors are allocated.
     y = wide * torch.cat((cos, cos), dim=-1)
     y_a, y_b = y.chunk(2, dim=-1)
     y_a.addcmul_(b, sin, value=-1)
@@ -142,9 +138,7 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """Return whether scores and outputs depend on distances only: q and k both rotated or neither, v and o
-        likewise.
-        """
+        """Return whether results depend on distances only: q and k both rotated or neither, v and o likewise."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
@@ -196,9 +190,7 @@ class Rotary(Scheme):
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the float64 cosines and sines of the rotation angles, [T, r/2] each, with YaRN's factor if it
-        multiplies q.
-        """
+        """Return the float64 cosines and sines of the rotation angles, [T, r/2] each, and YaRN's factor for q."""
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -229,9 +221,7 @@ class Rotary(Scheme):
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
-        """Return x [..., T, D] with its first `width` channels rotated (back for o) if the scheme rotates `site`, else
-        x.
-        """
+        """Return x [..., T, D] with its first `width` channels rotated (back for o), or x itself at other sites."""
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width
