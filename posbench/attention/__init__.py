@@ -1,7 +1,6 @@
 """The kinds of attention by name (`scheme.attention.kind`), and the kernels of softmax attention (`kernels`).
 
-A position scheme changes embeddings, q, k, v, o and scores by its hooks, and a kind of attention calls these hooks. To
-add a kind, extend `Kind` and name the class under the entry-point group `posbench.attention`.
+To add a kind, extend `Kind` and name the class under the entry-point group `posbench.attention`.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ and a strength b_t, both between 0 and 1 and computed from the hidden states:
 
     S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T,    o_t = S_t q_t / sqrt(D)
 
-The product with I - b_t k_t k_t^T first removes a part b_t of the value that the state holds for k_t. Time is linear:
-within a chunk of L tokens the recurrence is one triangular system (the WY representation, section 3.3 of the paper),
-and the state passes from chunk to chunk. `delta_rule` keeps the transpose M = S^T, [D, E], so that with rows q_t, k_t
-and v_t
+The product with I - b_t k_t k_t^T first removes a part b_t of the value that the state holds for k_t. Time is linear: a
+chunk of L tokens is one triangular system (the WY representation, section 3.3), and the state passes from chunk to
+chunk. `delta_rule` keeps the transpose M = S^T, [D, E]:
 
     M_t = a_t M_(t-1) + k_t^T u_t,    u_t = b_t (v_t - a_t k_t M_(t-1)),    o_t = q_t M_t
 
@@ -40,9 +39,9 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of the gated delta rule, [B, H, T, E], and the state after the last token, [B, Hkv, D, E].
 
-    Arguments: q [B, H, T, D], H being a multiple of Hkv; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at
-    most 0, [B, Hkv, T, 1] or [B, Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for
-    earlier tokens returned, or None. All have one dtype, at least float32.
+    Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0, [B, Hkv, T, 1] or [B,
+    Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None.
+    All have one dtype, at least float32.
     """
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -53,6 +52,7 @@ def delta_rule(
         system = strength * decayed_products(k, k, total)
         right = strength * torch.cat((v, from_start * k), dim=-1)
         solution = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+        # The state passes from chunk to chunk.
         u_v, u_k = solution.split((v.shape[-1], k.shape[-1]), dim=-1)
         to_end = ((last - total).exp() * k).mT
         kept, removed, added = last.exp().mT, to_end @ u_k, to_end @ u_v
@@ -62,6 +62,7 @@ def delta_rule(
             entering.append(state)
             state = kept[:, :, n] * state - removed[:, :, n] @ state + added[:, :, n]
         before = torch.stack(entering, dim=2)
+        # Outputs: products within the chunk, and what the state before it holds.
         q = q.unflatten(1, (k.shape[1], -1))  # [B, Hkv, heads that share a key head, N, L, D]
         u, before, k, total = (x[:, :, None] for x in (u_v - u_k @ before, before, k, total))
         return (decayed_products(q, k, total) @ u + (q * total.exp()) @ before).flatten(1, 2), state
@@ -100,16 +101,12 @@ class GatedDeltaRule(Kind):
     softplus(W_a x_t + dt_bias))` and `b_t = sigmoid(W_b x_t)`; x is the hidden states that the projections read. q, k
     and v pass through a convolution over the last tokens, by channel, and SiLU; q and k are divided by their lengths.
     Then a scheme may rotate them. The output, after the scheme's hook `o`, is divided by its root mean square in each
-    head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength.
-    A bias is refused, because the decay is learned from content.
-
-    Matrices are drawn like the model's, convolutions with the standard deviation of PyTorch's. e^A_log and
-    softplus(dt_bias) begin in the middle of equal parts, one for each key head, of the ranges from which the authors
-    draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
+    head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength. A
+    bias is refused, because the decay is learned from content. Matrices are drawn like the model's.
 
     With `decay: channel` it is Kimi Delta Attention: each channel of a key has its own `a_t`, from `W_a W_f x_t`, with
-    W_f [D, C] and W_a [Hkv D, D], and its own dt_bias, the parts of whose range are the channels of a head. Rotated q
-    and k then depend on absolute positions, because a rotation mixes channels that decay differently.
+    W_f [D, C] and W_a [Hkv D, D], and its own dt_bias. Rotated q and k then depend on absolute positions, because a
+    rotation mixes channels that decay differently.
 
     Options: `convolution`, its width in tokens, 4 in the paper; 0 means none. `output_gate`, whether there is W_z, or
     `sigmoid`, which replaces silu (Kimi Linear). `decay`, `head` or `channel`.
@@ -141,12 +138,15 @@ class GatedDeltaRule(Kind):
             taps = nn.Parameter(torch.empty(heads, 1, D, convolution)) if convolution else None
             self.register_parameter(f"{part}_taps", taps)
             if taps is not None:
+                # The standard deviation of PyTorch's uniform initialisation in +-1 / sqrt(width).
                 taps.init_std = (3 * convolution) ** -0.5  # type: ignore[attr-defined]  # read by `initialise`
         self.W_f = nn.Parameter(torch.empty(D, C)) if decay == "channel" else None
         self.W_a = nn.Parameter(torch.empty(Hkv, C) if self.W_f is None else torch.empty(Hkv * D, D))
         self.W_b = nn.Parameter(torch.empty(Hkv, C))
         self.W_z = nn.Parameter(torch.empty(H * D, C)) if output_gate else None
         self.gate = torch.sigmoid if output_gate == "sigmoid" else F.silu
+        # e^A_log and softplus(dt_bias) begin in the middle of equal parts, one for each key head (or channel of a
+        # head), of the ranges from which the authors draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
         dt = 0.001 * 100 ** (_middles(Hkv) if self.W_f is None else _middles(D).repeat(Hkv))
         self.A_log = nn.Parameter((16 * _middles(Hkv)).log().float())
         self.dt_bias = nn.Parameter(dt.expm1().log().float())  # the inverse of softplus
@@ -167,6 +167,7 @@ class GatedDeltaRule(Kind):
         past = at.past(None if cache is None else cache.rows)
         q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))
         q, k = (part * (part.square().sum(-1, keepdim=True) + EPS).rsqrt() for part in (q, k))
+        # Rotations come after the convolutions, which would mix channels rotated by different positions.
         q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
         v = apply_hook(scheme, "v", v, pos_of_keys, past)
         wide = x.to(self.A_log.dtype)
@@ -177,6 +178,7 @@ class GatedDeltaRule(Kind):
             cache.advance(x.shape[1])
             cache.state = (state,)
         o = apply_hook(scheme, "o", o, pos, past)
+        # Norm and gate of the output, per head.
         o = F.rms_norm(o, o.shape[-1:], self.norm_weight.to(o.dtype), EPS)
         if self.W_z is not None:
             z = self.gate(linear(x, self.W_z.to(x.dtype)).to(o.dtype))
@@ -190,10 +192,7 @@ class GatedDeltaRule(Kind):
         return -self.A_log.exp()[:, None, None] * rates
 
     def _convolved(self, part: str, x: Tensor, past: EarlierRows) -> Tensor:
-        """Return SiLU of the convolution of `x` over the last tokens, [B, heads, T, D] in at least float32.
-
-        Arguments: part, q, k or v; x, its tensor, [B, heads, T, D]; past, which has the tokens before x.
-        """
+        """Return SiLU of the convolution of `x` over the last tokens, [B, heads, T, D] in at least float32."""
         taps = getattr(self, f"{part}_taps")  # [heads, 1, D, tokens back]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if taps is None:
@@ -205,16 +204,12 @@ class GatedDeltaRule(Kind):
         return F.silu(y)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return the FLOPs per token of attention in one layer, without the projections to q, k, v and the output.
-
-        These are the products with the matrices of the gates, the convolutions, two products of a key with the D x D
-        state of its head (reading the old value, adding the new one), and one product of each query with a state.
-        """
+        """Return the FLOPs per token of attention in one layer, without the projections to q, k, v and the output."""
         D, H, Hkv = self.shape.head_dim, self.shape.num_heads, self.shape.num_kv_heads
+        # The gates' matrices and the convolutions; each key reads and updates its D x D state, each query reads one.
         weights = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
         return 2.0 * weights + 2.0 * D * D * (2 * Hkv + H)
 
 
 def _middles(parts: int) -> Tensor:
-    """Return the middles of equal parts of the range from 0 to 1, [parts] float64."""
     return (torch.arange(parts, dtype=torch.float64) + 0.5) / parts

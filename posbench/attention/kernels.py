@@ -62,11 +62,7 @@ def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, for schemes without a bias.
-
-    Arguments: scale, which multiplies q . k; sink, [H], one more logit in each head's softmax, whose value is 0, or
-    None.
-    """
+    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
@@ -77,13 +73,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, with a mask to add to the scores, or causal.
-
-    The kernel needs q, k and v of one width, so narrower ones are padded with zeros, which change nothing. A sink needs
-    the CPU kernel that also returns the log-sum-exp; the log-sum-exp has no gradient.
-    Arguments: mask, None for causal attention; scale, which multiplies q . k; sink, [H], one more logit in each head's
-    softmax, whose value is 0, or None.
-    """
+    """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, causal or with a mask to add to the scores."""
+    # The kernel needs q, k and v of one width; channels of zeros change nothing.
     width = max(q.shape[-1], v.shape[-1])
     value_width = v.shape[-1]
     q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
@@ -92,6 +83,7 @@ def _fused_kernel(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
+        # A sink needs the CPU kernel that also returns the log-sum-exp, which has no gradient.
         o, logsumexp = attention_with_logsumexp(q, k, v, mask, scale)
         o = scale_by_sink(o, logsumexp, sink)
     return o if value_width == width else o[..., :value_width]
@@ -110,9 +102,8 @@ def blocks(
     """Return causal softmax attention [B, H, T, E], by blocks of queries with scores in float32 (float64 if q is).
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
-    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
-    that a query sees, including its own, or None for all; block, queries per block.
+    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, or None; block, queries
+    per block.
     """
     B, H, T = q.shape[:3]
     num_cached = k.shape[2] - T  # keys before the first query
@@ -148,17 +139,12 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows.
-
-    Output and gradient are computed by blocks of queries, batched over B * H.
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
-    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
-    that a query sees, including its own, or None for all.
-    """
+    """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    # The masks first, outside the autograd function, so that gradients of a learned bias pass through them.
     dtype, masks = torch.promote_types(q.dtype, torch.float32), []
     for start in range(0, T, SHORT_BLOCK):
         end = min(start + SHORT_BLOCK, T)
@@ -169,6 +155,7 @@ def short(
             j = torch.arange(first, end, device=q.device)[None, :]
             mask = evaluate_bias(bias, *_sequence_and_head(B, H, q.device), i, j).to(dtype) + mask
         masks.append(mask)
+    # Batched over B * H, for `torch.bmm`.
     q, k, v = (q.to(dtype) * scale).flatten(0, 1), k.to(dtype).flatten(0, 1), v.to(dtype).flatten(0, 1)
     o, logsumexp = _Short.apply(q, k, v, H, sink is not None, *masks)
     o = o.unflatten(0, (B, H))
@@ -187,7 +174,7 @@ def _causal_mask(
 
 
 def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
-    """Return a boolean tensor, true if query `i` may not see key `j`. Both are indices of keys."""
+    """Return True if query `i` may not see key `j`; both are indices of keys."""
     return j > i if window is None else (j > i) | (j <= i - window)
 
 
@@ -211,6 +198,7 @@ class _Short(torch.autograd.Function):
             weights = torch.bmm(q[:, start:end], k_t[..., keys])
             weights.unflatten(0, (-1, heads)).add_(mask)
             sums += [weights.logsumexp(-1)] if with_sum else []
+            # In place: the scores are not needed again.
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, keys], out=o[:, start:end])
             block_weights.append(weights)
@@ -235,6 +223,7 @@ class _Short(torch.autograd.Function):
             dscores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
             torch.bmm(dscores, k[:, keys], out=dq[:, start:end])
             dk[:, keys] += torch.bmm(dscores.transpose(1, 2), q[:, start:end])
+            # A mask that only hides keys needs no gradient.
             is_learned = ctx.needs_input_grad[5 + n]
             dmasks.append(dscores.unflatten(0, (-1, ctx.heads)).sum_to_size(shape) if is_learned else None)
             start = end
@@ -242,22 +231,18 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias function with.
-
-    A bias that ignores b then gives [H, T, T].
-    """
+    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias function with."""
+    # h without a dimension for sequences: a bias that ignores b then gives [H, T, T].
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
 def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
-    """Return the slice of `length` keys to read for queries `start` to `end`: up to `end`, or only the window.
-
-    Without a window, the number of keys is rounded up to one of 16 sizes. If each block needed a little more memory
-    than the previous one, the allocator could not reuse any freed block. With 16 sizes memory grows with the length,
-    not with its square, and at most a sixteenth more is computed.
-    """
+    """Return the slice of `length` keys to read for queries `start` to `end`: up to `end`, or only the window."""
     if window is not None:
         return slice(max(0, start + 1 - window), end)
+    # Round up to one of 16 sizes. If each block needed a little more memory than the previous one, the allocator could
+    # not reuse any freed block, and memory would grow with the square of the length. At most a sixteenth more is
+    # computed.
     grid = block * -(-length // (16 * block))
     return slice(0, min(length, -(-end // grid) * grid))
 
@@ -275,17 +260,16 @@ def masked(
     """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
 
     It computes in at least float32. Memory holds at most H x `cells` mask entries at a time, and B times as much if the
-    bias differs by sequence. With a sink and a gradient, `blocks` is called instead.
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
-    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
-    that a query sees, including its own, or None for all.
+    bias differs by sequence.
     """
+    # The kernel's log-sum-exp has no gradient, and the sink needs one.
     if sink is not None and torch.is_grad_enabled():
         return blocks(q, k, v, bias, scale, sink, window)
     B, H, T = q.shape[:3]
     num_cached = k.shape[2] - T  # keys before the first query
     sequence, head = _sequence_and_head(B, H, q.device)
     dtype = torch.promote_types(q.dtype, torch.float32)
+    # With a window, blocks are about as long as it, so one reads about two windows of keys.
     num_keys, most = (k.shape[2], T) if window is None else (min(k.shape[2], 2 * window), max(window, BLOCK))
     block = max(16, min(T, most, cells // num_keys))
     # Allocate the result once: a list of parts would leave gaps between the masks, too small for the next mask.
@@ -308,11 +292,12 @@ def causal_tiles(length: int, device: torch.device) -> BlockMask:
     """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute.
 
     Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
-    diagonal are computed whole. PyTorch's `create_block_mask` tests every pair of tokens to find them; writing them
-    down takes two small kernels.
+    diagonal are computed whole.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    # PyTorch's `create_block_mask` tests every pair of tokens to find the tiles; writing them down takes two small
+    # kernels.
     n = -(-length // TILE)
     row = torch.arange(n, dtype=torch.int32, device=device)
     is_ragged = min(length % TILE, 1)  # 1 if the last row is not full
@@ -346,7 +331,6 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
     """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
 
-    The mask is applied score by score in all of these tiles.
     Arguments: window, the number of keys that a query sees, including its own, or None; first, the first key that each
     query sees, [B, T], or None.
     """
@@ -354,6 +338,7 @@ def windowed_tiles(length: int, window: int | None, first: Tensor | None, device
 
     n = -(-length // TILE)
     row = torch.arange(n, dtype=torch.int32, device=device)
+    # The first tile that any query of each row of tiles sees. All tiles from there are masked score by score.
     begin = row.new_zeros(1) if window is None else (row * TILE + 1 - window).clamp(min=0) // TILE
     begin = begin[None] if first is None else torch.maximum(begin, first[:, ::TILE].int() // TILE)  # [1 or B, n]
     return BlockMask.from_kv_blocks(
@@ -378,11 +363,8 @@ def flex(
 ) -> Tensor:
     """Return causal softmax attention [B, H, T, E] by FlexAttention. On CUDA, callers compile this function.
 
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, added to `scale * q . k`,
-    or None; sink, [H], one more logit in each head's softmax, whose value is 0, or None; window, the number of keys
-    that a query sees, including its own, or None for all; reads_rows, whether the bias reads tensors with an entry per
-    query or key; first, the first key [B, T] that each query sees if the bias hides earlier keys, whose tiles are then
-    left out.
+    Arguments: reads_rows, whether the bias reads tensors with an entry per query or key; first, the first key [B, T]
+    that each query sees if the bias hides earlier keys, whose tiles are then left out.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -408,12 +390,12 @@ def flex(
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
     """Return options by which FlexAttention prefetches fewer tiles, or {} if its default fits in shared memory.
 
-    A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
-    232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
-    233,472 backward at 128; two stages need at most 147,456. A bias that reads only one number per head (ALiBi's
-    slopes) prefetches no tile, and float32 fits because its tiles are smaller.
     Arguments: q, queries [B, H, T, D]; reads_rows, whether the bias reads tensors with an entry per query or key.
     """
+    # A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
+    # 232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
+    # 233,472 backward at 128; two stages need at most 147,456. A bias that reads only one number per head (ALiBi's
+    # slopes) prefetches no tile, and float32 fits because its tiles are smaller.
     if not reads_rows or q.dtype == torch.float32:
         return {}
     return {"fwd_num_stages": 2} if q.shape[3] <= 64 else {"fwd_num_stages": 2, "bwd_num_stages": 2}
@@ -421,10 +403,7 @@ def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Return the function `flex`, compiled, for callers that are not compiled.
-
-    One kernel per scheme serves all lengths, in any order.
-    """
+    # Dynamic shapes: one kernel per scheme serves all lengths, in any order.
     allow_recompiles(SCHEMES_A_PROCESS)
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
@@ -454,6 +433,7 @@ def attend(
     """
     compiling = torch.compiler.is_compiling()
     B, H, T, _ = q.shape
+    # A window over all keys hides nothing, and the fused kernels then apply.
     window = None if window is None or window >= k.shape[2] else window
     if is_plain():  # torch would call a fused kernel for one run of a stack after the other
         return blocks(q, k, v, bias, scale, sink, window)
@@ -461,9 +441,11 @@ def attend(
         return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
     if k.shape[2] > T:
         return masked(q, k, v, bias, scale, sink, window)
+    # On a CPU. A sink needs the log-sum-exp, whose gradient the fused kernel does not give.
     is_fused = bias is None and window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
     if is_fused and (FUSED_ABOVE if compiling else SHORT_UP_TO) < T:
         return fused(q, k, v, scale, sink)
+    # The weights that `short` would keep.
     cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
     if torch.is_grad_enabled() and not compiling and cells <= SHORT_CELLS and q.dtype != torch.bfloat16:
         return short(q, k, v, bias, scale, sink, window)
@@ -488,15 +470,13 @@ def _attend_on_cuda(
 ) -> Tensor:
     """Return causal softmax attention [B, H, T, E] on a GPU, if possible without holding all scores at once.
 
-    Uncompiled FlexAttention (`flex`) would hold all of them.
-
-    Arguments: reads_rows, whether the bias reads tensors with an entry per query or key; compiles, whether attention
-    may run compiled; first, the first key [B, T] that each query sees if the bias hides earlier keys, or None.
+    Arguments: compiles, whether attention may run compiled.
     """
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:
         return fused(q, k, v, scale)
+    # Uncompiled FlexAttention would hold all scores.
     if not is_plain and is_whole and compiles and D >= FLEX_FROM:
         if torch.compiler.is_compiling():
             return flex(q, k, v, bias, scale, sink, window, reads_rows, first)

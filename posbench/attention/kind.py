@@ -18,8 +18,8 @@ class KVCache:
     """The cache of one layer for reading a window piece by piece.
 
     It holds one row per token (keys and values, by `append`) or a state of fixed size, which a recurrence updates.
-    Gates have their own caches in `gates`: one row per token if a bias reads them, otherwise only their running sums,
-    and nothing if later queries read neither (`Scheme.reads_earlier_gates`).
+    Gates have their own caches: rows if a bias reads them, otherwise only their running sums, and nothing if later
+    queries read neither (`Scheme.reads_earlier_gates`).
     """
 
     def __init__(self, length: int) -> None:
@@ -39,7 +39,7 @@ class KVCache:
     def append(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
         """Append `new` [B, heads, t, .] to each cached tensor and return everything cached so far. None stays None.
 
-        With a window, return the rows (one per token) that any new row sees, and keep only the last `window` of them.
+        With a window, return the rows that any new row sees, and keep only the last `window` of them.
         """
         if window is not None:
             self.advance(next(x.shape[2] for x in new if x is not None))
@@ -47,9 +47,11 @@ class KVCache:
             rows = tuple(
                 x if old is None or x is None else torch.cat((old, x), 2) for old, x in zip(cached, new, strict=True)
             )
+            # Cloned, because a view would keep the dropped rows in memory.
             self.tensors = tuple(None if x is None else x[:, :, -window:].clone() for x in rows)
             return rows
         if not self.tensors:
+            # Allocate the whole length once: growing by concatenation would copy all rows at every token.
             self.tensors = tuple(None if x is None else x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
         start = self.filled
         self.advance(next(x.shape[2] for x in new if x is not None))
@@ -68,10 +70,9 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """Return gates, per-token values [B, G, T, N], with each head repeated so that there are `heads` heads.
+    """Return gates, `Gates` of [B, G, T, N] or a nested tuple of them, with each head repeated to make `heads` heads.
 
-    Arguments: gates, a `Gates`, a nested tuple of them (repeated one by one), or None, which stays None; also_one,
-    whether to repeat a single head, which otherwise stays one.
+    None stays None. Arguments: also_one, whether to repeat a single head, which otherwise stays one.
     """
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
@@ -84,10 +85,10 @@ def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
 class Kind(nn.Module, ABC):
     """A kind of attention, such as softmax attention: it mixes values for each query and applies a scheme.
 
-    `parts` are the tensors that it projects. `mix` is the computation, which calls the methods (hooks) of a position
-    scheme on queries, keys, values, scores and output. The constructor's arguments after `shape` are the options of
-    `scheme.attention`, by name. `shared_kv` makes the value equal to the key BEFORE the hooks, after the key's norm
-    (`model.qk_norm`) if there is one; there is then no projection for values.
+    `parts` are the tensors that it projects; `mix` calls the hooks of a position scheme on them, on scores and on the
+    output. The constructor's arguments after `shape` are the options of `scheme.attention`, by name. `shared_kv` makes
+    the value equal to the key BEFORE the hooks, after the key's norm (`model.qk_norm`) if there is one; there is then
+    no projection for values.
     """
 
     takes_bias: bool = True  # whether a scheme may add a bias
@@ -113,10 +114,10 @@ class Kind(nn.Module, ABC):
     ) -> tuple[Any, Any, Any]:
         """Return the gates and the positions that the methods of a scheme receive in this layer.
 
-        Returns: the gates for `scheme.bias` (values per token, or None if the scheme has none), the argument `pos` of
-        `scheme.q` and `scheme.o`, and the argument `pos` of `scheme.k` and `scheme.v`.
-        Arguments: x, the normalised stream, [B, T, C]; at, the positions of its tokens; cache, which holds the gates of
-        earlier tokens and is updated, or None for a whole window. Raises: ConfigError if the gates have another shape.
+        Returns: the gates for `scheme.bias` (values per token, or None if the scheme has none), the `pos` of q and o,
+        and the `pos` of k and v.
+        Arguments: x, the normalised stream, [B, T, C]; cache, which holds the gates of earlier tokens and is updated,
+        or None for a whole window. Raises: ConfigError if the gates have another shape.
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
@@ -129,8 +130,8 @@ class Kind(nn.Module, ABC):
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
         """Return a scheme's per-token values and their running sums so far as `Gates`, and update the cache.
 
-        Arguments: gate, the result of `scheme.gate`, [B, G, T, N]; None stays None, and a nested tuple, of combined
-        schemes, gives a nested tuple; cache, None for a whole window; path, the place of `gate` in the nested tuple.
+        Arguments: gate, the result of `scheme.gate`, [B, G, T, N], None, or a nested tuple of combined schemes; path,
+        the place of `gate` in the nested tuple.
         """
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
@@ -139,12 +140,15 @@ class Kind(nn.Module, ABC):
         if gate is None:
             return None
         self._check_gate(gate, scheme)
+        # Later queries read neither the gates nor their sums, so nothing is cached.
         if cache is not None and not scheme.reads_earlier_gates:
             sums = gate.cumsum(2)
             return Gates(gate, gate, sums, sums)
         gate_cache = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
+        # A bias reads the gates of every earlier token; `locate` needs only the sum so far.
         if gate_cache is None or scheme.overrides("bias"):
             rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])
+            # Cloned: FlexAttention computes a gradient only for a tensor that is indexed once.
             sums = rows.cumsum(2)
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
         sums = gate.cumsum(2)
@@ -159,6 +163,7 @@ class Kind(nn.Module, ABC):
                 f"{type(scheme).__name__}.gate gives {list(gate.shape)}: it must give [B, G, T, N] with G of 1, "
                 f"{Hkv} (key heads) or {H} (heads)"
             )
+        # `locate` is then called a second time for the key heads, which cannot have H gates.
         if gate.shape[1] not in (1, Hkv) and scheme.overrides("locate") and {"k", "v"} & scheme.acts_on:
             raise ConfigError(
                 f"{type(scheme).__name__}.gate gives numbers for {gate.shape[1]} heads, but its locate also moves keys "
@@ -186,11 +191,9 @@ class Kind(nn.Module, ABC):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """Return {name: function} of the functions that can compute this kind of attention.
+        """Return {name: function} of the functions that can compute this kind; None is the default choice.
 
-        The value None is the default choice. `posbench verify` sets `kernel` to each of them in turn.
-        Arguments: schemes, the distinct schemes of the layers; has_bias, whether any of them adds a bias to its scores;
-        device, to run on.
+        `posbench verify` sets `kernel` to each of them in turn.
         """
         return {"mix": None}
 
@@ -207,10 +210,9 @@ class Kind(nn.Module, ABC):
     ) -> Tensor:
         """Return the attention output [B, H, T, D]: each query's causal mix of values, changed by the scheme.
 
-        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the scheme's methods (hooks) changed them, None for a
-        part that the kind lacks; x, the normalised stream, [B, T, C]; scheme, the scheme of this layer; at, the
-        positions of the queries; cache, which holds earlier tokens and is appended to, None for a whole window. The
-        output has been through `scheme.o`.
+        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the scheme's hooks, None for a part that the kind
+        lacks; x, the normalised stream, [B, T, C]; cache, which holds earlier tokens and is appended to, None for a
+        whole window.
         """
 
     @abstractmethod

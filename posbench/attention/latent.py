@@ -1,12 +1,9 @@
 """Softmax attention with keys and values of its own: from a latent (`Latent`, MLA), or in fewer heads (`Grouped`).
 
 Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) caches one short vector per token, and one key of a few
-channels that all heads share and that carries position ("decoupled RoPE"):
+channels that all heads share and that carries position ("decoupled RoPE"), with R_j what the scheme does to a key:
 
     c_j = norm(W_c x_j),    k_jh = [R_j W_r x_j ; W_k,h c_j],    v_jh = W_v,h c_j
-
-R_j is what the position scheme does to a key. Queries are as in softmax attention, and so are the scores. The packed
-projection holds only queries, so both kinds draw their own matrices.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ class _OwnKeys(Softmax):
     _rotated: int  # channels of a key that a scheme may rotate
 
     def check_scheme(self, scheme: Scheme) -> None:
+        # The cache holds keys before the matrices that expand them, so only the shared channels can be rotated.
         sites = {"k", "v"} & scheme.acts_on
         is_rotation = isinstance(scheme, Rotary) and type(scheme).k is Rotary.k and scheme.width <= self._rotated
         if "v" in sites or (sites and not is_rotation):

@@ -35,7 +35,8 @@ from posbench.schemes.base import apply_hook
 
 
 def features(x: Tensor) -> Tensor:
-    """Return `elu(x) + 1`, computed as exp(x) below 0, because bfloat16 would round the sum to 0 below -8."""
+    """Return `elu(x) + 1`."""
+    # exp(x) below 0, because bfloat16 would round elu(x) + 1 to 0 below -8.
     # Without the clamp, the gradient at large x would be NaN.
     return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())
 
@@ -43,7 +44,7 @@ def features(x: Tensor) -> Tensor:
 class NonSoftmax(Kind):
     """Base class of attention without a softmax (`LinearAttention`, `DecayAttention`), computed in at least float32.
 
-    Time is linear in the number of tokens if the position scheme states its bias as one decay per head, else quadratic.
+    Time is linear if the position scheme states its bias as one decay per head, else quadratic.
     """
 
     has_keys = False
@@ -57,6 +58,7 @@ class NonSoftmax(Kind):
         return {**in_chunks, "quadratic": self._quadratic}
 
     def _kernel_for(self, scheme: Scheme, at: Placement) -> Callable[..., Tensor]:
+        # Chunks know distances only as differences of row numbers, which own positions are not.
         in_chunks = scheme.log_decay() is not None and at.positions is None
         return self.kernel or (self._chunks if in_chunks else self._quadratic)
 
@@ -72,7 +74,7 @@ class LinearAttention(NonSoftmax):
     """Linear attention: weights are products of features of queries and keys, without a softmax.
 
     `o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias`, phi(x) = elu(x) +
-    1. R is the rotation, or other change by position, that the scheme makes to queries and keys.
+    1. R is the change by position that the scheme makes to queries and keys.
     """
 
     def mix(
@@ -89,6 +91,7 @@ class LinearAttention(NonSoftmax):
         q, k = features(q), features(k)
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
+        # Features first: phi(R q) would not keep R's dependence on distance.
         turned_q, turned_k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
         values = apply_hook(scheme, "v", v, pos_of_keys, past)
         o = kernel((q, turned_q), (k, turned_k), values, gates, scheme, at, cache)
@@ -107,14 +110,14 @@ class LinearAttention(NonSoftmax):
         """Return the attention output [B, H, T, .] in linear time, for a bias that is one decay per head.
 
         Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
-        change by position; v, values [B, Hkv, T, .]; scheme, which gives the decay; cache, the sums over earlier
-        tokens, which is updated, or None; gates and at are not used.
+        change by position; v, values [B, Hkv, T, .].
         """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, q)
         state, total = cache.state if cache is not None and cache.state else (None, None)
+        # The denominator has q and k without the change by position, so it stays positive.
         numerator, state = sums.products(turned_q, turned_k, v, a, state)
         totals, total = sums.running_sum(k, a, total)
         if cache is not None:
@@ -135,9 +138,7 @@ class LinearAttention(NonSoftmax):
         """Return the attention output [B, H, T, .] for any bias, in quadratic time.
 
         Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
-        change by position; v, values [B, Hkv, T, .]; gates, the scheme's values per token for its bias, or None;
-        scheme, which gives the bias; at, the positions of queries and keys; cache, to which keys and values are
-        appended, or None.
+        change by position; v, values [B, Hkv, T, .]; gates, for its bias, or None.
         """
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
@@ -152,14 +153,12 @@ class LinearAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return the FLOPs per token of attention in one layer, without projections, over windows of `length` tokens.
-
-        With one decay per head these are updates and reads of two states per head, D x D and D. Otherwise they are
-        scores and weighted values of half the keys, with scores for two sums if the scheme changes q or k.
-        """
+        """Return the FLOPs per token of attention in one layer, without projections, at `length` tokens."""
         D = self.shape.head_dim
         if scheme.log_decay() is not None:
+            # Updates and reads of two states per head, D x D and D.
             return 4.0 * self.shape.num_heads * D * (D + 1)
+        # Scores and weighted values of half the keys, with scores for two sums if the scheme changes q or k.
         return (3.0 if {"q", "k"} & scheme.acts_on else 2.0) * self.shape.num_heads * D * length
 
 
@@ -195,11 +194,7 @@ class DecayAttention(NonSoftmax):
         return apply_hook(scheme, "o", o.to(v.dtype), pos, past)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the attention output [B, H, T, D] in linear time, for a bias that is one decay per head.
-
-        Arguments: v, values [B, Hkv, T, D] to which the scheme has added position; scheme, which gives the decay;
-        cache, the sum over earlier tokens, which is updated, or None; gates and at are not used.
-        """
+        """Return the attention output [B, H, T, D] of values v [B, Hkv, T, D] in linear time: one decay per head."""
         (v,), log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, v)
@@ -213,12 +208,7 @@ class DecayAttention(NonSoftmax):
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
     def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the attention output [B, H, T, D] for any bias, in quadratic time, by blocks of queries.
-
-        Arguments: v, values [B, Hkv, T, D] to which the scheme has added position; gates, the scheme's values per token
-        for its bias, or None; scheme, which gives the bias; at, the positions of queries and keys; cache, to which the
-        values are appended, or None.
-        """
+        """Return the attention output [B, H, T, D] of values v [B, Hkv, T, D] for any bias, in quadratic time."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
             v = cast(Tensor, cache.append(v)[0])
@@ -231,10 +221,7 @@ class DecayAttention(NonSoftmax):
         return torch.cat(rows, dim=2)
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
-        """Return the FLOPs per token of attention in one layer, without projections, over windows of `length` tokens.
-
-        These are 2 per channel if the bias of `scheme` is one decay per head, otherwise 2 per channel and key, with
-        half the keys on average.
-        """
+        """Return the FLOPs per token of attention in one layer, without projections, at `length` tokens."""
+        # Without a decay, a query reads half of the `length` values on average.
         per_channel = 2.0 if scheme.log_decay() is not None else float(length)
         return per_channel * self.shape.num_heads * self.shape.head_dim

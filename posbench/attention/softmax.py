@@ -25,8 +25,8 @@ class Softmax(Kind):
     (kexue.fm/archives/10862).
 
     Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
-    2508.10925), which starts at 0; `value_norm`, whether each value is divided by its root mean square, and a shared
-    K = V then is the key before its own norm and rotation (Gemma 4); `output_gate`, `head` or `channel`: multiply the
+    2508.10925), which starts at 0; `value_norm`, whether each value is divided by its root mean square, and a shared K
+    = V then is the key before its own norm and rotation (Gemma 4); `output_gate`, `head` or `channel`: multiply the
     output of each head, or of each channel, by `sigmoid(W x)`, with x the hidden states that the projections read
     (arXiv 2505.06708). W is drawn like the model's matrices.
     """
@@ -66,10 +66,7 @@ class Softmax(Kind):
     ) -> Tensor:
         """Return attention [B, H, T, E] of q, k and v with position added, by `self.kernel` or else the fastest kernel.
 
-        Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; bias, a function of the indices (b, h, i, j) of
-        sequence, head, query and key that is added to `scale * q . k`, or None; window, the number of keys that a query
-        sees, or None for all; reads_rows, whether the bias reads tensors with an entry per query or key; first, the
-        first key [B, T] that each query sees if the bias hides earlier keys, or None.
+        Arguments: those of `kernels.attend`.
         """
         if self.kernel is not None:
             return self.kernel(q, k, v, bias, scale, self.sink, window)
@@ -102,6 +99,7 @@ class Softmax(Kind):
         k, values = self._keys_and_values(k, v, x, scheme, pos_of_keys, past, cache)
         dropped = 0 if cache is None else cache.filled - k.shape[2]  # keys that no query sees any more
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
+        # A user's scheme may widen q and k differently.
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(
                 f"{type(scheme).__name__}.q gives {q.shape[-1]} channels and .k {k.shape[-1]}: they must be equal"
@@ -109,8 +107,10 @@ class Softmax(Kind):
                 else f"{type(scheme).__name__}.bias must return None or a function (b, h, i, j), such as "
                 "lambda b, h, i, j: tensor[b, h, i, j]"
             )
+        # Documents are a bias of -inf, which reads an entry per key.
         if at.documents is not None:
             bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.first_query - at.first_key), True
+        # `j` counts the cached keys; the bias counts from the first key of the input.
         if bias is not None and dropped:
             bias = partial(_bias_of_cached_keys, bias, dropped)
         o = self.attend(q, k, values, bias, self.scale, scheme.window, reads_rows, at.documents)
@@ -130,11 +130,10 @@ class Softmax(Kind):
         past: EarlierRows,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of all visible tokens, after the scheme's methods, and append the new ones to `cache`.
+        """Return keys and values of all visible tokens, [B, heads, keys, .] each, and append the new ones to `cache`.
 
-        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C]; pos, the positions
-        that the methods k and v receive; past, the tokens before the new ones.
-        Returns: [B, heads, keys, .] each; they are one tensor if both are equal.
+        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C]; past, the tokens
+        before them.
         """
         assert k is not None and v is not None
         is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
@@ -149,6 +148,7 @@ class Softmax(Kind):
         """Append `new`, [B, heads, T, .] each, to the cache and return the rows that are visible; `new` without one."""
         if cache is None:
             return new
+        # A bias that reads keys may sum over keys before the window too.
         window = None if scheme.reads_keys else scheme.reach
         return cast(tuple[Tensor, ...], cache.append(*new, window=window))
 
@@ -183,8 +183,5 @@ def _bias_within_documents(
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the bias at sequence b, head h, query i and key j, counted from the first key that is still cached.
-
-    Arguments: dropped, the number of earlier keys that are no longer cached.
-    """
+    """Return the bias at key j counted from the first key that is still cached; `dropped` earlier keys are not."""
     return evaluate_bias(bias, b, h, i, j + dropped)

@@ -36,7 +36,9 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = parts  # [B, H, N, L, .]
         within, from_entry, to_end = _decay_weights(log_decay, q.shape[3])
+        # Each chunk adds its keys and values, decayed to its end.
         entering, state = _chunk_states((k * to_end[:, None, :, None]).mT @ v, log_decay * q.shape[3], state)
+        # Tokens of the same chunk; all earlier ones are in the state.
         inside = ((q @ k.mT) * within[:, None]) @ v
         return inside + (q * from_entry[:, None, :, None]) @ entering, state
 
@@ -67,9 +69,9 @@ def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tens
     The first, [H, L, L], is from each earlier token (column) to each token (row). The second, [H, L], multiplies the
     sum over earlier chunks when it is read at each token. The third, [H, L], multiplies what each token adds to the sum
     after the chunk.
-    Arguments: log_decay, per token of distance, [H].
     """
     row = torch.arange(length, device=log_decay.device)
+    # Clamped, because exp could overflow at negative distances, although `tril` drops these entries.
     distance = (row[:, None] - row).clamp(min=0)
     within = (log_decay[:, None, None] * distance).exp().tril()
     return within, (log_decay[:, None] * (row + 1)).exp(), (log_decay[:, None] * (length - 1 - row)).exp()
@@ -78,12 +80,11 @@ def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tens
 def _chunk_states(added: Tensor, log_decay: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the state before each chunk, [B, H, N, ., .], and after the last: `S_(n+1) = exp(a) S_n + added_n`.
 
-    The span doubles at each step, so that many chunks take few steps.
-    Arguments: added, what each of the N chunks adds, [B, H, N, ., .]; log_decay, a, over a whole chunk, [H]; initial,
-    S_0, None for zeros.
+    Arguments: log_decay, a, over a whole chunk, [H]; initial, S_0, None for zeros.
     """
     first = torch.zeros_like(added[:, :, 0]) if initial is None else initial
     states = torch.cat((first[:, :, None], added), dim=2)
+    # The span doubles at each step, so that many chunks take few steps.
     step = 1
     while step < states.shape[2]:
         weight = (step * log_decay).exp()[:, None, None, None]
@@ -100,7 +101,7 @@ def in_chunks(
     """Cut tensors into chunks of CHUNK tokens, apply `sum_chunks` to all whole chunks and then to the rest.
 
     Arguments: tensors [B, H, T, .]; sum_chunks, a function of the cut tensors [B, H, N, L, .] and the state before them
-    (None at the start) that returns sums and the state after them; state, the state before the first token, or None.
+    (None at the start) that returns sums and the state after them.
     Returns: the sums [B, H, T, .] and the last state.
     """
     T = tensors[0].shape[2]
@@ -120,8 +121,7 @@ def weight_blocks(
     """Yield the weights `e^bias` by blocks of queries, 0 for keys after their query.
 
     Arguments: queries and keys, how many there are (the queries belong to the last keys); like, a tensor with the dtype
-    and device to use; relative_to_largest, whether each row is divided by its largest weight, which a normalised sum
-    does not notice and which keeps exp from overflowing.
+    and device to use; relative_to_largest, whether each row is divided by its largest weight.
     Yields: the slice of queries, the slice of keys, and weights [B or 1, H or 1, at most BLOCK, keys].
     """
     sequence = torch.arange(B, device=like.device)[:, None, None, None]
@@ -136,12 +136,13 @@ def weight_blocks(
             log_weights = log_weights + evaluate_bias(bias, sequence, head, i, j).to(like.dtype)
         log_weights = log_weights.masked_fill(j > i + num_cached, float("-inf"))
         if relative_to_largest:
+            # A normalised sum does not notice the division, and it keeps exp from overflowing.
             log_weights = log_weights - log_weights.amax(-1, keepdim=True).detach()
         yield slice(start, end), slice(0, num_cached + end), log_weights.exp()
 
 
 def decay_per_head(log_decay: Tensor | float, num_heads: int, like: Tensor) -> Tensor:
-    """Return the log-decay of each head, [H] in `like`'s dtype, from a tensor or number (`Scheme.log_decay`)."""
+    """Return `Scheme.log_decay`'s result as a tensor [H] in `like`'s dtype."""
     if isinstance(log_decay, Tensor):
         return log_decay.to(like.dtype)
     return like.new_full((num_heads,), log_decay)

@@ -1,8 +1,4 @@
-"""Describe a decoder: its sizes, and the position scheme and the kind of attention of each layer.
-
-A command builds the architecture of a run once and passes it to the decoder and to the functions that count parameters,
-FLOPs and bytes.
-"""
+"""Describe a decoder: its sizes, and the position scheme and the kind of attention of each layer."""
 
 from __future__ import annotations
 
@@ -21,11 +17,9 @@ from posbench.schemes.base import apply_hook
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """Everything about a decoder except its vocabulary and weights.
+    """Everything about a decoder except its vocabulary and weights."""
 
-    Its schemes and kinds of attention are modules with parameters, so each decoder needs its own architecture.
-    """
-
+    # The modules below have parameters, so each decoder needs its own architecture.
     model: ModelConfig
     scheme: Layers
     kinds: list[Kind]  # the kind of attention of each layer
@@ -61,8 +55,8 @@ class Architecture:
     ) -> Architecture:
         """Return an architecture with the scheme and the kind of attention of each layer, built from `scheme`.
 
-        Arguments: context_length, the training context in tokens; longest, tokens of the longest training
-        window of a task, None for text; seed, for random numbers that constructors of schemes draw.
+        Arguments: context_length, the training context in tokens; longest, tokens of the longest training window of a
+        task, None for text; seed, for random numbers that constructors of schemes draw.
         Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other.
         """
         shape = Shape(
@@ -82,18 +76,14 @@ class Architecture:
 
 
 def build_architecture(config: Config) -> Architecture:
-    """Return the architecture that `config` describes.
-
-    Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other.
-    """
+    """Return the architecture that `config` describes; raises as `Architecture.build` does."""
     return Architecture.build(config.model, config.scheme, config.train.context_length, config.data.window, config.seed)
 
 
 def checked_architecture(config: Config) -> Architecture:
     """Return the architecture of `config` after checking that it can be trained. Read no text and write nothing.
 
-    Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other; if
-    the scheme is not defined for the training length; and if the scheme or the kind of attention does not support the
+    Raises: ConfigError if the scheme or the kind of attention refuses its options, the training length, or the
     positions of tasks or of masked documents.
     """
     architecture = build_architecture(config)
@@ -126,9 +116,11 @@ def check_positions(architecture: Architecture) -> None:
     pos = torch.arange(5)
     kinds = dict(zip(architecture.scheme, architecture.kinds, strict=True))  # a scheme that layers share runs once
     for scheme, kind in kinds.items():
+        # First with positions [T]: an error here has another cause, and is raised as it is.
         call_hooks(scheme, kind, pos)
         try:
             call_hooks(scheme, kind, pos.expand(3, 1, -1))
+        # Any exception: user code that expects [T] fails in its own way.
         except Exception as error:
             raise ConfigError(
                 f"{place_of(error)}{type(scheme).__name__} is for text only: its hooks take positions [T], and tasks "
@@ -144,7 +136,7 @@ def call_hooks(
     """Run a scheme's methods and a kind of attention once, on tensors of zeros. Errors are raised to the caller.
 
     Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the activations after the embedding, by
-    default the dtype of the scheme's parameters; cache, to which keys and values are appended, or None.
+    default the scheme's; cache, to which keys and values are appended, or None.
     """
     B, T, shape = 1, pos.shape[-1], kind.shape
     positions = None
@@ -162,10 +154,7 @@ def call_hooks(
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:
-    """Return `prepared`, a tensor, a tuple of tensors or anything else, with floating-point tensors in `dtype`.
-
-    It is the result of `Scheme.prepare`. Integer tensors and other objects stay as they are.
-    """
+    """Return `prepared`, the result of `Scheme.prepare`, with its floating-point tensors in `dtype`."""
     if isinstance(prepared, Tensor):
         return prepared.to(dtype) if prepared.is_floating_point() else prepared
     if isinstance(prepared, tuple):

@@ -33,8 +33,8 @@ _LOGITS = 1 << 26  # logits in memory at a time, without a gradient: 256 MiB in 
 class Decoder(nn.Module):
     """A LLaMA-style language model with one position scheme.
 
-    `model(tokens, offset=0)` maps tokens [B, T] int64 to logits [B, T, V]. `offset` shifts every position, in tokens; a
-    relative scheme ignores it. `positions`, [B, T] int64, ascending in each sequence, replaces consecutive positions.
+    `model(tokens, offset=0)` maps tokens [B, T] int64 to logits [B, T, V]. `offset` shifts every position, in tokens.
+    `positions`, [B, T] int64, ascending in each sequence, replaces consecutive positions.
     """
 
     def __init__(self, architecture: Architecture, vocab_size: int) -> None:
@@ -59,7 +59,6 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the number format of the activations."""
         return self.compute_dtype or self.embedding.weight.dtype
 
     @property
@@ -71,11 +70,8 @@ class Decoder(nn.Module):
         return self.config.num_heads
 
     def shared_parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) for the weights that all schemes share, layer by layer; names repeat in each layer.
-
-        The packed projection is split into `attention.q`, `attention.k` and `attention.v`, so that a run that lacks one
-        of them, in any layer, can still be compared with others by the rest.
-        """
+        """Yield (name, tensor) for the weights that all schemes share, layer by layer; names repeat in each layer."""
+        # Split the packed projection: a run that lacks q, k or v in any layer can then be compared by the rest.
         in_all_layers = set.intersection(*(set(kind.heads_by_part) for kind in self.architecture.kinds))
         for name, parameter in self.named_parameters():
             # `blocks.3.ffn.down.weight` is called `ffn.down`, in all layers.
@@ -95,16 +91,14 @@ class Decoder(nn.Module):
                 yield inside or module, parameter
 
     def compile_blocks(self) -> None:
-        """Compile one block and run every layer through it, in a sixth of the time that compiling all takes.
-
-        Only steps with a gradient run compiled, because their shapes never change. Inference runs at many lengths;
-        compiling it would make results depend on which lengths came first, and a resumed run differ from a whole one.
-        """
+        """Compile one block and run every layer through it, in a sixth of the time that compiling all takes."""
         self.allow_compiled_attention()
         share_no_row_buffers()
         compiled = torch.compile(Block.forward, dynamic=False)
 
         def forward(block: Block, *inputs: Any) -> Tensor:
+            # Only steps with a gradient, because their shapes never change. Inference runs at many lengths; compiling
+            # it would make results depend on which lengths came first, and a resumed run differ from a whole one.
             return (compiled if torch.is_grad_enabled() else Block.forward)(block, *inputs)
 
         for block in self.blocks:
@@ -138,15 +132,13 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def _positions_in_documents(self, tokens: Tensor, offset: int, cache: KVCache | None) -> Tensor:
-        """Return the positions of all tokens so far, [B, tokens], which start again at `offset` in each document.
-
-        The cache, if any, holds the positions of earlier tokens, and the new ones are appended.
-        """
+        """Return the positions of all tokens so far, [B, tokens], which start again at `offset` in each document."""
         cached = None if cache is None else cache.positions
         begin = 0 if cached is None else cached.shape[1]
         row = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
         # The index of the token at which the document that continues from the cache began.
         first: Tensor | int = 0 if cached is None else begin - 1 + offset - cached[:, -1:]
+        # The running maximum of the rows of BOS tokens is the row at which each token's document began.
         positions = offset + row - torch.where(tokens.eq(cast(int, self.bos_id)), row, first).cummax(1).values
         if cache is not None:
             cache.positions = positions if cached is None else torch.cat((cached, positions), 1)
@@ -168,9 +160,9 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[Placement]]:
         """Return the stream before the first layer, [B, T, C], and the `Placement` (prepared positions) per layer.
 
-        Arguments: offset, the position of the window's first token; begin, number of the window's tokens before
-        `tokens`; length, tokens of the whole window; positions, [B, begin + T] or more, None if they are consecutive;
-        rows, last rows of the embeddings so far, for a hook that looks back, and is updated; None for a whole window.
+        Arguments: begin, number of the window's tokens before `tokens`; length, tokens of the whole window; positions,
+        [B, begin + T] or more, None if they are consecutive; rows, last rows of the embeddings so far, for a hook that
+        looks back, and is updated; None for a whole window.
         """
         first, end = offset + begin, begin + tokens.shape[1]
         # Tasks have the same reach in every batch, so that a compiled step compiles once.
@@ -190,6 +182,7 @@ class Decoder(nn.Module):
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         else:
             positions, pos = positions[:, :end], positions[:, None, begin:end]
+        # Layers that share a scheme share its prepared positions.
         placements: dict[int, Placement] = {}
         for row in self.scheme.shared_with:
             if row not in placements:
@@ -202,8 +195,7 @@ class Decoder(nn.Module):
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
         """Return the residual stream after the last norm, [B, T, C], computed in pieces of `piece` tokens.
 
-        All pieces pass one layer before the next, so memory holds only the whole stream and the cache of one layer.
-        Arguments: offset, the position of the first token; positions, [B, T], None if they are consecutive.
+        Arguments: positions, [B, T], None if they are consecutive.
         """
         length = tokens.shape[1]
         starts = range(0, length, piece)
@@ -213,6 +205,7 @@ class Decoder(nn.Module):
         )
         stream, placements = zip(*pairs, strict=True)
         pieces = list(stream)
+        # All pieces pass one layer before the next, so memory holds only the whole stream and the cache of one layer.
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
             cache = cast(Block, block).attention.kind.new_cache(length)
             for m in range(len(pieces)):
@@ -225,7 +218,7 @@ class Decoder(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
     ) -> Tensor:
-        """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token. Logits are computed in chunks.
+        """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token.
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
         Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
@@ -233,6 +226,7 @@ class Decoder(nn.Module):
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
         has_any_rows = gradient_of is losses_and_gradient and not is_plain()  # else their number must be fixed
+        # Rows that are not scored need no logits.
         if divisor is not None and has_any_rows:
             scored = targets >= 0
             x, targets = x[scored], targets[scored]
@@ -256,6 +250,7 @@ class Decoder(nn.Module):
             x, targets = x[:, -last:], targets[:, -last:]
         # Logits are independent row by row, so without a gradient memory need not hold all of them.
         rows = min(_ROWS, max(1, _LOGITS // self.embedding.num_embeddings))
+        # With a gradient, autograd keeps every chunk anyway.
         if torch.is_grad_enabled():
             rows = x.numel()
         parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
@@ -265,8 +260,7 @@ class Decoder(nn.Module):
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both.
 
-        Arguments: tokens and targets, [B, T], with a negative target for tokens that are not scored; positions, [B, T],
-        None if they are consecutive.
+        Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
         """
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
@@ -284,10 +278,8 @@ class Decoder(nn.Module):
 def initialise(model: Decoder, seed: int) -> None:
     """Set every tensor from (seed, its name), so that a scheme's parameters do not change the shared ones.
 
-    Matrices are normal with `init_std`, divided by sqrt(2 num_layers) if they write to the stream (GPT-2); norm weights
-    are 1. The packed projection is always drawn for q, k and v, and a kind of attention takes the parts that it has. A
-    parameter with an attribute `init_std` has this deviation instead. A scheme's random tensors (`Scheme.normal`) are
-    drawn the same way, and do not change if it is combined with others.
+    Matrices are normal with `init_std` (or the parameter's own attribute `init_std`), divided by sqrt(2 num_layers) if
+    they write to the stream (GPT-2); norm weights are 1. `Scheme.normal` tensors are drawn the same way.
     """
     config = model.config
     for name, parameter in model.named_parameters():
@@ -297,6 +289,7 @@ def initialise(model: Decoder, seed: int) -> None:
                 with torch.no_grad():
                     parameter.copy_(_draw(seed, single, tuple(parameter.shape), config.init_std))
             continue
+        # Norm weights and biases keep their constructor's values.
         if parameter.ndim < 2:
             continue
         std = config.init_std
@@ -304,6 +297,7 @@ def initialise(model: Decoder, seed: int) -> None:
             std = config.init_std / (2 * config.num_layers) ** 0.5
         if name.endswith("attention.qkv.weight"):
             block = cast(Block, model.blocks[int(name.split(".")[1])])
+            # Always drawn for q, k and v, so that a kind of attention without one of them has the same others.
             rows = _rows_by_part(config)
             drawn = _draw(seed, name, (sum(rows.values()), parameter.shape[1]), std)
             parts = dict(zip(rows, drawn.split(list(rows.values())), strict=True))
@@ -315,17 +309,14 @@ def initialise(model: Decoder, seed: int) -> None:
 
 
 def _rows_by_part(config: ModelConfig) -> dict[str, int]:
-    """Return the number of weight rows of q, k and v in a packed projection that has all three."""
     kv = config.kv_heads * config.head_width
     return {"q": config.num_heads * config.head_width, "k": kv, "v": kv}
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return a tensor of `shape`, drawn from a normal distribution with deviation `std` by (seed, name).
-
-    It is float64, because float32 draws differ by CPU.
-    """
+    """Return a tensor of `shape` from the normal distribution with deviation `std`, drawn by (seed, name)."""
     generator = torch.Generator().manual_seed(seed_of(seed, name))
+    # Float64, because float32 draws differ by CPU.
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
 
 

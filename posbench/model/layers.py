@@ -1,8 +1,7 @@
 """The layers of a LLaMA decoder (pre-norm RMSNorm, SwiGLU; arXiv 2302.13971) around a kind of attention.
 
 Shapes: B batch, T tokens, C = d_model, H heads, D = head_dim, F = ffn_width. Weights are float32 and rounded to the
-activations' dtype for each product; norms are computed in float32. The norm and the gate have gradients written here,
-which read and write their tensors less often than automatic ones (docs/internals/speed.md).
+activations' dtype for each product; norms are computed in float32.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ class RMSNorm(nn.Module):
         return apply(_Normed, x, self.weight, self.eps)
 
 
+# Written by hand: it reads and writes its tensors less often than the automatic gradient (docs/internals/speed.md).
 class _Normed(torch.autograd.Function):
     """The function n w of x and weight w, with n = x / rms(x), and its gradient.
 
@@ -91,6 +91,7 @@ class Attention(nn.Module):
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
         value = parts.get("k" if self.kind.shared_kv else "v")
+        # The value of a shared K = V: before the key's norm with `value_norm`, after it without.
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         q, k = parts.get("q"), parts.get("k")
@@ -119,8 +120,9 @@ class SwiGLU(nn.Module):
         return self.down(apply(_Gated, self.gate_up(x)))
 
 
+# Also by hand: its gradient reuses the sigmoid.
 class _Gated(torch.autograd.Function):
-    """The function silu(gate) * up of x [..., 2F], whose halves are gate and up. Its gradient reuses the sigmoid."""
+    """The function silu(gate) * up of x [..., 2F], whose halves are gate and up."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

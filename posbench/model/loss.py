@@ -1,8 +1,6 @@
 """Compute the mean cross-entropy of a linear layer's logits without holding all logits in memory.
 
-The forward pass computes logits in chunks of rows, and each chunk's gradient while the chunk is still in the cache (as
-Liger kernels do on GPUs, arXiv 2410.10989). Otherwise [N, V] float32 logits, their softmax and its gradient would be
-the largest tensors of a small model's step. N rows, C channels, V vocabulary.
+N rows, C channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ CHUNK = {"cpu": 512 * 4096, "cuda": 4096 * 16384}
 
 
 def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's cross-entropy, [N] nats in at least float32, and its gradient for the logits, [N, V].
-
-    The gradient has the dtype of the logits. Arguments: logits [N, V]; targets [N].
-    """
+    """Return each row's cross-entropy, [N] nats in at least float32, and its gradient for the logits, [N, V]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if logits.is_cuda:  # compiles to one kernel; an assignment by index would need another float32 copy of the logits
         log_p = logits.log_softmax(-1, dtype=wide)
@@ -38,6 +33,7 @@ def losses_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     # log-sum-exp = largest logit - log(largest p), which avoids exponentials: half of the time on a CPU goes into them.
     log_sum = logits.amax(-1).to(wide) - p.amax(-1).log()
     losses = log_sum - logits.gather(-1, targets[:, None])[:, 0].to(wide)
+    # In place: p becomes the gradient, p - one_hot(target).
     p[torch.arange(len(targets), device=targets.device), targets] -= 1
     return losses, p.to(logits.dtype)
 
@@ -57,11 +53,15 @@ class _MeanLoss(torch.autograd.Function):
     ) -> Tensor:
         rounded = weight.to(x.dtype)
         total = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        # Each chunk's gradient is computed while the chunk is still in the cache (as Liger kernels do on GPUs, arXiv
+        # 2410.10989). Otherwise [N, V] float32 logits, their softmax and its gradient would be the largest tensors of a
+        # small model's step.
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
         for part, target, dpart in zip(x.split(rows), targets.split(rows), dx.split(rows), strict=True):
             if divisor is None:
                 losses, gradient = gradient_of(product(part, rounded), target)
             else:
+                # A negative target is not scored; 0 stands in for it as an index.
                 losses, gradient = gradient_of(product(part, rounded), target.clamp(min=0))
                 losses, gradient = losses * (target >= 0), gradient * (target >= 0)[:, None]
             total += losses.sum()
@@ -101,9 +101,9 @@ def mean_cross_entropy(
     If `divisor`, 0-d, is given, return the sum over rows whose target is not negative, divided by `divisor`.
 
     Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, `losses_and_gradient` or
-    its compiled form, which returns losses and their gradient for logits; rows, the number per chunk, by default one
-    that suits the device.
+    its compiled form; rows, the number per chunk, by default one that suits the device.
     """
+    # torch.func cannot transform a function that writes its gradient in the forward pass.
     if is_plain():
         return _plain_mean(x, weight, targets, divisor)
     rows = rows or max(1, CHUNK.get(x.device.type, CHUNK["cuda"]) // len(weight))

@@ -1,8 +1,4 @@
-"""Map our names of a decoder's tensors to Hugging Face's, by one table for import and export.
-
-A tensor of layer n is `model.layers.n.NAME.weight` at Hugging Face and `blocks.n.NAME.weight` in posbench; biases
-likewise.
-"""
+"""Map our names of a decoder's tensors to Hugging Face's, by one table for import and export."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import torch
 from torch import Tensor
 
 WHOLE = {"embedding": "model.embed_tokens", "norm": "model.norm", "unembedding": "lm_head"}
+# In layer n: `model.layers.n.NAME.weight` at Hugging Face, `blocks.n.NAME.weight` in posbench; biases likewise.
 LAYER = {
     "attention_norm": "input_layernorm",
     "attention.qkv": "self_attn.qkv_proj",
@@ -32,8 +29,8 @@ PARTS = {  # packed product -> the separate products of most model families, in 
 def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Return copies of a decoder's tensors under Hugging Face's names, without the tensors of its scheme.
 
-    Arguments: tensors, by our names; rows, the number of rows of each part of a packed product, such as
-    {"attention.qkv": [32, 16, 16]}. A product without an entry stays packed, as in Phi-3.
+    Arguments: rows, the number of rows of each part of a packed product, such as {"attention.qkv": [32, 16, 16]}. A
+    product without an entry stays packed, as in Phi-3.
     """
     theirs: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -64,6 +61,7 @@ def from_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif (product := packed.get(layer[2])) is None:
             ours[f"blocks.{layer[1]}.{in_layer.get(layer[2], layer[2])}.{suffix}"] = tensor
         else:
+            # Each part assigns the same packed tensor, so the order of names does not matter.
             parts = [tensors[f"model.layers.{layer[1]}.{part}.{suffix}"] for part in PARTS[product]]
             ours[f"blocks.{layer[1]}.{product}.{suffix}"] = torch.cat(parts)
     return ours

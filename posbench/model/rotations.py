@@ -16,11 +16,12 @@ from posbench.system.console import plain_table
 def show_rotations(models: Mapping[str, Layers], length: int, console: Console) -> None:
     """Print a table of the rotation frequencies in inputs of `length` tokens, a row for each rotation of a model.
 
-    Arguments: models, the schemes of all layers by the heading of their rows. A model without rotations has one row.
+    Arguments: models, the schemes of all layers by the heading of their rows.
     """
     table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
     for heading, layers in models.items():
         rotations = list(_rotations(layers, length))
+        # A model without rotations has one empty row.
         for columns in rotations or [()]:
             table.add_row(heading, *columns)
     console.print(table)

@@ -1,7 +1,7 @@
 """Count a decoder's parameters, the floating-point operations that its definition needs, and the bytes that it caches.
 
-Model FLOPs are the operations that the definition needs: 2 per matrix parameter and token in the forward pass, three
-times as much with the backward pass, plus mixing, which the kind of attention counts. Recomputation does not count.
+Model FLOPs are 2 per matrix parameter and token in the forward pass, three times as much with the backward pass, plus
+mixing, which the kind of attention counts. Recomputation does not count.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CacheSize:
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return {`embedding`: number, `body`: number}: the parameters of a decoder without its position scheme's.
+    """Return the parameters of a decoder without its position scheme's, by `embedding` and `body`.
 
-    `embedding` counts both embedding tables if they are untied; `body` counts all others.
+    `embedding` counts both embedding tables if they are untied.
     """
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
@@ -46,33 +46,23 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:
     """Return the model FLOPs per token of the forward pass over windows of `length` tokens.
 
-    The scheme's own FLOPs are included if the scheme states them. Arguments: vocab_size, the rows of the embedding
-    table.
+    `vocab_size` is the rows of the embedding table.
     """
     scheme = architecture.scheme
     layers = zip(scheme, architecture.kinds, strict=True)
     mixing = sum(kind.flops_per_token(length, layer) for layer, kind in layers)
+    # Unknown FLOPs of a scheme count as 0.
     mixing += scheme.flops_per_token(length) or 0.0
     return 2.0 * (_matrices(architecture) + vocab_size * architecture.model.d_model) + mixing
 
 
 def training_flops_per_token(architecture: Architecture, vocab_size: int) -> float:
-    """Return the model FLOPs per token of the forward and backward passes over windows of the training length.
-
-    Arguments: vocab_size, the rows of the embedding table.
-    """
+    """Return the model FLOPs per token of the forward and backward passes over windows of the training length."""
     return 3 * forward_flops_per_token(architecture, vocab_size, architecture.scheme.shape.context_length)
 
 
 def training_memory(config: Config, architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return {purpose: estimated bytes} that training with float32 weights needs on its device.
-
-    state: weights, gradients and two moments, 16 bytes per parameter, and the rounded weights that the backward pass
-    reads, 2 bytes per parameter.
-    activations: the tensors of a micro-batch that each layer keeps for its backward pass, 10 d_model + 3 ffn_dim per
-    token: two hidden states, the same normalised, q, k, v, rotated q and k, attention output, gate, up, gate * up.
-    logits: the logits of one chunk with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
-    """
+    """Return {purpose: estimated bytes} that training with float32 weights needs on its device."""
     model, train = config.model, config.train
     parameters = num_parameters(architecture, vocab_size)
     tokens = train.batch_size // train.accumulation * train.context_length
@@ -80,21 +70,23 @@ def training_memory(config: Config, architecture: Architecture, vocab_size: int)
     for kind in architecture.kinds:
         by_part = kind.heads_by_part
         heads += sum(by_part.values()) + by_part.get("q", 0) + by_part.get("k", 0)
+    # Per token and layer: two hidden states, the same normalised, q, k, v, rotated q and k, attention output, gate, up,
+    # gate * up.
     layers = model.num_layers * (4 * model.d_model + model.num_heads * model.head_width + 3 * model.ffn_width)
+    # The backward pass reads activations in the compute dtype.
     width = 4 if train.dtype == "float32" else 2
     rows = min(tokens, max(1, CHUNK["cuda"] // vocab_size))
     return {
+        # Weights, gradients and two moments, and the rounded weights that the backward pass reads.
         "state": 16 * sum(parameters.values()) + 2 * parameters["body"],
         "activations": width * (layers + heads * model.head_width) * tokens,
+        # One chunk's logits with their softmax (`posbench.model.loss`), and the unembedding's float32 gradient.
         "logits": (2 * width + 4) * rows * vocab_size + 4 * vocab_size * model.d_model,
     }
 
 
 def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> CacheSize:
-    """Measure and return the size of the caches of all layers, by passing zeros through each layer.
-
-    Arguments: dtype, of the activations.
-    """
+    """Measure the size of the caches of all layers, by passing zeros through each layer."""
     layers = list(zip(architecture.scheme, architecture.kinds, strict=True))
     length = max(scheme.reach or 1 for scheme, _ in layers)  # from here on, each token adds the same number of bytes
 
@@ -104,29 +96,25 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
             total += _cached_bytes(kind, scheme, tokens, dtype, is_first=n == 0)
         return total
 
+    # The difference of two lengths is what a token adds; the rest does not depend on the length.
     short, long = cached(length), cached(length + 1)
     return CacheSize(bytes_per_token=long - short, state_bytes=short - length * (long - short))
 
 
 def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype, is_first: bool) -> int:
-    """Return the bytes in the cache of one layer after `length` tokens.
-
-    Arguments: kind, the layer's attention; scheme, its position scheme; dtype, of the activations; is_first, whether it
-    is the first layer, whose cache also holds the embeddings that the scheme looks back at.
-    """
+    """Return the bytes in the cache of one layer after `length` tokens."""
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
+    # Only the first layer's cache holds the embeddings that a scheme looks back at.
     cache.rows = {key: x for key, x in cache.rows.items() if is_first or not key.endswith("embed")}
     return cache.num_bytes
 
 
 def _parts_heads(architecture: Architecture) -> int:
-    """Return the number of heads of q, k and v together in the packed projections of all layers."""
     return sum(sum(kind.heads_by_part.values()) for kind in architecture.kinds)
 
 
 def _matrices(architecture: Architecture) -> int:
-    """Return the number of parameters in the weight matrices of all layers, without embeddings."""
     model = architecture.model
     heads = _parts_heads(architecture) + model.num_layers * model.num_heads  # and the output's
     return model.d_model * (heads * model.head_width + 3 * model.num_layers * model.ffn_width)

@@ -1,9 +1,8 @@
 """Position schemes by name. This package knows tensors, not models.
 
-Every scheme class in this package is registered automatically: its kind is the class name in snake case
-(`TransformerXL` is `transformer_xl`; the base class is `nope`). Your own scheme is a class in a file,
-`my_scheme.py:Faded`, or in an installed package with the entry-point group `posbench.schemes`. See
-`docs/adding-a-scheme.md`.
+Every scheme class here is registered by its class name in snake case (`TransformerXL` is `transformer_xl`; the base
+class is `nope`). Your own is a class in a file, `my_scheme.py:Faded`, or an installed package's entry point in
+`posbench.schemes`. See `docs/adding-a-scheme.md`.
 """
 
 from __future__ import annotations

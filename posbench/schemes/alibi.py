@@ -12,14 +12,12 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 
 
 def exponents(num_heads: int) -> Tensor:
-    """Return `log2` of the ALiBi slope of each of H heads, [H] float32: dyadic fractions, exact in every format.
-
-    If H is a power of two the values are `-8h / H` for h = 1 .. H. Otherwise, with P the largest power of two below H,
-    they are the values for P heads, then every second value (1st, 3rd, ...) for 2P heads.
-    """
+    """Return `log2` of the ALiBi slope of each of H heads, [H] float32."""
+    # With P the largest power of two up to H: -8h / P for h = 1 .. P, then every second value for 2P heads.
     power = 2 ** math.floor(math.log2(num_heads))
     regular = -8 * torch.arange(1, power + 1) / power
     between = -8 * torch.arange(1, 2 * power + 1, 2) / (2 * power)
+    # Multiples of a power of two, so they are exact in every floating-point format.
     return torch.cat((regular, between))[:num_heads]
 
 
@@ -29,10 +27,7 @@ def slopes(num_heads: int) -> Tensor:
 
 
 class Alibi(Scheme):
-    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores, m_h the slope of head h.
-
-    The slope multiplies the distance; times the key's position it would be wrong by whole logits in low precision.
-    """
+    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores, m_h the slope of head h."""
 
     exponents: Tensor
 
@@ -42,10 +37,11 @@ class Alibi(Scheme):
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         def penalty(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # The slope multiplies the distance: slope times position would be wrong by whole logits in low precision.
             return torch.exp2(self.exponents[h]) * -at.distance(b, i, j)
 
         return penalty
 
     def log_decay(self) -> Tensor | float | None:
-        """Return the bias per token of distance, `-m_h` [H]: the decay of retention (arXiv 2307.08621)."""
+        """Return `-m_h` per token of distance, [H]: the decay of retention (arXiv 2307.08621)."""
         return -torch.exp2(self.exponents)

@@ -35,15 +35,12 @@ class Shape:
 
     @property
     def positions_length(self) -> int:
-        """Return L of the formulas for positions: the training context, or the source's in a continued run."""
+        """Return L of the formulas: the training context, or the source's in a continued run."""
         return self.trained_length or self.context_length
 
 
 class Placement(NamedTuple):
-    """The positions of the queries and keys of one attention call; each token has one row in their tensors.
-
-    `distance` gives the same result if an input is processed whole, in chunks or token by token.
-    """
+    """The positions of the queries and keys of one attention call; each token has one row in their tensors."""
 
     pos: Any  # result of `Scheme.prepare` for the positions of the queries
     first_query: int  # position of the first query, tokens
@@ -54,45 +51,37 @@ class Placement(NamedTuple):
     documents: Tensor | None = None  # first row of each key's document, [B, keys] int64, if documents are masked
 
     def past(self, cached: dict[str, Tensor] | None) -> EarlierRows:
-        """Return access to the tokens before the queries, for methods of a scheme (hooks) that read earlier tokens.
+        """Return access to the tokens before the queries, for hooks that read earlier tokens.
 
-        Arguments: cached, {hook: the last rows of its tensor x, one per token} if the input is processed piece by
-        piece; None if it is processed whole.
+        Arguments: cached, {hook: the last rows of its tensor}; None if the input is processed whole.
         """
         return EarlierRows(None if self.documents is None else self.positions, self.first_key, cached)
 
     def distance(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return how many tokens key `j` is before query `i` in sequence `b`; negative if the key is later.
-
-        Arguments: b, i and j, integer tensors that broadcast: indices of sequence, query row and key row.
-        """
+        """Return how many tokens key row `j` is before query row `i` in sequence `b`; negative if the key is later."""
+        # Positions, not row numbers, so an input read whole, in chunks or token by token gives the same distances.
         if self.positions is None:
             return (i + self.first_query) - (j + self.first_key)
         return self.positions[b, i + self.first_query - self.first_key] - self.positions[b, j]
 
     def is_later(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return a bool tensor: True if key row `j` comes after query row `i`. A bias that sums over keys needs it.
-
-        Arguments: i and j, integer tensors that broadcast.
-        """
+        """Return True if key row `j` comes after query row `i`. A bias that sums over keys needs it."""
         return j + self.first_key > i + self.first_query
 
     def distances(self, q: Tensor) -> Tensor:
-        """Return all distances 0, 1, 2, ... that queries `q` [B, H, T, .] can have to a key, a 1-d int64 tensor."""
+        """Return all distances 0, 1, 2, ... that queries `q` [B, H, T, .] can have to a key, 1-d int64."""
         count = self.position_limit or self.first_query + q.shape[2] - self.first_key
         return torch.arange(count, device=q.device)
 
     def value_at_query(self, values: Tensor, b: Tensor, i: Tensor) -> Tensor:
-        """Return the entries for query rows `i` from `values` [T], or [B, 1, T] if each sequence has its own positions.
-
-        Arguments: b and i, integer tensors that broadcast: indices of sequence and query row.
-        """
+        """Return the entries for query rows `i` from `values` [T], or [B, 1, T] with `positions`."""
         return values[i] if self.positions is None else values[b, 0, i]
 
     def look_up(self, by_distance: Tensor) -> Bias:
-        """Return a bias function that looks up head h and distance d in the table `by_distance` [H, distances]."""
+        """Return a bias that looks up head h and distance d in the table `by_distance` [H, distances]."""
 
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # Later keys are masked, so any entry serves their negative distances.
             d = self.distance(b, i, j).clamp(min=0)
             if h.ndim == 0 or d.ndim != 2:
                 return by_distance[h, d]
@@ -103,12 +92,12 @@ class Placement(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """Per-token values that a scheme computes, and their running sums over tokens, each [B, G, rows, N].
+    """Per-token values that a scheme computes, and their running sums (own token included), [B, G, rows, N] each.
 
-    Sums include the row's own token. G is the number of heads; in `Scheme.bias`, G = H. Query rows and key rows have
-    separate tensors because FlexAttention computes a gradient only for a tensor that is indexed once.
+    G is the number of heads; in `Scheme.bias`, G = H.
     """
 
+    # Queries and keys have separate tensors: FlexAttention computes a gradient only for a tensor indexed once.
     at_query: Tensor
     at_key: Tensor
     sum_at_query: Tensor
@@ -118,15 +107,14 @@ class Gates(NamedTuple):
 class Scheme(nn.Module):
     """A position scheme of one layer: methods (hooks) that the model calls around attention, and properties.
 
-    A subclass overrides one or two hooks and declares its properties. Hooks receive `pos`, the result of `prepare`,
-    which runs once per forward pass for all layers that share the scheme. By default `pos` is the positions themselves,
-    [T] int64, in tokens, counted from 0 at the start of the input.
+    A subclass overrides one or two hooks and declares its properties. Hooks receive `pos`, the result of `prepare`: by
+    default the positions, [T] int64, in tokens from the start of the input.
 
     The hooks in `LOOKING_BACK` may take a third argument named `earlier`: `earlier(n)` is x, n tokens earlier (zeros
-    before the input and before the document). n may be up to `looks_back`, an attribute of the class or object.
+    before the input and before the document), for n up to `looks_back`.
 
-    The constructor's arguments after `shape` are the options in the scheme's YAML file, by name. A parameter made by
-    `normal` is drawn like the decoder's matrices, from (seed, its name); others keep the values of the constructor.
+    The constructor's arguments after `shape` are the options in the scheme's YAML file. A parameter made by `normal` is
+    drawn like the decoder's matrices, from (seed, its name); others keep their values.
     """
 
     is_relative: bool = True  # logits depend only on differences of positions (measured by `posbench verify`)
@@ -146,6 +134,7 @@ class Scheme(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # Inspected once per class, because `call_hook` runs in every layer of every forward pass.
         cls._takes_earlier = frozenset(
             hook for hook in LOOKING_BACK if "earlier" in inspect.signature(getattr(cls, hook)).parameters
         )
@@ -162,7 +151,7 @@ class Scheme(nn.Module):
 
     @property
     def group(self) -> str:
-        """Return the heading that lists the scheme in `posbench schemes`, by default derived from `acts_on`."""
+        """Return the scheme's heading in `posbench schemes`."""
         if "bias" in self.acts_on:
             return "biases on the scores"
         if self.looks_back:
@@ -173,10 +162,7 @@ class Scheme(nn.Module):
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return where the scheme adds position: names from embed, hidden, q, k, v, o, bias.
-
-        By default they are the methods of these names (hooks) that the class overrides.
-        """
+        """Return where the scheme adds position, by default the hooks it overrides: embed, hidden, q, k, v, o, bias."""
         return frozenset(site for site in ("embed", "hidden", "q", "k", "v", "o", "bias") if self.overrides(site))
 
     @property
@@ -205,51 +191,47 @@ class Scheme(nn.Module):
     def flops_per_token(self, length: int) -> float | None:
         """Return the FLOPs per token that the scheme adds to one layer in a forward pass over `length` tokens.
 
-        Elementwise operations such as rotations are not counted, as in most publications. A class outside posbench
-        returns None (unknown) unless it overrides this; reports then do not claim equal compute.
+        Elementwise operations such as rotations are not counted, as in most publications. None means unknown, the
+        default of a class outside posbench; reports then do not claim equal compute.
         """
         return 0.0 if type(self).__module__.startswith("posbench.schemes") else None
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return what the scheme's other methods (hooks) receive as `pos`, such as cosines and sines; by default `pos`.
+        """Return what the other hooks receive as `pos`, such as cosines and sines; by default `pos`.
 
-        It must not use `per_layer` parameters, because layers share its result.
-        Arguments: pos, the positions, [T] int64 from 0 to millions ([B, 1, T] if each sequence has its own); length,
-        the number of tokens of the whole input.
+        It runs once per forward pass for all layers that share the scheme, so it must not use `per_layer` parameters.
+        Arguments: pos, [T] int64 from 0 to millions ([B, 1, T] if each sequence has its own); length, tokens of the
+        whole input.
         Returns: a tensor or tuple of tensors, float64 or integer. The decoder rounds floats once, to its own dtype.
         """
         return pos
 
     def embed(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the token embeddings `x` [B, T, C] with position added; called once, before the first layer.
-
-        `pos` is the result of `prepare`, by default the positions.
-        """
+        """Return the token embeddings `x` [B, T, C] with position added; called once, before the first layer."""
         return x
 
     def hidden(self, x: Tensor, pos: Any) -> Tensor:
         """Return the hidden states that projections and `gate` read, [B, T, C]; by default `x`, unchanged.
 
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the result of `prepare`.
+        Arguments: x, the hidden states after the layer's norm, [B, T, C].
         """
         return x
 
     def gate(self, x: Tensor, pos: Any) -> Any:
         """Return N values per token computed from the hidden states, [B, G, T, N] with G = 1, Hkv or H, or None.
 
-        The scheme chooses N. `locate` and `bias` receive the values and their running sums as `Gates`. The sums grow
-        with the length: use at least the dtype of the parameters, and float64 for sums that become angles.
-        Arguments: x, the hidden states after the layer's norm and the hook `hidden`, [B, T, C]; pos, the result of
-        `prepare`.
+        The scheme chooses N. `locate` and `bias` receive the values and their running sums as `Gates`. Sums grow with
+        the length: use at least the dtype of the parameters, and float64 for sums that become angles.
+        Arguments: x, the hidden states after the layer's norm and the hook `hidden`, [B, T, C].
         """
         return None
 
     def locate(self, pos: Any, gates: Any) -> Any:
         """Return the `pos` that the methods q, k, v and o receive in this layer; by default the argument, unchanged.
 
-        Arguments: pos, the result of `prepare`; gates, `Gates` of the current tokens, with 1 head or one per head of
-        the methods' tensors. For G = Hkv < H this is called twice: for q and o (H heads), and for k and v (Hkv). With G
-        = H > Hkv it can only serve q and o.
+        Arguments: gates, `Gates` of the current tokens, with 1 head or one per head of the methods' tensors. For G =
+        Hkv < H it is called twice: for q and o (H heads), and for k and v (Hkv). With G = H > Hkv it can only serve q
+        and o.
         """
         return pos
 
@@ -272,40 +254,34 @@ class Scheme(nn.Module):
         return x
 
     def o(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the attention output `x` [B, H, T, D], before its projection, changed by the query's position.
-
-        `pos` is the result of `locate`.
-        """
+        """Return the attention output `x` [B, H, T, D], before its projection, changed by the query's position."""
         return x
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
         """Return a function (b, h, i, j) that computes the term to add to the scaled scores, or None to add nothing.
 
-        The indices are sequence, head, query row and key row. The function works elementwise on integer tensors that
-        broadcast (0-d ones included), so that blocks, masks, FlexAttention's score function and linear attention's
-        decay can all use it. None keeps the fused kernel. Expand a learned table to [H, distances] outside the
-        function. Indexing a whole [B, H, rows, keys] tensor is allowed, but slow. Later keys are masked afterwards; a
-        bias that sums over keys must exclude them itself (`at.is_later`).
+        The indices are sequence, head, query row and key row: integer tensors that broadcast (0-d ones included), on
+        which the function works elementwise, so that every kernel can use it. None keeps the fused kernel. Expand a
+        learned table to [H, distances] outside the function. Indexing a whole [B, H, rows, keys] tensor is allowed, but
+        slow. Later keys are masked afterwards; a bias that sums over keys must exclude them itself (`at.is_later`).
 
         Arguments: q, the unscaled queries after the hook q, [B, H, T, .]; k, the unscaled cached keys after the hook k,
         [B, Hkv, keys, .], to be read only if `reads_keys`; gates, the result of `gate` as `Gates` with H heads; at, the
-        positions of the rows: `at.distance(b, i, j)` is in tokens.
+        positions of the rows.
         """
         return None
 
     def log_decay(self) -> Tensor | float | None:
         """Return the slope of a bias that is linear in distance, `log_decay[h] * (i - j)`, or None for other biases.
 
-        Slopes are at most 0: [H], or one number for all heads; 0 means no bias. Attention without a softmax uses them
-        to compute the same result as with `bias` in linear time.
+        Slopes are at most 0: [H], or one number for all heads. Attention without a softmax uses them for linear time.
         """
         return None if self.overrides("bias") else 0.0
 
     def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
         """Call the method named `hook`, one of `LOOKING_BACK`, on the tensor `x`, and return its result.
 
-        If the method takes the argument `earlier`, it gets a function that returns x some tokens earlier.
-        Arguments: pos, the positions that the method receives; past, from which `earlier` reads tokens before x.
+        Arguments: past, from which the argument `earlier` reads tokens before x.
         """
         if hook in self._takes_earlier:
             return getattr(self, hook)(x, pos, past.earlier(hook, x, self.looks_back))
@@ -317,17 +293,19 @@ LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may
 
 
 def check_hooks(scheme: type[Scheme]) -> None:
-    """Check that the methods that posbench calls (hooks) have the right names and parameters in a user's class.
+    """Check the names and parameters of the hooks in a user's class.
 
     Raises: ConfigError with the hook, its file and line, its signature and the expected one.
     """
     for name, method in vars(scheme).items():
+        # A misspelt hook would silently do nothing.
         similar = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
         if callable(method) and similar and name not in HOOKS:
             raise ConfigError(
                 f"{_source_line(method)}{scheme.__name__}.{name} is not a hook; did you mean {similar[0]!r}? Give your "
                 "own method another name"
             )
+    # Other names of parameters are fine (without `earlier`), another number of them is not.
     for hook in HOOKS:
         method = getattr(scheme, hook)
         actual, expected = (list(inspect.signature(m).parameters) for m in (method, getattr(Scheme, hook)))
@@ -341,9 +319,8 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
 
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
-    """Call the method of `scheme` named `hook` (embed, hidden, q, k, v or o) on `x`, check and return its result.
+    """Call the hook of `scheme` (embed, hidden, q, k, v or o) on `x`, check and return its result.
 
-    Arguments: pos, the positions that the hook receives; past, the tokens before x, for hooks that look back.
     Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
     """
     result = scheme.call_hook(hook, x, pos, past)
@@ -359,9 +336,9 @@ def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows
 
 
 def evaluate_bias(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the result of a bias function at sequence, head, query and key indices b, h, i, j, after checking it.
+    """Return the result of a bias function at sequence, head, query and key indices b, h, i, j.
 
-    Raises: ConfigError for booleans, which would be added as 0 and 1, and for more dimensions than the indices have.
+    Raises: ConfigError for booleans, and for more dimensions than the indices have.
     """
     added = bias(b, h, i, j)
     expected = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)
@@ -383,17 +360,18 @@ def _source_line(function: Any) -> str:
 
 
 def require_integer(key: str, value: object, least: int, usual: str) -> int:
-    """Return `value` of the option `key` if it is an integer of at least `least`.
+    """Return the option `key` if it is an integer of at least `least`.
 
     Arguments: usual, what the error suggests, such as "16 is the authors'". Raises: ConfigError if it is not.
     """
+    # A YAML `true` is an int in Python.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"scheme.{key}={value} must be a whole number, {least} or more ({usual})")
     return value
 
 
 def require_number(key: str, value: object, low: float, high: float, usual: str) -> float:
-    """Return `value` of the option `key` as a float if it is a number from `low` to `high`.
+    """Return the option `key` as a float if it is a number from `low` to `high`.
 
     Arguments: usual, what the error suggests, such as "10000 is usual". Raises: ConfigError if it is not.
     """

@@ -40,8 +40,7 @@ def scheme_class(kind: str) -> type[Scheme]:
 class Layers(JointProperties, nn.Module):
     """The position schemes of all layers of a decoder, and the properties that all layers have together.
 
-    Layers with the same scheme share one object. If the scheme has `per_layer` parameters, each layer has its own
-    object, and only the other parameters are shared. `shared_with[n]` is the first layer with the scheme of layer `n`.
+    `shared_with[n]` is the first layer with the scheme of layer `n`.
     """
 
     def __init__(self, schemes: list[Scheme], entries: list[SchemeConfig], shared_with: list[int]) -> None:
@@ -65,7 +64,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def first(self) -> Scheme:
-        """Return the scheme of the first layer, whose method `embed` the decoder calls on the token embeddings."""
+        """Return the scheme of the first layer, whose `embed` the decoder calls on the token embeddings."""
         return self[0]
 
     @property
@@ -75,7 +74,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def group(self) -> str:
-        """Return the heading for the scheme in `posbench schemes`, which is "alternating layers" if they differ."""
+        """Return the heading in `posbench schemes`, "alternating layers" if the layers differ."""
         return self.first.group if len(set(self.shared_with)) == 1 else "alternating layers"
 
 
@@ -93,6 +92,7 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
     keys = [_key(entry) for entry in entries]
     schemes = [builder.build(entry, n) for n, entry in enumerate(entries)]
     layers = Layers(schemes, entries, [keys.index(key) for key in keys])
+    # Token embeddings exist once, before layer 0, so no layer can have its own addition to them.
     if "embed" in layers.acts_on and len(set(keys)) > 1:
         name = next(entry.name for entry, scheme in zip(entries, layers, strict=True) if "embed" in scheme.acts_on)
         raise ConfigError(
@@ -109,9 +109,8 @@ def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
 
 
 def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes that layers alternate between, or only `config` itself if all layers have the same one.
+    """Return the schemes that layers alternate between, or only `config` if all layers have the same one.
 
-    A scheme in the list without a kind of attention has the list's.
     Raises: ConfigError for an unknown option, and for a scheme in the list that is itself a list.
     """
     if SCHEMES.get(config.kind) is not Interleaved:
@@ -124,15 +123,15 @@ def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
                 f"scheme.layers of {config.name} holds {member.name}, which is itself a list of layers: write its "
                 "schemes into the list"
             )
+        # A member without a kind of attention has the list's.
         members.append(replace(member, attention=member.attention or config.attention))
     return members
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Check the schemes that the scheme of one layer combines.
+    """Raise ConfigError for a member with another kind of attention than the layer, and for `layers` in a member.
 
     Arguments: config, the whole scheme; entry, the scheme of the layer.
-    Raises: ConfigError for a member with another kind of attention than the layer, and for `layers` in a member.
     """
     for part in parts_of(entry.options):
         member = SchemeConfig.from_mapping(dict(part))
@@ -150,24 +149,23 @@ def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
 
 
 class _Builder:
-    """Builder of the scheme objects of one decoder's layers; layers with equal configurations share parameters."""
+    """Builder of the schemes of one decoder's layers; layers with equal configurations share parameters."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
         self.first: dict[str, Scheme] = {}  # first scheme built for each `_key`
 
     def build(self, entry: SchemeConfig, n: int) -> Scheme:
-        """Return the scheme of layer `n`, a new object or one shared with an earlier layer.
-
-        Arguments: entry, the configuration of the scheme.
-        """
+        """Return the scheme of layer `n`, a new object or one shared with an earlier layer."""
         cls = scheme_class(entry.kind)
         values = dict(entry.options)
+        # `window` is an option of every scheme: the constructor gets it only if the class declares it.
         window = None if WINDOW in option_names(cls) else values.pop(WINDOW, None)
         check_options("scheme", entry.kind, cls, values)
         options = {name: self._with_members(value, n, entry.attention) for name, value in values.items()}
         first = self.first.get(_key(entry))
         if first is not None and not cls.per_layer and not _differ(first, options):
+            # Without parameters of its own, a layer reuses the object, which then prepares positions once.
             return first
         with torch.random.fork_rng(devices=[]), _default_dtype(torch.float64):
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
@@ -177,9 +175,11 @@ class _Builder:
             scheme.rescaling.check_lists(scheme.width)
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
+        # Share every parameter with the first such layer, except what is per layer or belongs to a member scheme.
         if first is None:
             self.first[_key(entry)] = scheme
         elif cls.per_layer is not True:
+            # Members come from `self.build` too, so they share their own parameters.
             members = [name + "." for name, part in scheme.named_modules() if name and isinstance(part, Scheme)]
             for name, parameter in first.named_parameters():
                 if name.partition(".")[0] not in (cls.per_layer or ()) and not name.startswith(tuple(members)):
@@ -190,11 +190,12 @@ class _Builder:
     def _with_members(self, option: Any, n: int, attention: dict[str, Any]) -> Any:
         """Return the value of an option, or the scheme objects of layer `n` if it is a list of schemes' configurations.
 
-        Equal configurations give one scheme. Arguments: attention, the layer's kind of attention and its options.
+        Arguments: attention, the layer's kind of attention and its options.
         """
         entries = [
             replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in schemes_in(option)
         ]
+        # Equal configurations give one scheme.
         built: dict[str, Scheme] = {}
         for entry in entries:
             built[_key(entry)] = built.get(_key(entry)) or self.build(entry, n)
@@ -217,24 +218,20 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if a layer needs a scheme object other than `first`, because it combines schemes that `first` lacks.
-
-    Arguments: first, the scheme object of an earlier layer with the same configuration; options, {option: value} of the
-    layer's scheme, in which a list may hold scheme objects.
-    """
+    """Return True if a layer combines schemes that `first`, an earlier layer's scheme of equal configuration, lacks."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
 
 def layer_entries(config: SchemeConfig, num_layers: int) -> list[SchemeConfig]:
-    """Return the configuration of each layer's scheme and attention, for a decoder of `num_layers` layers.
+    """Return the configuration of each layer's scheme and attention.
 
-    A list of schemes that alternate between layers gives layer n its number n modulo their count.
     Raises: ConfigError for an empty list or an unknown option.
     """
     members = _alternatives(config)
     if not members:
         raise ConfigError("scheme.layers must be a list of schemes, such as scheme.layers=[qk_rope,nope]")
+    # Schemes in a list alternate: layer n has number n modulo their count.
     return [members[n % len(members)] for n in range(num_layers)]
 
 
@@ -243,7 +240,6 @@ def _kind_of_attention(entry: SchemeConfig) -> str:
 
 
 def _members(entry: SchemeConfig) -> list[SchemeConfig]:
-    """Return the configurations of the schemes in the lists of `entry`, a scheme's configuration."""
     return [SchemeConfig.from_mapping(dict(member)) for member in members_of(entry.options)]
 
 
@@ -259,10 +255,8 @@ def takes_option(entry: Entry, option: str) -> bool:
 
 
 def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a scheme with the option set.
-
-    If the scheme is made of other schemes, and they have the option but the whole does not, it is set in each of them.
-    """
+    """Return a copy of a scheme with the option set."""
+    # If only its members have the option, it is set in each of them.
     if has_option(entry, option) or not takes_option(entry, option):
         return {**entry, option: value}
 
@@ -273,10 +267,9 @@ def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
 
 
 def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a scheme with the option set where a query sees all earlier tokens.
+    """Return a copy of a scheme with the option set in its parts without a window.
 
-    These are the schemes that it is made of, or itself, that have the option and no window.
-    Raises: ConfigError if there are none.
+    Raises: ConfigError if none of them has the option.
     """
 
     def changed(part: Entry) -> dict[str, Any]:

@@ -18,10 +18,9 @@ SITES = ("hidden", "q", "k", "v", "o")
 class Canon(Scheme):
     """Canon layers: add `sum_{n=0..width-1} w_n x_{t-n}` to x_t, with a number w_n for each channel.
 
-    At site `hidden`, x is the hidden states after the layer's norm (Canon A); at q, k and v it is the result of the
-    projection (Canon B). Canon C and D are in the feed-forward network and not defined here. There is no activation.
-    Earlier tokens of another document, or before the window, count as 0. Each layer has its own weights, uniform in
-    +-1 / sqrt(width) at initialisation, like the authors' `Conv1d`.
+    At site `hidden`, x is the hidden states after the layer's norm (Canon A); at q, k and v the result of the
+    projection (Canon B). Canon C and D, in the feed-forward network, are not defined here. There is no activation. Each
+    layer has its own weights.
     Options: `sites`, any of hidden, q, k, v, o; `width`, 4 in the authors' code.
     Raises: ConfigError for an unknown or repeated site, or a width below 1.
     """
@@ -37,7 +36,9 @@ class Canon(Scheme):
                 f"scheme.sites={sites!r} must be a list of any of {list(SITES)}, each once: scheme.sites=[hidden,q,k,v]"
             )
         self.sites = frozenset(sites)
+        # The kernel covers the current token too.
         self.looks_back = require_integer("width", width, 1, "4 is the authors'") - 1
+        # One number per channel and token of the kernel: [C, width], or [heads, 1, D, width].
         heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         for site in (site for site in SITES if site in self.sites):
             sizes = (shape.d_model,) if site == "hidden" else (heads[site], 1, shape.head_dim)
@@ -63,11 +64,7 @@ class Canon(Scheme):
         return self._convolved("o", x, earlier)
 
     def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
-        """Return `x` plus its convolution over tokens, in at least float32, or only `x` if `site` is not in `sites`.
-
-        Arguments: site, the place in the layer: hidden, q, k, v or o; x, its tensor, [B, T, C] or [B, heads, T, D];
-        earlier, the function for which `earlier(n)` is x, n tokens earlier.
-        """
+        """Return `x` [B, T, C] or [B, heads, T, D] plus its convolution over tokens, or only `x` at other sites."""
         if site not in self.sites:
             return x
         weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]

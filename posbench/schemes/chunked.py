@@ -28,6 +28,7 @@ class Chunked(Scheme):
         place_in_chunk = at.pos % self.chunk
 
         def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # A key farther back than the query's place in its chunk belongs to an earlier chunk.
             is_hidden = at.distance(b, i, j) > at.value_at_query(place_in_chunk, b, i)
             return torch.where(is_hidden, -float("inf"), 0.0)
 

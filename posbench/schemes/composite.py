@@ -15,7 +15,7 @@ from posbench.schemes.earlier import EarlierRows
 
 
 class JointProperties:
-    """Base class with the properties that several schemes have together, in one layer or in all layers of a decoder."""
+    """Base class with the properties that several schemes have together, in one layer or in all layers."""
 
     @property
     def parts(self) -> list[Scheme]:
@@ -53,7 +53,7 @@ class JointProperties:
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the FLOPs per token that all schemes add at `length` tokens, or None if a scheme states none."""
+        """Return the FLOPs per token that all schemes add, or None if any is unknown."""
         flops = [scheme.flops_per_token(length) for scheme in self.parts]
         return None if None in flops else float(sum(count for count in flops if count is not None))
 
@@ -61,12 +61,12 @@ class JointProperties:
 class Interleaved(Scheme):
     """Schemes that alternate from layer to layer: layer n uses `layers[n % len(layers)]`.
 
-    Equal schemes in the list are one scheme, with the same parameters, and prepare positions once. This class only
-    declares the option: `posbench.schemes.build_scheme` gives each layer its scheme.
+    Equal schemes in the list are one scheme, with the same parameters.
     Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
     """
 
     def __init__(self, shape: Shape, layers: Sequence[Any]) -> None:
+        # This class only declares the option: `build_scheme` gives each layer its scheme.
         super().__init__(shape)
 
 
@@ -83,11 +83,11 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
             raise ConfigError("scheme.of must be a list of schemes, such as scheme.of=[qk_rope,nope]")
         if any(member.window for member in of):
             raise ConfigError("scheme.of holds a scheme with a window: set scheme.window next to scheme.of instead")
+        # A scheme named twice is one object, whose hooks run once.
         self.members = nn.ModuleList(dict.fromkeys(of))
 
     @property
     def parts(self) -> list[Scheme]:
-        """Return the combined schemes without repetitions."""
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property
@@ -129,6 +129,7 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
         return total
 
     def log_decay(self) -> Tensor | float | None:
+        # Slopes add like the biases; one bias that is not linear makes the sum nonlinear.
         total: Tensor | float = 0.0
         for decay in [member.log_decay() for member in self.parts]:
             if decay is None:

@@ -14,8 +14,8 @@ class Cope(Scheme):
     """CoPE: add `q_i . e[p_ij] / sqrt(D)`, with `p_ij = sum_{t=j..i} sigmoid(q_i . k_t / sqrt(D))`, to the scores.
 
     p is limited to `positions - 1`. The vectors e [positions, D] are learned from 0 in each layer, shared by heads and
-    interpolated at fractional p. Both products are divided by sqrt(D), as in the authors' code; the paper shows the
-    division only for q . k.
+    interpolated at fractional p. The division of q . e by sqrt(D) is the authors' code's; the paper shows it only for q
+    . k.
     Options: `positions`, the number of vectors (64 in the paper's language models).
     Raises: ConfigError unless it is a whole number above 1.
     """
@@ -33,20 +33,19 @@ class Cope(Scheme):
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         scores = scaled_scores(q, k, self.shape.head_dim)
         i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(k.shape[2], device=q.device)
+        # The sum over t reads later keys too, and the mask of attention comes too late to exclude them.
         counted = scores.sigmoid().masked_fill(at.is_later(i, j), 0.0)
         position = counted.flip(-1).cumsum(-1).flip(-1).clamp(max=len(self.e) - 1)  # [B, H, T, keys]
         lower = position.floor().long()
         D = self.shape.head_dim
+        # All whole positions at once, then the two around p: the vectors are few, pairs of query and key are many.
         at_whole = q[..., :D].to(scores.dtype) @ self.e.to(scores.dtype).t() * D**-0.5  # [B, H, T, positions]
         low, high = at_whole.gather(-1, lower), at_whole.gather(-1, (lower + 1).clamp(max=len(self.e) - 1))
         added = torch.lerp(low, high, position - lower)
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of q . e, queries times learned vectors, in one layer.
-
-        q . k is not counted, because attention computes it anyway.
-        """
+        """Return the FLOPs per token of q . e in one layer; attention computes q . k anyway."""
         return 2.0 * self.shape.num_heads * self.e.numel()
 
 

@@ -16,8 +16,8 @@ from posbench.schemes.cope import scaled_scores
 class Dape(Alibi):
     """DAPE: add `a_h + f_h(s_1 .. s_H, a_1 .. a_H)` to the scaled scores s of H heads, with ALiBi's biases a.
 
-    f is a network (linear, LeakyReLU of slope 0.01, linear) applied to each pair of query and key; each layer has its
-    own (version 1 of the paper and its code). Its matrices are initialised like the model's, its constants to 0.
+    f is a network (linear, LeakyReLU of slope 0.01, linear) of each pair of query and key, one per layer (version 1 of
+    the paper and its code). Its matrices are initialised like the model's, its constants to 0.
     Options: `width`, hidden units of f (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 
@@ -39,18 +39,17 @@ class Dape(Alibi):
         B, H, T, keys = scores.shape
         rows = [torch.arange(n, device=q.device) for n in (B, H, T, keys)]
         prior = alibi(rows[0][:, None, None, None], rows[1][:, None, None], rows[2][:, None], rows[3])
+        # The network mixes heads, so they become the last dimension.
         both = torch.cat((scores, prior.to(scores.dtype).expand_as(scores)), dim=1).movedim(1, -1)
         hidden = F.leaky_relu(F.linear(both, self.inner, self.inner_constant))
         added = F.linear(hidden, self.outer, self.outer_constant).movedim(-1, 1)
         return lambda b, h, i, j: alibi(b, h, i, j) + added[b, h, i, j]
 
     def log_decay(self) -> None:
-        """Return None, because the bias depends on the scores and is not linear in distance."""
+        """Return None: the bias depends on the scores."""
         return None
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token, in one layer, of the two matrices of the network that adapts the bias.
-
-        On average a query sees half of the `length` keys.
-        """
+        """Return the FLOPs per token of f's two matrices in one layer."""
+        # On average a query sees half of the `length` keys.
         return 1.0 * length * (self.inner.numel() + self.outer.numel())

@@ -17,9 +17,9 @@ Earlier = Callable[[int], Tensor]
 
 
 class EarlierRows(NamedTuple):
-    """Access to the tokens before the current ones, for the methods (hooks) of one layer's scheme; a row is a token.
+    """Access to the tokens before the current ones, for the hooks of one layer's scheme; a row is a token.
 
-    Rows are always counted in the order of the window; positions with gaps do not change which row is the previous one.
+    Rows are counted in the order of the window; gaps in positions do not change which row is the previous one.
     """
 
     positions: Tensor | None = None  # [B, T] or more, ending with the current tokens, if documents are masked
@@ -34,8 +34,7 @@ class EarlierRows(NamedTuple):
     def earlier(self, hook: str, x: Tensor, looks_back: int) -> Earlier:
         """Return the function of n that gives `x`, [B, T, C] or [B, heads, T, D], n tokens earlier, in the shape of x.
 
-        Arguments: hook, the name of the scheme's method that reads x; looks_back, the largest n. If the method calls
-        the function, x's last `looks_back` rows (one per token) are cached for the next piece of the window.
+        If the hook calls it, x's last `looks_back` rows are cached for the next piece of the window.
         """
         key = self.path + hook
         last_rows = self.cached.get(key) if self.cached else None  # read now: the first call replaces it
@@ -45,7 +44,7 @@ class EarlierRows(NamedTuple):
 def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
     """Return the rows n tokens before the rows of `x` [..., T, .], in x's shape, with zeros before the document.
 
-    Arguments: key, of the cached rows of x; last_rows, the cached `looks_back` rows before x, or None (zeros).
+    Arguments: last_rows, the cached `looks_back` rows before x, or None (zeros).
     Raises: ConfigError if n is not between 0 and `looks_back`.
     """
     if not 0 <= n <= looks_back:
@@ -60,12 +59,15 @@ def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, l
     if past.cached is None:
         shifted = F.pad(x, (0, 0, n, 0))[..., :T, :]
     else:
+        # The first piece of the input has nothing before it.
         if last_rows is None:
             last_rows = x.new_zeros(*x.shape[:-2], looks_back, x.shape[-1])
         shifted = torch.cat((last_rows[..., looks_back - n :, :], x), dim=-2)[..., :T, :]
+        # Cloned, because a view would keep the whole tensor in memory.
         past.cached[key] = torch.cat((last_rows, x[..., -looks_back:, :]), dim=-2)[..., -looks_back:, :].clone()
     if past.positions is None:
         return shifted
+    # Rows of the previous document count as zeros too.
     tokens_before = past.positions[:, -T:] - past.first  # of each token's document
     return shifted.masked_fill(tokens_before.reshape(-1, *(1 for _ in x.shape[1:-2]), T, 1) < n, 0)
 

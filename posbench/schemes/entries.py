@@ -11,7 +11,7 @@ Entry = Mapping[str, Any]
 
 
 def schemes_in(option: Any) -> list[Entry]:
-    """Return the value of an option if it is a list of schemes (mappings with a kind), otherwise an empty list."""
+    """Return the option if it is a list of schemes (mappings with a kind), otherwise an empty list."""
     is_list = isinstance(option, list) and all(isinstance(item, Mapping) and "kind" in item for item in option)
     return option if is_list else []
 
@@ -48,12 +48,10 @@ def without_option(entry: Entry, option: str) -> dict[str, Any]:
 
 
 def with_factor(entry: Entry, factor: float) -> dict[str, Any]:
-    """Return a copy of a scheme in which rescaled rotations have a fixed `factor`.
-
-    Rotations that have a factor keep it, and so do those whose factor always follows the window.
-    """
+    """Return a copy of a scheme in which rescaled rotations without a factor get a fixed `factor`."""
     changed = with_members(entry, lambda member: with_factor(member, factor))
     method = entry.get("rescale")
+    # `BY_WINDOW` takes no factor, and a mapping (transformers' parameters) holds its own.
     follows_window = not isinstance(method, str) or method == BY_WINDOW
     if not follows_window and entry.get("factor") is None:
         changed["factor"] = factor

@@ -20,10 +20,9 @@ def inverse_softplus(x: float) -> float:
 class Fire(Scheme):
     """FIRE: add the bias `MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`; all layers share one ReLU MLP.
 
-    i - j is the distance. c and L are learned, positive by softplus; c starts at 0.1 (the authors' code), L at the
-    training length. For queries at positions i > L the bias depends on i too, so it is not relative.
-    The MLP's matrices are initialised like the model's and its biases to 0 (the authors draw both uniformly), so units
-    with a negative weight start inactive.
+    c and L are learned, positive by softplus; c starts at 0.1 (the authors' code), L at the training length. For
+    queries at positions i > L the bias depends on i too, so it is not relative. The MLP's matrices are initialised like
+    the model's and its biases to 0 (the authors draw both uniformly), so units with a negative weight start inactive.
     Options: `hidden`, hidden units of the MLP (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 
@@ -65,10 +64,11 @@ class Fire(Scheme):
     def _pieces(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the ReLU MLP as a piecewise linear function on [0, 1]; each hidden unit switches at one knot.
 
-        The bias of a score is then constant + slope * input, and no [H, T, T, hidden] tensor is allocated.
         Returns: the `hidden` knots in ascending order; constants and slopes of the pieces, [hidden + 1, H] each.
         """
+        # The bias of a score is then constant + slope * input, and no [H, T, T, hidden] tensor is allocated.
         weight, bias = self.hidden_weight[:, 0], self.hidden_bias
+        # A unit is on or off in a whole piece, so its state in the middle tells.
         with torch.no_grad():
             knots = (-bias / weight).nan_to_num(0.0).clamp(0, 1).sort().values
             ends = torch.cat((knots.new_zeros(1), knots, knots.new_ones(1)))

@@ -51,10 +51,7 @@ class Fope(Hope):
             self.register_buffer(name, matrix.float(), persistent=False)
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the mixed cosines and sines at positions `pos`, [Hkv, T, D/2] float64, [B, Hkv, T, D/2] for own ones.
-
-        Arguments: pos, the positions [T], or [B, 1, T]; length, the number of tokens of the whole input.
-        """
+        """Return the mixed cosines and sines, [Hkv, T, D/2] float64, or [B, Hkv, T, D/2] if `pos` is [B, 1, T]."""
         plain = super().prepare(pos, length)
         return plain._replace(cos=plain.cos @ self.cos_mix.double(), sin=plain.sin @ self.sin_mix.double())
 

@@ -14,9 +14,9 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape
 class Fox(Scheme):
     """Forgetting gates: add the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` to the scores.
 
-    j is the key, i the query, x the hidden states after the layer's norm. Each layer has its own w, initialised like
-    the model's matrices, and b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k,
-    shifted keys) is omitted, because it is not a position scheme.
+    x is the hidden states after the layer's norm. Each layer has its own w, initialised like the model's matrices, and
+    b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k, shifted keys) is omitted,
+    because it is not a position scheme.
     """
 
     per_layer = True
@@ -28,14 +28,11 @@ class Fox(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_heads))
 
     def gate(self, x: Tensor, pos: Tensor) -> Tensor:
-        """Return the log of each token's forgetting gate, `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1].
-
-        It has the dtype of the weights. Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos is not
-        used.
-        """
+        """Return the log of each token's forgetting gate, `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1]."""
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
+        # The sum from j + 1 to i is the difference of two running sums.
         until_query, until_key = gates.sum_at_query[..., 0], gates.sum_at_key[..., 0]
         return lambda b, h, i, j: until_query[b, h, i] - until_key[b, h, j]
 

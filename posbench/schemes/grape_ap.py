@@ -42,10 +42,7 @@ class GrapeAp(Scheme):
         return Turn(angles.cos(), angles.sin())
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
-        """Return p = W_h x of each token, then p / rms(p) rotated by its position, concatenated: [B, H, T, 2 P].
-
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos, the cosines and sines of the rotation.
-        """
+        """Return p = W_h x of each token, then p / rms(p) rotated by its position, concatenated: [B, H, T, 2 P]."""
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
         cos_sin = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
         return torch.cat((p, turn(F.rms_norm(p, (self.width,)), cos_sin)), dim=-1)
@@ -54,13 +51,12 @@ class GrapeAp(Scheme):
         p, turned = gates.at_query[..., : self.width], gates.at_key[..., self.width :]
         steps = F.logsigmoid(p @ turned.mT / self.width) * torch.exp2(self.exponents)[:, None, None]
         rows, keys = (torch.arange(n, device=q.device) for n in steps.shape[2:])
+        # Steps at later tokens count for no key, and the mask of attention comes after the sum.
         steps = steps.masked_fill(at.is_later(rows[:, None], keys), 0.0)
         added = F.pad(steps[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)  # sums over the tokens after the key
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token, in one layer, of computing p = W x and the products p_i . p_l of tokens i and l.
-
-        On average a query sees half of the `length` tokens.
-        """
+        """Return the FLOPs per token of p = W x and of the products p_i . p_l in one layer."""
+        # On average a query sees half of the `length` tokens.
         return 2.0 * self.W.numel() + float(self.shape.num_heads * self.width * length)

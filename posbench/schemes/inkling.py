@@ -20,10 +20,10 @@ class Inkling(Scheme):
 
     `r_i = W x_i` has `profiles` numbers for each head, with x the hidden states after the layer's norm. Each layer has
     its own W and its own table P [profiles, extent], which its heads share; distances from `extent` on add nothing. The
-    norms of q and k have a learned weight per channel, as `model.qk_norm` has, which this scheme does not need. W and P
-    are initialised like the model's matrices. Its optional logarithmic scale of scores is omitted.
-    Options: `profiles` (16) and `extent` (1024) of the public model; an extent beyond the training context is reduced
-    to it, because longer distances would never be learned. Raises: ConfigError unless they are whole numbers above 0.
+    norms of q and k have a learned weight per channel, so `model.qk_norm` is not needed. W and P are initialised like
+    the model's matrices. Inkling's optional logarithmic scale of scores is omitted.
+    Options: `profiles` (16) and `extent` (1024) of the public model. Raises: ConfigError unless they are whole numbers
+    above 0.
     """
 
     per_layer = True
@@ -35,11 +35,12 @@ class Inkling(Scheme):
         super().__init__(shape)
         self.W = self.normal(shape.num_heads * require_integer("profiles", profiles, 1, "16 in Inkling"), shape.d_model)
         extent = require_integer("extent", extent, 1, "1024 in Inkling")
+        # Distances beyond the training context would never be learned.
         self.P = self.normal(profiles, min(extent, shape.context_length))
         self.q_weight, self.k_weight = (nn.Parameter(torch.ones(shape.head_dim)) for _ in range(2))
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return `r = W x` of each head, [B, H, T, profiles]. Arguments: x, [B, T, C]; pos is not used."""
+        """Return `r = W x` of each head, [B, H, T, profiles]."""
         return F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
@@ -62,9 +63,8 @@ class InklingConv(Inkling):
     """Inkling's relative profiles with its short convolutions of keys, before their norm, and of values.
 
     They add `sum_{n=0..width-1} w_n k_{t-n}` to k_t, with a number w_n for each channel, and the same to values.
-    Inkling's other two convolutions, after the output projection and the feed-forward network, are omitted. Weights are
-    uniform in +-1 / sqrt(width) at initialisation.
-    Options: `width` (4 in Inkling), and those of `Inkling`.
+    Inkling's other two convolutions, after the output projection and the feed-forward network, are omitted.
+    Options: `width` (4 in Inkling), and the options of `Inkling`.
     """
 
     decayed = Inkling.decayed | {"k_convolution", "v_convolution"}

@@ -17,8 +17,7 @@ ONE = math.log(math.e - 1)  # softplus(ONE) = 1
 class Kerple(Scheme):
     """KERPLE: add the bias `-a_h ln(1 + b_h (i - j))`, the paper's logarithmic kernel, to the scores.
 
-    i - j is the distance. a and b are shared by all layers, kept positive by softplus, and start at 1 (the authors draw
-    them at random).
+    a and b are shared by all layers, positive by softplus, and start at 1 (the authors draw them at random).
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -10,8 +10,8 @@ from posbench.schemes.base import Scheme, Shape
 class Learned(Scheme):
     """Learned positions: add row `p` of a table [longest, C] to the embedding of the token at position `p`.
 
-    The table is initialised with the standard deviation of the token embeddings. Its length is the training length, or
-    for tasks the longest problem that may be tested. Positions beyond the table are not defined.
+    The table has the standard deviation of the token embeddings. It covers the training length, or for tasks the
+    longest problem that may be tested; later positions are not defined.
     """
 
     is_relative = False

@@ -1,7 +1,4 @@
-"""RoPE with learned frequencies, shared by all layers and heads.
-
-Angles are float64, as in every rotation, and gradients flow through them to the learned numbers.
-"""
+"""RoPE with learned frequencies, shared by all layers and heads; gradients flow through the float64 angles."""
 
 from __future__ import annotations
 

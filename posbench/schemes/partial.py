@@ -44,8 +44,8 @@ class PartialRotary(Rotary):
 class PRope(Rotary):
     """p-RoPE: use RoPE's frequencies for the fastest `floor(fraction * D / 2)` pairs and 0 for the others.
 
-    From Barbero et al. 2024 (arXiv 2410.06205), used by Gemma 4. A rescaling (option `rescale`) counts all D channels,
-    because the frequencies come from D.
+    From Barbero et al. 2024 (arXiv 2410.06205), used by Gemma 4. A rescaling counts all D channels, from which the
+    frequencies come.
     Options: `fraction`, and the options of `Rotary`.
     """
 
@@ -73,8 +73,8 @@ class Clipped(Rotary):
     """Clipped RoPE: multiply the n slowest frequencies by `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1.
 
     Li et al. 2026 (arXiv 2602.05258) call it "CoPE" (soft clipping). n is the number of pairs with a period, 2 pi /
-    inv_freq tokens, above the training length; if there is only one, it is unchanged. The authors' code clips 20 of
-    Llama 3's 64 pairs; this definition clips 29.
+    inv_freq tokens, above the training length. The authors' code clips 20 of Llama 3's 64 pairs; this definition clips
+    29.
     """
 
     reads_length = True
@@ -83,4 +83,5 @@ class Clipped(Rotary):
         inv_freq = super().frequencies(device)
         slow = 2 * math.pi / inv_freq > self.shape.positions_length
         m = (slow.cumsum(0) - 1).clamp(min=0).double()  # 0 up to and including the fastest slow pair
+        # A single slow pair has m = 0 and stays unchanged; the clamp avoids 0 / 0.
         return inv_freq * (1 + torch.cos(math.pi * m / (slow.sum() - 1).clamp(min=1))) / 2

@@ -18,11 +18,11 @@ BLOCK = 32  # rows of queries and keys whose reflections are multiplied together
 class Path(Scheme):
     """PaTH: position by accumulated Householder reflections; scores are `k_j^T H_(j+1) ... H_i q_i / sqrt(D)`.
 
-    The name is the paper's ("Position Encoding via Accumulating Householder Transformations"), and has nothing to do
-    with file paths. `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is
-    the unit vector along `B A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each
-    key head has its own w and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads
-    than query heads, the authors' map to w has full rank.
+    The name is the paper's ("Position Encoding via Accumulating Householder Transformations"), not a file path. `H_t =
+    1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector along `B
+    A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each key head has its own w
+    and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads than query heads, the
+    authors' map to w has full rank.
     Options: `rank` (32 in the authors' code); `convolution`, the width of a short convolution over tokens (3 in the
     authors' code), or None: `B A x_t` becomes `silu(sum_n w_n B A x_{t-n})`, with a number w_n for each channel.
     Raises: ConfigError unless they are whole numbers above 0.
@@ -45,11 +45,7 @@ class Path(Scheme):
             self.convolution = convolution_weight(len(self.B), convolution)
 
     def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1].
-
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; earlier, which gives them n tokens earlier;
-        pos is not used.
-        """
+        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1]."""
 
         def directions(n: int) -> Tensor:
             return F.linear(F.linear(earlier(n).to(self.A.dtype), self.A), self.B)
@@ -67,14 +63,12 @@ class Path(Scheme):
             )
         q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         w, b = gates.at_key.to(wide).split((D, 1), dim=-1)
+        # Attention adds q . k itself, so the bias is the difference.
         added = (reflected(q, k, w, b) - q @ k.mT) * D**-0.5
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token, in one layer, of computing the reflections, applying them, and scoring twice.
-
-        The reflections come from the matrices A, B and u and the convolution, and are applied in blocks.
-        """
+        """Return the FLOPs per token, in one layer, of computing the reflections, applying them, and scoring twice."""
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (sum(parameter.numel() for parameter in self.parameters()) - len(self.c))
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
@@ -84,10 +78,8 @@ class Path(Scheme):
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return the unscaled scores `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; undefined for keys after the query.
 
-    H_t = 1 - b_t w_t w_t^T is the reflection at token t. Works in blocks (section 3.2 of arXiv 2505.16381): a product
-    of reflections is `1 - W^T M W` with an upper triangular M. Such products move each key to the end of its block and
-    each query back to the start of its block. Then, from the last block of keys to the first, all later queries are
-    multiplied with the block's keys and moved back across the block.
+    H_t = 1 - b_t w_t w_t^T. In blocks (section 3.2 of arXiv 2505.16381): a product of reflections is `1 - W^T M W` with
+    an upper triangular M.
     Arguments: q, the queries of the last Tq tokens, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]
@@ -95,16 +87,19 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     begin, padding = T - rows - first * BLOCK, -T % BLOCK
     q = F.pad(q, (0, 0, begin, padding)).unflatten(2, (-1, BLOCK))  # [B, H, blocks of queries, BLOCK, D]
     k, w, b = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
+    # M = (1 + b triu(W W^T))^-1 b, one for each block.
     between = b * (w @ w.mT).triu(1)
     identity = torch.eye(BLOCK, dtype=w.dtype, device=w.device)
     inverse = torch.linalg.solve_triangular(identity + between, identity * b, upper=True, unitriangular=True)  # M
     w_dot_k = (w @ k.mT).tril(-1)  # only reflections after the key, in its block
     q_dot_w = (q @ w[:, :, first:].mT).tril()  # only reflections up to the query, in its block
+    # Scores of keys and queries of the same block, and queries moved back to the start of their block.
     back = q_dot_w @ inverse[:, :, first:].mT
     inside = (q @ k[:, :, first:].mT - back @ w_dot_k[:, :, first:]).unbind(2)
     q_back = (q - back @ w[:, :, first:]).unbind(2)
     keys_at_end = k - w_dot_k.mT @ inverse @ w  # keys moved to the end of their block
     keys_and_w, updates = torch.cat((keys_at_end, w), dim=3).unbind(2), (inverse.mT @ w).unbind(2)
+    # From the last block of keys to the first: score all later queries, then move them back across the block.
     queries = q[:, :, 0, :0]  # the queries after the current block, [B, H, rows, D]
     columns = []
     for n in reversed(range(len(keys_and_w))):

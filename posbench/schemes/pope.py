@@ -27,10 +27,7 @@ class Pope(Scheme):
         self.delta = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return the cosines and sines of `p w_c` at positions p = `pos`, [T, D] float64 each.
-
-        `w_c = base ** (-c / D)` is the frequency of channel c. Arguments: length is not used.
-        """
+        """Return the cosines and sines of `p w_c` at positions p, [T, D] float64 each."""
         D = self.shape.head_dim
         inv_freq = self.base ** (-torch.arange(D, dtype=torch.float64, device=pos.device) / D)
         angles = pos.to(torch.float64)[..., None] * inv_freq
@@ -40,24 +37,20 @@ class Pope(Scheme):
         wide = torch.promote_types(x.dtype, torch.float32)
         delta = self.delta.to(wide)[:, None]  # [H, 1, D]
         cos, sin = pos.cos.to(wide), pos.sin.to(wide)
+        # Cosine and sine of (p w + delta) by the sum formulas: p w is shared by the layers, delta is the layer's.
         return _polar(x, cos * delta.cos() - sin * delta.sin(), sin * delta.cos() + cos * delta.sin())
 
     def k(self, x: Tensor, pos: Turn) -> Tensor:
         return _polar(x, pos.cos, pos.sin)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the extra FLOPs per token, in one layer, of scores with 2 D instead of D channels.
-
-        On average a query sees half of the `length` keys.
-        """
+        """Return the extra FLOPs per token, in one layer, of scores with 2 D instead of D channels."""
+        # On average a query sees half of the `length` keys.
         return 1.0 * self.shape.num_heads * self.shape.head_dim * length
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return softplus(x) cos, then softplus(x) sin as more channels, [..., T, 2 D] in the dtype of `x` [..., T, D].
-
-    Arguments: cos and sin, of the angles of the D channels.
-    """
+    """Return softplus(x) cos, then softplus(x) sin as more channels, [..., T, 2 D] in the dtype of `x` [..., T, D]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     magnitude = F.softplus(x.to(wide))
     return torch.cat((magnitude * cos.to(wide), magnitude * sin.to(wide)), dim=-1).to(x.dtype)

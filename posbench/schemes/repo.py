@@ -34,12 +34,10 @@ class Repo(Scheme):
         self.u = self.normal(shape.num_kv_heads, wide)
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
-        """Return the computed position z of each token, [B, Hkv, T, 1], float64 because it becomes an angle.
-
-        Arguments: x, the hidden states after the layer's norm, [B, T, C]; pos is not used.
-        """
+        """Return the computed position z of each token, [B, Hkv, T, 1] float64."""
         x = x.to(self.G.dtype)
         z = F.linear(F.silu(F.linear(x, self.G)) * F.linear(x, self.A), self.u)
+        # It becomes an angle, which needs float64.
         return z.double().mT[..., None]
 
     def locate(self, pos: Any, gates: Any) -> Turn:

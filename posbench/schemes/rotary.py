@@ -32,20 +32,18 @@ class Turn(NamedTuple):
 
 
 class TemperedTurn(NamedTuple):
-    """Cosines and sines of the rotation angles, and YaRN's factor for q in each channel, [D].
-
-    The factor is kept apart from the cosine because v and o are not scaled.
-    """
+    """Cosines and sines of the rotation angles, and YaRN's factor for each channel of q, [D]."""
 
     cos: Tensor
     sin: Tensor
+    # Apart from the cosine, because v and o are not scaled.
     temperature: Tensor
 
 
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
     """Return x [..., T, D] with channel pairs (t, t + D/2) rotated by `angles` [T, D/2] radians, back if `inverse`.
 
-    It computes in at least float32 and returns x's dtype. Norms do not change, and `inverse` undoes the rotation.
+    It computes in at least float32 and returns x's dtype.
     """
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
@@ -79,14 +77,12 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x with channels rotated: (a cos - b sin, b cos + a sin) for its two halves a and b, in x's dtype.
-
-    Arguments: x [..., T, D]; cos and sin, of the angles, [T, D/2] or [B, heads, T, D/2].
-    """
+    """Return (a cos - b sin, b cos + a sin) for the halves a and b of x [..., T, D]; cos and sin are [..., T, D/2]."""
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
     if is_plain():  # code that torch.func transforms must not write into views
         return as_dtype(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), x.dtype)
+    # In place, so that fewer temporary tensors are allocated.
     y = wide * torch.cat((cos, cos), dim=-1)
     y_a, y_b = y.chunk(2, dim=-1)
     y_a.addcmul_(b, sin, value=-1)
@@ -104,9 +100,9 @@ class Rotary(Scheme):
 
     YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
-    length; `rescale`, transformers' `rope_parameters` or a name (`posbench.schemes.rescaling`), and its `factor`, by
-    default length of the window / training length. They are meant for `posbench eval --under rescale=yarn`, and for
-    runs that continue another one in longer windows (`posbench.composition` then sets `factor`).
+    length; `rescale`, a name or transformers' `rope_parameters` (`posbench.schemes.rescaling`); `factor`, by default
+    length of the window / training length. The last two are meant for `posbench eval --under rescale=yarn`, and for
+    runs that continue another one in longer windows.
     Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
@@ -140,10 +136,7 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """Return whether scores and outputs depend on distances only, not on positions.
-
-        They do if q and k are both rotated or neither, and v and o both or neither.
-        """
+        """Return whether results depend on distances only: q and k both rotated or neither, v and o likewise."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
@@ -153,10 +146,7 @@ class Rotary(Scheme):
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """Return whether the angles of tokens stay the same if more tokens follow.
-
-        They do unless the rescaling factor depends on the input's length.
-        """
+        """Return whether angles stay the same if more tokens follow, so the rescaling does not depend on the length."""
         return self.rescaling is None or self.rescaling.is_streaming
 
     @property
@@ -170,6 +160,7 @@ class Rotary(Scheme):
 
     @property
     def moves_k_and_v_alike(self) -> bool:
+        # An overridden k or v may change more than the sites tell.
         overridden = type(self).k is not Rotary.k or type(self).v is not Rotary.v
         return not overridden and ("k" in self.sites) == ("v" in self.sites)
 
@@ -184,25 +175,18 @@ class Rotary(Scheme):
         return self.base
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Return the rotation frequencies before rescaling, [r/2] float64 on `device`, radians per token."""
+        """Return the rotation frequencies before rescaling, [r/2] float64, radians per token."""
         return inverse_frequencies(self.width, self.base, device)
 
     def angles(self, pos: Tensor, length: int) -> Tensor:
-        """Return the rotation angles `pos * inv_freq`, [T, r/2] radians, in float64, as long inputs need.
-
-        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
-        """
+        """Return the rotation angles `pos * inv_freq`, [T, r/2] radians, in float64, as long inputs need."""
         inv_freq = self.frequencies(pos.device)
         if self.rescaling is not None:
             inv_freq = self.rescaling.inv_freq(inv_freq, self.schedule_base, length)
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the float64 cosines and sines of the rotation angles at positions `pos`, [T, r/2] each.
-
-        If YaRN multiplies q, its factor is returned with them. Arguments: pos, the positions [T]; length, the number of
-        tokens of the whole input.
-        """
+        """Return the float64 cosines and sines of the rotation angles, [T, r/2] each, and YaRN's factor for q."""
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -230,10 +214,7 @@ class Rotary(Scheme):
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
-        """Return x with its first `width` channels rotated (back for o) if the scheme rotates `site`, otherwise x.
-
-        Arguments: site, one of q, k, v, o; x, its tensor [..., T, D]; cos_sin, cosines and sines of the angles.
-        """
+        """Return x [..., T, D] with its first `width` channels rotated (back for o), or x itself at other sites."""
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width

@@ -18,8 +18,8 @@ class SelectiveRope(Scheme):
 
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
-    matrices and b to 0, so the scheme starts near RoPE. This is the low-rank map of the paper's module with its
-    constant; the gate is omitted. The authors' code divides each head's part of x by its own norm.
+    matrices and b to 0, so the scheme starts near RoPE. The paper's gate is omitted. The authors' code divides each
+    head's part of x by its own norm.
     Options: `base` and `rank` (500000 and 16, as in the authors' code); `convolution`, the width of a short convolution
     over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n w_n a_{l-n}`, with a
     number w_n for each pair.
@@ -46,16 +46,13 @@ class SelectiveRope(Scheme):
             self.convolution = convolution_weight(len(self.u), convolution)
 
     def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        """Return the angle that each token l adds for each pair t, [B, Hkv, T, D/2], in float64 for exact sums.
-
-        It is `u_t . V x_l / |x_l|`, with learned u and V, or a convolution of that. Arguments: x, the hidden states
-        after the layer's norm, [B, T, C]; earlier, which gives them n tokens earlier; pos is not used.
-        """
+        """Return the angle `u_t . V x_l / |x_l|`, or its convolution, that each token l adds, [B, Hkv, T, D/2]."""
 
         def angles(n: int) -> Tensor:
             return F.linear(F.linear(F.normalize(earlier(n).to(self.V.dtype), dim=-1), self.V), self.u)
 
         selected = angles(0) if self.convolution is None else convolved(angles, self.convolution)
+        # Float64, because the sums become angles.
         return selected.double().unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
 
     def locate(self, pos: Any, gates: Any) -> Turn:

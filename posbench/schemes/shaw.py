@@ -13,8 +13,8 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_intege
 class Shaw(Scheme):
     """Relative keys: add `q_i . a_min(i - j, clip) / sqrt(D)` to the scores, with a learned table a [clip + 1, D].
 
-    Each layer has its own table, learned from 0 and shared by heads (section 3.3 of the paper). The paper's vectors for
-    values are omitted.
+    Each layer has its own table, learned from 0 and shared by heads (section 3.3). The paper's vectors for values are
+    omitted.
     Options: `clip`, the distance in tokens from which all distances share a vector (16 in the paper).
     Raises: ConfigError unless `clip` is a whole number above 0.
     """
@@ -27,6 +27,7 @@ class Shaw(Scheme):
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         wide = torch.promote_types(q.dtype, torch.float32)
+        # Another scheme may have made q wider; only its first D channels are content.
         D, clip = self.shape.head_dim, len(self.table) - 1
         products = q[..., :D].to(wide) @ self.table.to(wide).t() * D**-0.5  # [B, H, T, clip + 1]
         # Later keys are masked, so their clamped distances do not matter.

@@ -12,9 +12,8 @@ from posbench.schemes.base import Scheme, Shape, require_number
 class Sinusoidal(Scheme):
     """Sinusoidal positions: add `a sin(p / base ** (2i / C))` to channel `2i`, and the cosine to channel `2i + 1`.
 
-    Options: `amplitude`, in standard deviations of the token embeddings at initialisation, so
-    `a = amplitude * embedding_std`. With 1 the proportion is the paper's, which adds sines of amplitude 1 to embeddings
-    of deviation 1. `base`, 10000 as in the paper.
+    Options: `amplitude`, in standard deviations of the token embeddings at initialisation, `a = amplitude *
+    embedding_std`; 1 is the paper's proportion. `base`, 10000 as in the paper.
     Raises: ConfigError for an odd d_model, a negative amplitude, or a base that is not above 1.
     """
 
@@ -30,10 +29,7 @@ class Sinusoidal(Scheme):
         self.base = require_number("base", base, 1.001, 1e15, "10000 is usual")
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the sines and cosines to add to the token embeddings, times the amplitude, [T, C] float64.
-
-        Arguments: pos, the positions [T]; length is not used.
-        """
+        """Return the sines and cosines to add to the token embeddings, times the amplitude, [T, C] float64."""
         width = self.shape.d_model
         inv_freq = self.base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=pos.device) / width)
         angles = pos.to(torch.float64)[..., None] * inv_freq

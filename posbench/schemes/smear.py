@@ -36,8 +36,6 @@ class Smear(Scheme):
         return as_dtype(wide + self.s * gate * earlier(1), x.dtype)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token of the gate and of adding the previous embedding, divided by the number of layers.
-
-        They are spent once, before the first layer, and each layer reports its share. `length` is not used.
-        """
+        """Return the FLOPs per token of the gate and of adding the previous embedding, shared among the layers."""
+        # They are spent once, before the first layer, and each layer reports its share.
         return 2.0 * (self.w.numel() + self.shape.d_model) / self.shape.num_layers

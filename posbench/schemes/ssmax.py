@@ -13,9 +13,8 @@ from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 class Ssmax(Scheme):
     """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head (arXiv 2501.19399).
 
-    s starts at 1 / ln(training length), so that the last query of a training window is initially unscaled. i is the
-    position: a causal query at position i sees i + 1 tokens. It is also used with `window`, although queries then see
-    fewer. So scores are not relative. The optional bias of the paper is omitted.
+    A causal query at position i sees i + 1 tokens, or fewer with `window`, which changes nothing. So scores are not
+    relative. The optional bias of the paper is omitted.
     """
 
     group = "biases on the scores"  # implemented by scaling q
@@ -25,13 +24,11 @@ class Ssmax(Scheme):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
+        # The last query of a training window is then initially unscaled.
         self.s = nn.Parameter(torch.full((shape.num_heads,), 1 / math.log(max(2, shape.context_length))))
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return `ln(i + 1)`, by which queries are scaled, for each position i in `pos`, [T, 1] float64.
-
-        Arguments: length is not used.
-        """
+        """Return `ln(i + 1)` for each position i in `pos`, [T, 1] float64."""
         return (pos.to(torch.float64)[..., None] + 1).log()
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
@@ -42,8 +39,8 @@ class Ssmax(Scheme):
 class LogGrowth(Scheme):
     """Replace q_i by `(1 + slope ln(1 + floor((i + 1) / tokens))) q_i`, in which nothing is learned.
 
-    i is the position. Llama 4's layers without RoPE do this with 8,192 tokens and a slope of 0.1 ("temperature tuning",
-    transformers: models/llama4/modeling_llama4.py).
+    Llama 4's layers without RoPE do this with 8,192 tokens and a slope of 0.1 ("temperature tuning", transformers:
+    models/llama4/modeling_llama4.py).
     Options: `tokens` and `slope`.
     """
 
@@ -57,10 +54,7 @@ class LogGrowth(Scheme):
         self.slope = require_number("slope", slope, 0, 100, "0.1 is usual")
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the factor by which the query at each position in `pos` is multiplied, [T, 1] float64.
-
-        Arguments: length is not used.
-        """
+        """Return the factor of the query at each position in `pos`, [T, 1] float64."""
         return 1 + self.slope * torch.log1p(((pos[..., None] + 1) // self.tokens).double())
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
@@ -70,7 +64,7 @@ class LogGrowth(Scheme):
 class LogLength(LogGrowth):
     """HyPE's scale in softmax layers: replace q_i by `log_a(i + a) q_i`, in which nothing is learned.
 
-    i is the position, so the first query is not scaled. From Chen et al. 2026 (arXiv 2601.22156) and their code:
+    The first query is not scaled. From Chen et al. 2026 (arXiv 2601.22156) and their code:
     thunlp/hybrid-linear-attention, modeling_qwen3.py, `attn_logits_scaling`.
     Options: `a`, tokens. Raises: ConfigError for an `a` below 2.
     """
@@ -80,8 +74,5 @@ class LogLength(LogGrowth):
         super().__init__(shape, tokens, slope=1 / math.log(tokens))
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the factor by which the query at each position in `pos` is multiplied, [T, 1] float64.
-
-        Arguments: length is not used.
-        """
+        """Return the factor of the query at each position in `pos`, [T, 1] float64."""
         return (pos[..., None] + self.tokens).double().log() / math.log(self.tokens)

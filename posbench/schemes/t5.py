@@ -15,11 +15,12 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_intege
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     """Return the index (int64) of the T5 bucket that each distance `d` (int64, tokens) falls into; same shape as d.
 
-    As in T5's decoder (section 2.1), each distance below `num_buckets / 2` has its own bucket. The others cover
-    logarithmically growing ranges up to `max_distance`; the last one also covers all longer distances.
+    Section 2.1 of the paper, for a decoder.
     """
+    # Half of the buckets hold one distance each; the others cover ranges that grow as a logarithm.
     exact = num_buckets // 2
     ratio = (d.clamp(min=exact).to(torch.float64) / exact).log() / math.log(max_distance / exact)
+    # The last bucket also covers everything beyond `max_distance`.
     wider = (exact + (ratio * (num_buckets - exact)).floor().long()).clamp(max=num_buckets - 1)
     return torch.where(d < exact, d, wider)
 
@@ -27,8 +28,7 @@ def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
 class T5(Scheme):
     """T5's bias: add `table[bucket(i - j), h]` to the scaled scores, with one table for all layers, learned from 0.
 
-    T5 itself does not scale the scores. As T5 defines it, the last bucket covers all longer distances: from 113 tokens
-    on with the default options.
+    T5 itself does not scale the scores. The last bucket covers all longer distances: from 113 tokens on by default.
     Options: `num_buckets`, half of them for single distances; `max_distance`, tokens at which the logarithmic ranges
     end.
     Raises: ConfigError for an odd or too small number of buckets, or a `max_distance` up to `num_buckets / 2`.

@@ -24,8 +24,8 @@ from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 class TransformerXL(Scheme):
     """Transformer-XL: compute scores as `((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(D)`.
 
-    u and v, [H, D] each, are learned from 0 and shared by all layers, as in the paper; each layer has its own W
-    [H D, channels]. r_d holds sines and cosines of the distance d.
+    u and v, [H, D] each, are learned from 0 and shared by all layers, as in the paper; each layer has its own W [H D,
+    channels]. r_d holds sines and cosines of the distance d.
     Options: `channels`, the length of r; by default head_dim (scores then use 2 D channels), d_model in the paper.
     Raises: ConfigError unless it is an even number above 0.
     """
@@ -48,10 +48,7 @@ class TransformerXL(Scheme):
         self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
-        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64.
-
-        Arguments: pos, the positions [T]; length is not used.
-        """
+        """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""
         angles = pos.to(torch.float64)[..., None] * inverse_frequencies(self.matrix.shape[1], 10000.0, pos.device)
         return Turn(angles.cos(), angles.sin())
 
@@ -66,8 +63,6 @@ class TransformerXL(Scheme):
         return torch.cat((x, waves.expand(*x.shape[:2], -1, -1)), dim=-1)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the FLOPs per token, in one layer, of the matrix W and of the channels appended to q and k.
-
-        On average a query sees half of the `length` keys.
-        """
+        """Return the FLOPs per token, in one layer, of the matrix W and of the channels appended to q and k."""
+        # On average a query sees half of the `length` keys.
         return 2.0 * self.matrix.numel() + 1.0 * self.shape.num_heads * self.matrix.shape[1] * length

@@ -18,8 +18,8 @@ _LARGEST = 108 * math.log(2)  # float32 ends at 2 ** 128; a factor of 2 ** 20 is
 class Xpos(Rotary):
     """xPos: RoPE on q and k, with pair t multiplied by `zeta_t ** (d / span)` at distance d.
 
-    `zeta_t = (t / (D/2) + 0.4) / 1.4`. q at position p is multiplied by `zeta_t ** (p / span)`, k by the inverse, with
-    p from the middle of the input, which keeps the factors small. They exceed float32 above `longest` tokens.
+    `zeta_t = (t / (D/2) + 0.4) / 1.4`. q at position p is multiplied by `zeta_t ** (p / span)`, k by the inverse. They
+    exceed float32 above `longest` tokens.
     Options: `base`; `span` (512 tokens in the paper); `rescale` and `factor` of `Rotary`, which do not change the
     powers. Raises: ConfigError for a span that is not above 0.
     """
@@ -39,21 +39,16 @@ class Xpos(Rotary):
 
     @property
     def longest(self) -> int:
-        """Return the longest input in tokens for which the fastest pair's power fits float32 (30,594 at span 512).
-
-        The limit also keeps the scores of later keys, which are computed before they are masked, from overflowing.
-        """
+        """Return the longest input in tokens for which the fastest pair's power fits float32 (30,594 at span 512)."""
+        # This also keeps the scores of later keys, which are computed before they are masked, from overflowing.
         return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return a pair: cosines and sines for q, times a power of zeta, and for k, times the inverse power.
-
-        Each pair t of channels has its own zeta, and the power grows with the position.
-        Arguments: pos, the positions [T]; length, the number of tokens of the whole input.
-        """
+        """Return a pair: cosines and sines for q, times a power of zeta, and for k, times the inverse power."""
         cos_sin = super().prepare(pos, length)
         pairs = torch.arange(self.width // 2, dtype=torch.float64, device=pos.device)
         zeta = (pairs / (self.width // 2) + 0.4) / 1.4
+        # Counted from the middle of the input, which keeps the factors small.
         power = zeta ** ((pos.to(torch.float64)[..., None] - length / 2) / self.span)
         cos, sin = cos_sin.cos, cos_sin.sin
         return cos_sin._replace(cos=cos * power, sin=sin * power), Turn(cos / power, sin / power)
