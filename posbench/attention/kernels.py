@@ -9,22 +9,18 @@
     flex     FlexAttention with the bias as its score function: any bias on CUDA, compiled
 
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E], H being a multiple of Hkv, and return [B, H, T, E].
-`scale` multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`).
 `blocks` and `masked` also take more keys than queries; the queries then belong to the last keys.
 
-`sink`, [H], is one more logit in the softmax of each head, whose value is zero (gpt-oss, arXiv 2508.10925). It needs no
-special kernel: with l, the log-sum-exp of a row of scores, the output without a sink times sigmoid(l - sink) is the
-output with it.
-
-`window` is the number of keys that a query sees, including its own; None means all earlier keys. A block of queries
-reads only keys that one of its queries sees, so time is linear in the window.
+A sink needs no special kernel: with l, the log-sum-exp of a row of scores, the output without a sink times
+sigmoid(l - sink) is the output with it. A block of queries reads only keys that one of its queries sees, so time is
+linear in the window.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +49,17 @@ SCHEMES_A_PROCESS = 256  # schemes with compiled attention in one process; torch
 COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU compiles FlexAttention
 
 
+class Scoring(NamedTuple):
+    """How softmax attention scores keys beyond q . k."""
+
+    scale: float  # multiplies q . k
+    bias: Bias | None = None  # a function (b, h, i, j) of sequence, head, query row and key row, added to the scores
+    sink: Tensor | None = None  # one more logit in each head's softmax, whose value is 0, [H] (arXiv 2508.10925)
+    window: int | None = None  # keys that a query sees, including its own; None means all earlier keys
+    reads_rows: bool = True  # whether the bias reads tensors with an entry per query or key
+    first: Tensor | None = None  # the first key that each query sees, if the bias hides earlier ones, [B, T]
+
+
 def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
     """Scale attention outputs as if each head's softmax had one more logit, a sink, whose value is zero.
 
@@ -61,51 +68,41 @@ def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
+def fused(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, without a bias or a window."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    return _fused_kernel(q, k, v, None, scale, sink)
+    return _fused_kernel(q, k, v, None, scoring)
 
 
-def _fused_kernel(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
-) -> Tensor:
+def _fused_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, causal or with a mask to add to the scores."""
     # The kernel needs q, k and v of one width; channels of zeros change nothing.
     width = max(q.shape[-1], v.shape[-1])
     value_width = v.shape[-1]
     q, k, v = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    if sink is None:
+    if scoring.sink is None:
+        is_grouped = q.shape[1] != k.shape[1]
         o = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, mask, is_causal=mask is None, scale=scoring.scale, enable_gqa=is_grouped
         )
     else:
         # A sink needs the CPU kernel that also returns the log-sum-exp, which has no gradient.
-        o, logsumexp = attention_with_logsumexp(q, k, v, mask, scale)
-        o = scale_by_sink(o, logsumexp, sink)
+        o, logsumexp = attention_with_logsumexp(q, k, v, mask, scoring.scale)
+        o = scale_by_sink(o, logsumexp, scoring.sink)
     return o if value_width == width else o[..., :value_width]
 
 
-def blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None = None,
-    window: int | None = None,
-    block: int = BLOCK,
-) -> Tensor:
+def blocks(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, block: int = BLOCK) -> Tensor:
     """Return causal softmax attention [B, H, T, E], by blocks of queries with scores in float32 (float64 if q is).
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, or None; block, queries
-    per block.
+    Arguments: block, queries per block.
     """
     B, H, T = q.shape[:3]
+    scale, bias, sink, window, *_ = scoring
     num_cached = k.shape[2] - T  # keys before the first query
     groups = H // k.shape[1]
     if groups > 1:
@@ -130,17 +127,10 @@ def blocks(
     return torch.cat(out, dim=2)
 
 
-def short(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None = None,
-    window: int | None = None,
-) -> Tensor:
+def short(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows."""
     B, H, T = q.shape[:3]
+    scale, bias, sink, window, *_ = scoring
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -247,24 +237,16 @@ def _key_range(start: int, end: int, length: int, block: int, window: int | None
     return slice(0, min(length, -(-end // grid) * grid))
 
 
-def masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None = None,
-    window: int | None = None,
-    cells: int = MASKED_CELLS,
-) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKED_CELLS) -> Tensor:
     """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
 
     It computes in at least float32. Memory holds at most H x `cells` mask entries at a time, and B times as much if the
     bias differs by sequence.
     """
     # The kernel's log-sum-exp has no gradient, and the sink needs one.
-    if sink is not None and torch.is_grad_enabled():
-        return blocks(q, k, v, bias, scale, sink, window)
+    if scoring.sink is not None and torch.is_grad_enabled():
+        return blocks(q, k, v, scoring)
+    bias, window = scoring.bias, scoring.window
     B, H, T = q.shape[:3]
     num_cached = k.shape[2] - T  # keys before the first query
     sequence, head = _sequence_and_head(B, H, q.device)
@@ -284,7 +266,7 @@ def masked(
             zero.expand(1, H, -1, -1) if bias is None else zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
         )
         mask = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
-        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scale, sink)
+        out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scoring)
     return out
 
 
@@ -350,23 +332,11 @@ def windowed_tiles(length: int, window: int | None, first: Tensor | None, device
     )
 
 
-def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None = None,
-    window: int | None = None,
-    reads_rows: bool = True,
-    first: Tensor | None = None,
-) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by FlexAttention. On CUDA, callers compile this function.
-
-    Arguments: reads_rows, whether the bias reads tensors with an entry per query or key; first, the first key [B, T]
-    that each query sees if the bias hides earlier keys, whose tiles are then left out.
-    """
+def flex(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Return causal softmax attention [B, H, T, E] by FlexAttention. On CUDA, callers compile this function."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    scale, bias, sink, window, reads_rows, first = scoring
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
@@ -408,83 +378,64 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex, dynamic=True, fullgraph=True)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None = None,
-    window: int | None = None,
-    reads_rows: bool = True,
-    may_compile: bool = False,
-    first: Tensor | None = None,
-) -> Tensor:
-    """Return causal softmax attention by the fastest kernel of this file that supports `bias`, `sink` and `window`.
+def attend(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, may_compile: bool = False) -> Tensor:
+    """Return causal softmax attention [B, H, T, E] in q's dtype by the fastest kernel of this file for `scoring`.
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more than T rows if keys before the first query
-    are cached; bias, a function of the indices (b, h, i, j) of sequence, head, query and key that is added to the
-    scores, or None; scale, which multiplies q . k; sink, [H], one more logit in each head's softmax, whose value is 0,
-    or None; window, the number of keys that a query sees, including its own, or None for all; reads_rows, whether the
-    bias reads tensors with an entry per query or key; may_compile, whether long windows may compile their attention on
-    CUDA although the calling code is not compiled; first, the first key [B, T] that each query sees if the bias hides
-    earlier keys, or None.
-    Returns: [B, H, T, E] in q's dtype.
+    are cached; may_compile, whether long windows may compile their attention on CUDA although the calling code is not
+    compiled.
     """
     compiling = torch.compiler.is_compiling()
-    B, H, T, _ = q.shape
-    # A window over all keys hides nothing, and the fused kernels then apply.
-    window = None if window is None or window >= k.shape[2] else window
+    T, num_keys = q.shape[2], k.shape[2]
+    if scoring.window is not None and scoring.window >= num_keys:
+        scoring = scoring._replace(window=None)  # it hides nothing, and the fused kernels then apply
     if is_plain():  # torch would call a fused kernel for one run of a stack after the other
-        return blocks(q, k, v, bias, scale, sink, window)
+        return blocks(q, k, v, scoring)
     if q.is_cuda:
-        return _attend_on_cuda(q, k, v, bias, scale, sink, window, reads_rows, may_compile or compiling, first)
-    if k.shape[2] > T:
-        return masked(q, k, v, bias, scale, sink, window)
-    # On a CPU. A sink needs the log-sum-exp, whose gradient the fused kernel does not give.
-    is_fused = bias is None and window is None and (sink is None or not (compiling or torch.is_grad_enabled()))
-    if is_fused and (FUSED_ABOVE if compiling else SHORT_UP_TO) < T:
-        return fused(q, k, v, scale, sink)
-    # The weights that `short` would keep.
-    cells = B * H * T * (T if window is None else min(T, window + SHORT_BLOCK))
-    if torch.is_grad_enabled() and not compiling and cells <= SHORT_CELLS and q.dtype != torch.bfloat16:
-        return short(q, k, v, bias, scale, sink, window)
-    if is_fused and not compiling:
-        return fused(q, k, v, scale, sink)
-    if (bias is not None or window is not None) and not compiling:
-        return masked(q, k, v, bias, scale, sink, window)
-    return blocks(q, k, v, bias, scale, sink, window)
+        return _attend_on_cuda(q, k, v, scoring, may_compile or compiling)
+    if num_keys > T:
+        return masked(q, k, v, scoring)
+    has_mask = scoring.bias is not None or scoring.window is not None
+    if compiling:
+        is_fused = not has_mask and scoring.sink is None and T > FUSED_ABOVE
+        return fused(q, k, v, scoring) if is_fused else blocks(q, k, v, scoring)
+    # A sink needs the log-sum-exp, whose gradient the fused kernel does not give.
+    is_fused = not has_mask and (scoring.sink is None or not torch.is_grad_enabled())
+    if is_fused and T > SHORT_UP_TO:
+        return fused(q, k, v, scoring)
+    if torch.is_grad_enabled() and q.dtype != torch.bfloat16 and _kept_weights(q, scoring.window) <= SHORT_CELLS:
+        return short(q, k, v, scoring)
+    if is_fused:
+        return fused(q, k, v, scoring)
+    return masked(q, k, v, scoring) if has_mask else blocks(q, k, v, scoring)
 
 
-def _attend_on_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Bias | None,
-    scale: float,
-    sink: Tensor | None,
-    window: int | None,
-    reads_rows: bool,
-    compiles: bool,
-    first: Tensor | None,
-) -> Tensor:
+def _kept_weights(q: Tensor, window: int | None) -> int:
+    """Return how many weights `short` would keep for its gradient."""
+    B, H, T, _ = q.shape
+    keys = T if window is None else min(T, window + SHORT_BLOCK)
+    return B * H * T * keys
+
+
+def _attend_on_cuda(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, compiles: bool) -> Tensor:
     """Return causal softmax attention [B, H, T, E] on a GPU, if possible without holding all scores at once.
 
     Arguments: compiles, whether attention may run compiled.
     """
     B, H, T, D = q.shape
-    is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
-    if is_plain and is_whole:
-        return fused(q, k, v, scale)
+    num_keys, window = k.shape[2], scoring.window
+    is_plain = scoring.bias is None and scoring.sink is None and window is None
+    if num_keys == T and is_plain:
+        return fused(q, k, v, scoring)
     # Uncompiled FlexAttention would hold all scores.
-    if not is_plain and is_whole and compiles and D >= FLEX_FROM:
+    if num_keys == T and compiles and D >= FLEX_FROM:
         if torch.compiler.is_compiling():
-            return flex(q, k, v, bias, scale, sink, window, reads_rows, first)
+            return flex(q, k, v, scoring)
         if T >= COMPILED_FROM and not torch.is_grad_enabled():
-            return _compiled_flex()(q, k, v, bias, scale, sink, window, reads_rows, first)
+            return _compiled_flex()(q, k, v, scoring)
     if torch.is_grad_enabled():
-        return blocks(q, k, v, bias, scale, sink, window)
+        return blocks(q, k, v, scoring)
     # Use few, large blocks, because each costs a dozen kernel launches.
     most = T if window is None else max(window, BLOCK)
-    block = max(BLOCK, min(T, most, CUDA_SCORES // (B * H * k.shape[2])))
-    return blocks(q, k, v, bias, scale, sink, window, block=block)
+    block = max(BLOCK, min(T, most, CUDA_SCORES // (B * H * num_keys)))
+    return blocks(q, k, v, scoring, block=block)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.attention import kernels
+from posbench.attention.kernels import Scoring
 from posbench.attention.kind import Kind, KVCache
 from posbench.config import ConfigError
 from posbench.schemes import Bias, Placement, Scheme, Shape
@@ -53,24 +54,14 @@ class Softmax(Kind):
     takes_qk_norm = True
     takes_windows = True
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Bias | None,
-        scale: float,
-        window: int | None = None,
-        reads_rows: bool = True,
-        first: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Return attention [B, H, T, E] of q, k and v with position added, by `self.kernel` or else the fastest kernel.
 
         Arguments: those of `kernels.attend`.
         """
         if self.kernel is not None:
-            return self.kernel(q, k, v, bias, scale, self.sink, window)
-        return kernels.attend(q, k, v, bias, scale, self.sink, window, reads_rows, self.may_compile, first)
+            return self.kernel(q, k, v, scoring)
+        return kernels.attend(q, k, v, scoring, self.may_compile)
 
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
@@ -113,7 +104,8 @@ class Softmax(Kind):
         # `j` counts the cached keys; the bias counts from the first key of the input.
         if bias is not None and dropped:
             bias = partial(_bias_of_cached_keys, bias, dropped)
-        o = self.attend(q, k, values, bias, self.scale, scheme.window, reads_rows, at.documents)
+        scoring = Scoring(self.scale, bias, self.sink, scheme.window, reads_rows, at.documents)
+        o = self.attend(q, k, values, scoring)
         o = apply_hook(scheme, "o", o, pos, past)
         if self.output_gate is None:
             return o

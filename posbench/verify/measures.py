@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Softmax
+from posbench.attention.kernels import Scoring
 from posbench.reference.definition import Array
 from posbench.reference.kinds import softmax_weights
 from posbench.reference.rotations import rotation
@@ -126,7 +127,7 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
-    o = scheme.o(kind.attend(q, k, v, None, kind.scale), pos)[0]
+    o = scheme.o(kind.attend(q, k, v, Scoring(kind.scale)), pos)[0]
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
 
     def turned(site: str, h: int) -> Array:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbench import reference
 from posbench.attention import Softmax
-from posbench.attention.kernels import attend
+from posbench.attention.kernels import Scoring, attend
 from posbench.catalogue.choices import read_row
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
@@ -257,11 +257,9 @@ class RandomModel:
         """
         model, largest = copy.deepcopy(self.wide), [USUAL_SCORE]
 
-        def watched(
-            q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
-        ) -> Tensor:
-            largest.append(_largest_score(q, k, bias, scale, window))
-            return attend(q, k, v, bias, scale, sink, window)
+        def watched(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+            largest.append(_largest_score(q, k, scoring.bias, scoring.scale, scoring.window))
+            return attend(q, k, v, scoring)
 
         kernels = [watched if isinstance(kind, Softmax) else None for kind in model.architecture.kinds]
         set_kernels(model, kernels)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from posbench.attention.kernels import attend, blocks, causal_tiles, kernel_options, masked, short
+from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, kernel_options, masked, short
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import Placement, Shape
 from posbench.schemes.alibi import Alibi
@@ -45,7 +45,7 @@ def alibi_of(q, k, dtype=torch.float64, first=0):
 
 
 def scaled(kernel, **options):
-    return lambda q, k, v, bias: kernel(q, k, v, bias, q.shape[3] ** -0.5, **options)
+    return lambda q, k, v, bias: kernel(q, k, v, Scoring(q.shape[3] ** -0.5, bias), **options)
 
 
 KERNELS = {
@@ -54,7 +54,7 @@ KERNELS = {
     "blocks": scaled(blocks),
     "blocks of 8": scaled(blocks, block=8),
     "masked": scaled(masked),
-    "masked in parts": lambda q, k, v, bias: masked(q, k, v, bias, q.shape[3] ** -0.5, cells=16 * q.shape[2]),
+    "masked in parts": lambda q, k, v, bias: scaled(masked, cells=16 * q.shape[2])(q, k, v, bias),
 }
 
 

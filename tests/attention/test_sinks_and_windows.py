@@ -11,6 +11,7 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 from posbench.attention import kernels
+from posbench.attention.kernels import Scoring
 from posbench.attention.softmax import _bias_within_documents
 from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
@@ -67,7 +68,7 @@ def test_operations_grow_with_the_window_and_not_with_the_length(kernel):
     def operations(T):
         q, k, v = torch.randn(3, 1, 2, T, 8, requires_grad=True)
         with FlopCounterMode(display=False) as counter:
-            kernel(q, k, v, None, 1.0, window=50).sum().backward()
+            kernel(q, k, v, Scoring(1.0, window=50)).sum().backward()
         return counter.get_total_flops()
 
     assert operations(2048) - operations(1024) == operations(3072) - operations(2048)
@@ -96,8 +97,9 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
     assert torch.equal(tiles.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
     q, k, v = torch.randn(3, 2, 2, T, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     bias = partial(_bias_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
-    expected = kernels.blocks(q, k, v, bias, 0.25, None, window)
-    assert (kernels.flex(q, k, v, bias, 0.25, None, window, first=first) - expected).abs().max() < 1e-12
+    scoring = Scoring(0.25, bias, window=window, first=first)
+    expected = kernels.blocks(q, k, v, scoring)
+    assert (kernels.flex(q, k, v, scoring) - expected).abs().max() < 1e-12
 
 
 @torch.no_grad()

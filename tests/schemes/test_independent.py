@@ -24,7 +24,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
-from posbench.attention.kernels import attend
+from posbench.attention.kernels import Scoring, attend
 from posbench.composition.compose import compose
 from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
@@ -203,7 +203,7 @@ def test_the_scores_of_transformer_xl_are_those_of_xlnets_code(channels):
         pos = scheme.prepare(torch.arange(offset, offset + T), T)
         wide_q, wide_k = scheme.q(q, pos), scheme.k(k, pos)
         assert wide_q.shape[-1] == wide_k.shape[-1] == D + width  # nothing T x T: any fused kernel takes them
-        ours = attend(wide_q, wide_k, v, None, D**-0.5)
+        ours = attend(wide_q, wide_k, v, Scoring(D**-0.5))
         assert torch.allclose(ours.permute(2, 0, 1, 3), expected, rtol=0, atol=close)
 
 

@@ -36,9 +36,9 @@ from posbench.runs import run_at
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from posbench.attention.kernels import Scoring
     from posbench.model.decoder import Decoder
     from posbench.model.scored import ScoredModel
-    from posbench.schemes import Bias
 
 WINDOWS = 32  # at most; `evaluation.windows` can lower it
 LONGEST = 1024  # tokens of a window: attention is computed in float64, and time grows with the square of the length
@@ -297,18 +297,15 @@ def measure(
     return nll.double().cpu().numpy(), measured
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, bias: Bias | None, scale: float, sink: Tensor | None, window: int | None
-) -> tuple[Tensor, Tensor | None]:
+def attention_weights(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
     """Compute softmax attention in float64; return its weights and the bias (None without one), [B, H, T, T] each.
 
-    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], with position added; bias, a function of the indices b, h, i and j
-    of sequence, head, query and key; sink [H], one more score in each head's softmax, or None; window, how many keys a
-    query can see, or None for all.
+    Arguments: q [B, H, T, .] and k [B, Hkv, T, .], with position added.
     """
     import torch
 
     B, H, T = q.shape[:3]
+    scale, bias, sink, window, *_ = scoring
     i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None]
     scores, added = (q.double() @ k.double().repeat_interleave(H // k.shape[1], dim=1).mT) * scale, None
     if bias is not None:
@@ -333,10 +330,8 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
 
     kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
 
-    def kernel(
-        n: int, q: Tensor, k: Tensor, v: Tensor, bias: Any, scale: float, sink: Any = None, window: Any = None
-    ) -> Tensor:
-        weights, added = attention_weights(q, k, bias, scale, sink, window)
+    def kernel(n: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        weights, added = attention_weights(q, k, scoring)
         recorded = {"q": q, "k": k, "weights": weights}
         if added is not None:
             recorded["bias"] = added
