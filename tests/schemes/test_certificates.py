@@ -170,7 +170,11 @@ def test_a_broken_path_is_noticed_and_named(path, name, monkeypatch):
 
 def without_gradient(kernel):
     """Return a kernel whose bias gets no gradient."""
-    return lambda q, k, v, bias, *rest: kernel(q, k, v, lambda *at: bias(*at).detach(), *rest)
+
+    def broken(q, k, v, scoring):
+        return kernel(q, k, v, scoring._replace(bias=lambda *at: scoring.bias(*at).detach()))
+
+    return broken
 
 
 @pytest.mark.parametrize("name", ["t5", "fire", "cope", "fox"])
