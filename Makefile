@@ -60,8 +60,8 @@ test: $(VENV)/.developed ## The fast tests: two minutes on two cores
 test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 11 minutes
 	$(PYTEST)
 
-torture: $(VENV)/.developed ## Kill runs 200 times and damage 1,000 checkpoints; about ten minutes
-	$(BIN)/python -m tests.faults.torture --kills 200 --faults 1000
+torture: $(VENV)/.developed ## Kill runs 200 times; about seven minutes
+	$(BIN)/python -m tests.faults.torture --kills 200
 
 style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks docs/site

@@ -1,12 +1,9 @@
 """A run small enough to train in a second: a byte-level model on a few thousand random words."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import re
-from collections.abc import Callable
 from functools import cache as cached
 from pathlib import Path
 
@@ -19,13 +16,13 @@ from posbench.composition.compose import compose
 from posbench.config import Config
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Exempt imported modules from garbage collection, which training runs at every start."""
     gc.collect()
     gc.freeze()
 
 
-def write_documents(folder: Path, count: int = 12, words: int = 300) -> Path:
+def write_documents(folder, count=12, words=300):
     """Write `count` text files of `words` random words each, the same every time."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = random.Random(0)
@@ -36,16 +33,16 @@ def write_documents(folder: Path, count: int = 12, words: int = 300) -> Path:
 
 
 @pytest.fixture(scope="session")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def documents(tmp_path_factory):
     return write_documents(tmp_path_factory.mktemp("documents"))
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
+def small_run(documents, cache, runs):
     """Return the overrides of a run of 12 steps on the CPU, under `runs`."""
     return [
         "model=tiny",
@@ -74,13 +71,13 @@ def small_run(documents: Path, cache: Path, runs: Path) -> list[str]:
 
 
 @pytest.fixture
-def words(documents: Path, cache: Path, tmp_path: Path) -> list[str]:
+def words(documents, cache, tmp_path):
     """Return the overrides of a run of 12 steps on the CPU, under `tmp_path/runs`."""
     return small_run(documents, cache, tmp_path / "runs")
 
 
 @cached
-def _composed(words: tuple[str, ...]) -> Config:
+def _composed(words):
     return compose(words)
 
 
@@ -89,14 +86,14 @@ _VALUE = re.compile(r"(train|evaluation|model|data|tracking)\.\w+=|seed=|experim
 
 
 @pytest.fixture
-def config(documents: Path, cache: Path, tmp_path: Path) -> Callable[..., Config]:
+def config(documents, cache, tmp_path):
     """Return a function that composes the config of a run of 12 steps, with overrides."""
 
-    def configure(*overrides: str) -> Config:
+    def configure(*overrides):
         plain = [word for word in overrides if _VALUE.match(word)]
         extra = [word for word in overrides if word not in plain]
         mapping = _composed((*small_run(documents, cache, Path("runs")), *extra)).to_mapping()
         changed = OmegaConf.merge(mapping, {"runs_dir": str(tmp_path / "runs")}, OmegaConf.from_dotlist(plain))
-        return Config.from_mapping(OmegaConf.to_container(changed))  # type: ignore[arg-type]
+        return Config.from_mapping(OmegaConf.to_container(changed))
 
     return configure

@@ -1,10 +1,7 @@
 """Check what `--json` prints with docs/loops.schema.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 from jsonschema import Draft202012Validator
 
@@ -12,7 +9,7 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "docs/loops.schema.json").read_
 DEFINITIONS = SCHEMA["$defs"]
 
 
-def faults(value: Any, name: str) -> list[str]:
+def faults(value, name):
     """Return a line per fault of JSON data. Arguments: name, of the definition that the data must follow."""
     validator = Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": DEFINITIONS})
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(value)]

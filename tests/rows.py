@@ -1,14 +1,10 @@
 """The rows of conf/scheme as parameters of a test (the fast ones have one of each way to act), and decoders of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from posbench.catalogue.choices import choices
-from posbench.model.decoder import Decoder, build_model
+from posbench.model.decoder import build_model
 from posbench.verify import VOCAB, certificate_config, randomise
 
 # Of each way of a scheme to act, of each kind of attention, and of what attention may share.
@@ -44,13 +40,13 @@ ONE_OF_EACH = (
 )
 
 
-def rows() -> list[Any]:
+def rows():
     """Return all rows as parameters of a test."""
     marks = {name: () if name in ONE_OF_EACH else pytest.mark.slow for name in choices("scheme")}
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
-def built(name: str, *words: str) -> Decoder:
+def built(name, *words):
     """Return a decoder in float64 with random weights under a row, changed by `words`."""
     model = build_model(certificate_config(name, words), VOCAB)
     randomise(model)
@@ -62,5 +58,5 @@ class Float64:
 
     float32 = float = torch.float64
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(torch, name)

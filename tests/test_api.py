@@ -1,10 +1,14 @@
 """Python's way in: what the commands do, as functions with types and errors."""
 
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 import posbench
+from posbench.evaluation.request import Request
+from posbench.reporting.options import ReportOptions
 from posbench.runs.results import perplexity
 from tests.conftest import small_run
 
@@ -51,3 +55,8 @@ def test_every_name_is_there():
 def test_only_public_names_are_listed_and_a_run_shows_its_folder():
     assert dir(posbench) == sorted(posbench.__all__)
     assert repr(posbench.Run(Path("runs/demo/nope/seed=0"))) == "Run('runs/demo/nope/seed=0')"
+
+
+def test_the_api_has_every_option():
+    for function, options in ((posbench.evaluate, Request), (posbench.report, ReportOptions)):
+        assert {field.name for field in fields(options)} <= signature(function).parameters.keys()

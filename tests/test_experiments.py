@@ -1,9 +1,5 @@
 """Every experiment of `conf/experiment` composes; a large one and a trunk train two steps when shrunk."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from posbench import compose
@@ -30,7 +26,7 @@ SHRUNK = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_says_what_it_is(name: str) -> None:
+def test_it_says_what_it_is(name):
     config = compose([f"experiment={name}"])
     swept = sweep_of([f"experiment={name}"])
     assert config.experiment.name == name and config.experiment.description
@@ -50,7 +46,7 @@ def test_it_says_what_it_is(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kexue_1b", "ladder_m"])
-def test_two_steps_of_it_shrunk(name: str, tmp_path: Path) -> None:
+def test_two_steps_of_it_shrunk(name, tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for n in range(20):

@@ -1,7 +1,5 @@
 """Documents can be followed: links, file names, Python, the guide's experiment and the packs work."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -21,7 +19,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks/README.md", *sorted(
 DOCUMENTS += sorted((ROOT / "runs" / "reference").glob("*.md"))
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_links_lead_to_files_and_headings():
     for document in DOCUMENTS:
         for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", document.read_text(encoding="utf-8")):
             if not link.startswith("https://"):
@@ -30,33 +28,31 @@ def test_links_lead_to_files_and_headings() -> None:
                 assert not anchor or anchor in anchors_of(target), (document, link, anchor)
 
 
-def anchors_of(document: Path) -> set[str]:
+def anchors_of(document):
     """Return the anchors that GitHub gives the headings of a Markdown file."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_files_that_documents_and_code_name_exist() -> None:
+def test_files_that_documents_and_code_name_exist():
     texts = [*DOCUMENTS, *(ROOT / "posbench").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
     paths = {name for file in texts for name in re.findall(r"\bdocs/[\w/-]+\.\w+", file.read_text(encoding="utf-8"))}
     assert paths and not [name for name in sorted(paths) if not (ROOT / name).exists()]
 
 
-def test_the_python_of_the_readme_runs(
-    documents: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_the_readme_runs(documents, cache, tmp_path, monkeypatch):
     run = train(compose(small_run(documents, cache, tmp_path / "made")))
     shutil.copytree(run.path, tmp_path / "runs" / "first" / "alibi" / "seed=0")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, object] = {}
+    names = {}
     for block in blocks:
         exec(block, names)
-    assert blocks and names["logits"].shape[-1] == 512  # type: ignore[attr-defined]
+    assert blocks and names["logits"].shape[-1] == 512
 
 
 @pytest.mark.slow
-def test_the_training_commands_of_the_readme_are_configurations() -> None:
+def test_the_training_commands_of_the_readme_are_configurations():
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/first-ablation.md"))
     lines = [line for line in text.replace("\\\n", "").splitlines() if line.startswith("posbench train")]
     assert len(lines) >= 3
@@ -66,7 +62,7 @@ def test_the_training_commands_of_the_readme_are_configurations() -> None:
 
 
 @pytest.mark.slow
-def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path, monkeypatch):
     guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "my_conf" / "experiment").mkdir(parents=True)
@@ -78,7 +74,7 @@ def test_the_experiment_that_the_guide_shows_can_be_planned(tmp_path: Path, monk
     assert (planned.first.experiment.name, planned.schemes, planned.seeds) == ("mine", ["nope", "qk_rope", "alibi"], 3)
 
 
-def test_committed_packs_are_small_and_whole() -> None:
+def test_committed_packs_are_small_and_whole():
     files = [file for file in (ROOT / "runs/reference").rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 35_000_000
     runs = find_runs(ROOT / "runs/reference", pytest.fail)
@@ -89,17 +85,8 @@ def test_committed_packs_are_small_and_whole() -> None:
         assert not damaged and final.loss == pytest.approx(run.manifest.loss, abs=1e-9) and len(run.logged) > 20
 
 
-def test_the_quickstart_warms_up_long_enough_for_seeds_to_agree() -> None:
-    """With 20 steps of warm-up to the demo's rate, qk_rope's seeds 0 and 1 ended 0.56 nats apart."""
-    [line] = [line for line in (ROOT / "README.md").read_text().splitlines() if "experiment_name=first --jobs" in line]
-    words = [word for word in shlex.split(line)[3:-2] if not word.startswith(("scheme=", "seed="))]
-    train, demo = compose(words).train, compose([]).train
-    assert train.warmup_steps * demo.lr >= demo.warmup_steps * train.lr / 2
-    assert train.tokens >= 350_000 and f"{' '.join(words)}" in (ROOT / "Makefile").read_text()
-
-
-def test_the_perplexities_of_the_readme_are_the_ranges_over_seeds_of_the_packs() -> None:
-    ranges: dict[str, list[float]] = {}
+def test_the_perplexities_of_the_readme_are_the_ranges_over_seeds_of_the_packs():
+    ranges = {}
     for run in find_runs(ROOT / "runs/reference/headline"):
         for result in run.results()[0]:
             if (result.key.protocol, result.key.length, result.key.under) == ("fixed", 1024, ()):

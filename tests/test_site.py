@@ -1,30 +1,23 @@
 """The notebook, the lists and the site are what their generators make of documents, code and packs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
-import build  # noqa: E402
 import generated  # noqa: E402
 import notebook  # noqa: E402
 
-from posbench.runs.finding import find_runs, pack_experiment  # noqa: E402
-from tests.analysis.fabricate import World, fabricate  # noqa: E402
-from tests.cli.commands import Give, posbench  # noqa: E402, F401
+from tests.cli.commands import posbench  # noqa: E402, F401
 
 
-def test_the_notebook_is_the_page() -> None:
+def test_the_notebook_is_the_page():
     page = (ROOT / "docs/first-ablation.md").read_text(encoding="utf-8")
     written = (ROOT / "docs/first-ablation.ipynb").read_text(encoding="utf-8")
     assert written == notebook.notebook(page), "python docs/site/notebook.py"
@@ -32,7 +25,7 @@ def test_the_notebook_is_the_page() -> None:
     assert len(code) == 8 and sum(text.startswith("!posbench") for text in code) == 5
 
 
-def test_lists_are_what_code_configurations_and_packs_say() -> None:
+def test_lists_are_what_code_configurations_and_packs_say():
     written = generated.pages()
     stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]
     assert not stale, "python docs/site/generated.py"
@@ -45,7 +38,7 @@ def test_lists_are_what_code_configurations_and_packs_say() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "headline" else pytest.mark.slow) for name in generated.RESULTS]
 )
-def test_a_page_of_results_is_what_its_packs_say(name: str) -> None:
+def test_a_page_of_results_is_what_its_packs_say(name):
     written = (ROOT / f"docs/lists/results/{name}.md").read_text(encoding="utf-8")
     assert written == generated.results_page(name), f"python docs/site/generated.py {name}"
 
@@ -69,7 +62,7 @@ NOT_OF_A_REPORT = {
 }
 
 
-def test_each_figure_of_the_findings_is_in_a_report_that_its_section_links_to() -> None:
+def test_each_figure_of_the_findings_is_in_a_report_that_its_section_links_to():
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     checked = 0
     for section in re.split(r"^#+ ", page, flags=re.MULTILINE):
@@ -82,12 +75,12 @@ def test_each_figure_of_the_findings_is_in_a_report_that_its_section_links_to() 
     assert checked > 60
 
 
-def test_no_page_of_results_is_left_over() -> None:
+def test_no_page_of_results_is_left_over():
     assert {file.stem for file in (ROOT / "docs/lists/results").iterdir()} == set(generated.RESULTS)
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F811
+def test_the_notebook_runs_in_its_small_form(posbench):  # noqa: F811
     """Run the cells in order, with a tiny model of bytes and two steps in place of 500k tokens."""
     small = ["model=tiny", "tokenizer=bytes", "data.cache_dir=cache", "train.context_length=32", "train.batch_size=4"]
     small += ["train.validation_tokens=256", "hydra/launcher=basic"]
@@ -104,50 +97,3 @@ def test_the_notebook_runs_in_its_small_form(posbench: Give) -> None:  # noqa: F
             result = posbench(*(word for word in words if word not in ("--jobs", "2")))
             assert result.status == 0, (line, result)
     assert Path("runs/mine/report/gaps.svg").is_file()
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """Return a checkout's documents and one pack."""
-    (tmp_path / "README.md").write_text("# A page\n", "utf-8")
-    return tmp_path
-
-
-def packed(root: Path, effect: float) -> dict[str, str]:
-    """Return the pages of a pack in which vo_rope's loss is this much above 3 nats."""
-    random = np.random.default_rng(7)
-    world = World({"qk_rope": 0.0, "vo_rope": effect}, (0, 1, 2), lengths=(256, 512), probes=False, random=random)
-    (root / "runs/reference").mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(root / "runs/reference")
-    folder = fabricate(root / "runs/reference", world)
-    pack_experiment(folder, None, print)
-    shutil.rmtree(folder)
-    assert len(find_runs(folder)) == 6
-    return build.pages(root)
-
-
-@pytest.mark.slow
-def test_a_number_that_changes_in_a_pack_changes_the_pages(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "choices", lambda group: {"vo_rope": ROOT / "conf/scheme/vo_rope.yaml"})
-    monkeypatch.setattr(build, "picture", lambda name: "")
-    monkeypatch.setattr(build, "tasks", dict)
-    old_pages, new_pages = packed(tiny, 0.25), packed(tiny, 0.35)
-    assert {name for name in old_pages if old_pages[name] != new_pages[name]} == {
-        "results/demo.md",
-        "results/published.md",
-        "schemes/vo_rope.md",
-    }
-    row = next(
-        line for line in new_pages["schemes/vo_rope.md"].splitlines() if line.startswith("[demo](../results/demo.md")
-    )
-    assert "| +0.35" in row and row.partition(" | ")[2] in new_pages["results/demo.md"]
-
-
-def test_dead_links_and_what_would_be_fetched_are_found(tmp_path: Path) -> None:
-    page = '<h1 id="top"></h1><a href="b.html#here">b</a> <a href="https://elsewhere.org">allowed</a>'
-    (tmp_path / "a.html").write_text(page, encoding="utf-8")
-    (tmp_path / "b.html").write_text('<p id="here"></p><a href="a.html#top">a</a>', encoding="utf-8")
-    assert build.broken(tmp_path) == []
-    faulty = '<a href="c.html"></a><a href="b.html#there"></a><a href="/b.html"></a><img src="https://elsewhere.org/x">'
-    (tmp_path / "a.html").write_text(faulty, encoding="utf-8")
-    assert len(build.broken(tmp_path)) == 5

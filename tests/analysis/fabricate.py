@@ -1,20 +1,15 @@
 """Run folders with known losses, in the exact form that training and evaluation write them."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.comparison import build
 from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, read_row
 from posbench.composition.compose import compose
@@ -64,7 +59,7 @@ class World:
     probes: bool = True
 
 
-def fabricate(root: Path, world: World) -> Path:
+def fabricate(root, world):
     """Write every run of the world under `root/<experiment>` and return that folder."""
     of_seed = {seed: world.random.normal(0, world.seed_sd) for seed in world.seeds}
     split = {name: _windows(world, name) for name in ("validation", "test")}
@@ -76,11 +71,11 @@ def fabricate(root: Path, world: World) -> Path:
 
 
 def fabricate_search(
-    root: Path,
-    effects: Mapping[float, dict[str, float]],
-    seeds: Mapping[float, Iterable[int]],
-    noise: dict[float, float],
-) -> Path:
+    root,
+    effects,
+    seeds,
+    noise,
+):
     """Write the runs of a search of `demo` at these learning rates below root/demo-tune, and return root/demo."""
     for rate, of_rate in effects.items():
         world = World(of_rate, tuple(seeds[rate]), noise_sd=noise.get(rate, 0.0015), lengths=(), probes=False)
@@ -93,7 +88,7 @@ def fabricate_search(
     return root / "demo"
 
 
-def _windows(world: World, split: str) -> pd.DataFrame:
+def _windows(world, split):
     """Return windows of up to 64 targets over documents; `ease` shifts the loss of every model, 0 on average."""
     document = np.repeat(np.arange(world.documents), world.random.integers(2, 9, world.documents))
     targets = world.random.choice([64, 41, 9], len(document), p=[0.7, 0.2, 0.1]).astype(np.int32)
@@ -104,9 +99,7 @@ def _windows(world: World, split: str) -> pd.DataFrame:
     return pd.DataFrame({"document": document, "start": start, "targets": targets, "bytes": text, "ease": ease})
 
 
-def write_run(
-    root: Path, world: World, scheme: str, seed: int, level: float, split: dict[str, pd.DataFrame], **manifest: Any
-) -> Run:
+def write_run(root, world, scheme, seed, level, split, **manifest):
     """Write a run folder with mean validation loss `level`, nats/token. `manifest` overrides keys of run.json."""
     run = Run(root / world.experiment / scheme / f"seed={seed}")
     run.path.mkdir(parents=True, exist_ok=True)
@@ -129,7 +122,7 @@ def write_run(
 
 
 @cache
-def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+def _configuration(scheme, experiment, overrides):
     """Return the resolved configuration; a scheme that is not in conf/ is `nope` under a name of its own."""
     known = scheme in choices("scheme")
     row = read_row(scheme if known else "nope").to_mapping()
@@ -137,17 +130,17 @@ def _configuration(scheme: str, experiment: str, overrides: tuple[str, ...]) -> 
 
 
 @cache
-def _composed(experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+def _composed(experiment, overrides):
     return compose(["scheme=nope", f"experiment_name={experiment}", "tracking=none", *overrides]).to_mapping()
 
 
 @cache
-def _identity(scheme: str, experiment: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+def _identity(scheme, experiment, overrides):
     config = Config.from_mapping(_configuration(scheme, experiment, overrides))
     return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
 
 
-def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
+def _manifest(world, scheme, seed, loss):
     return Manifest(
         format=FORMAT,
         status=FINISHED,
@@ -180,14 +173,14 @@ def _manifest(world: World, scheme: str, seed: int, loss: float) -> Manifest:
     )
 
 
-def _scored(windows: pd.DataFrame, level: float, random: np.random.Generator) -> pd.DataFrame:
+def _scored(windows, level, random):
     """Return windows with slightly noisy losses whose token-weighted mean is `level`."""
     noise = random.normal(0, 0.01, len(windows))
     noise -= np.average(noise, weights=windows["targets"])
     return windows.drop(columns="ease").assign(nll=(level + windows["ease"] + noise) * windows["targets"])
 
 
-def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
+def _order(world, scheme, seed):
     """Return scores of order that fall with distance to 0 beyond 16 tokens, and 0 for nope; identity falls slower."""
     rows, random = [], np.random.default_rng([seed, len(scheme)])
     for document, n in itertools.product(range(world.documents), range(8)):
@@ -200,9 +193,7 @@ def _order(world: World, scheme: str, seed: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def write_evaluation(
-    run: Run, protocol: str, length: int, split: str, rows: pd.DataFrame, *eval_options: str, **header: Any
-) -> None:
+def write_evaluation(run, protocol, length, split, rows, *eval_options, **header):
     """Store windows and their header like `posbench eval`; `header` adds or replaces entries."""
     header = {
         "split": split,
@@ -215,7 +206,7 @@ def write_evaluation(
     run.store(ResultKey(protocol, length, eval_options, header.get("anchor", 0)), rows, header)
 
 
-def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
+def _metrics(path, level, random):
     for step in range(0, 196, 15):
         loss = level + 5.3 * math.exp(-6 * step / 195) - 5.3 * math.exp(-6)
         progress = {"step": step, "tokens": step * 2048}
@@ -224,12 +215,12 @@ def _metrics(path: Path, level: float, random: np.random.Generator) -> None:
         append_metrics(path, {"kind": "validation", **progress, "loss": loss, "bits_per_byte": loss / 2})
 
 
-def comparison(folder: Path, **options: Any) -> Comparison:
+def comparison(folder, **options):
     """Return the comparison of the runs in a folder."""
     return build(*read([folder]), **options)
 
 
-def change_fingerprints(run: Run, **fingerprints: Any) -> None:
+def change_fingerprints(run, **fingerprints):
     """Change a run's fingerprints, and store its results again, since they name its text."""
     results, _ = run.results()
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, **fingerprints))
@@ -237,14 +228,12 @@ def change_fingerprints(run: Run, **fingerprints: Any) -> None:
         run.store(result.key, result.windows, result.header)
 
 
-def run_of(folder: Path, scheme: str, seed: int) -> Run:
+def run_of(folder, scheme, seed):
     """Return the run in an experiment's folder."""
     return Run(folder / scheme / f"seed={seed}")
 
 
-def rescore(
-    run: Run, protocol: str, length: int | None, change: Callable[[pd.DataFrame], pd.DataFrame], **header: Any
-) -> None:
+def rescore(run, protocol, length, change, **header):
     """Store other windows in place of a result (None: of all lengths), as if the run had been scored so."""
     for result in run.results()[0]:
         if result.protocol == protocol and length in (None, result.length):

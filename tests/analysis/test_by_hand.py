@@ -1,7 +1,5 @@
 """One pair of the code headline and one gap at equal onset, recomputed from the packs with scipy alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from posbench.analysis.table import read
 REFERENCE = Path("runs/reference")
 
 
-def test_alibi_beats_qk_at_these_rates_as_computed_by_hand() -> None:
+def test_alibi_beats_qk_at_these_rates_as_computed_by_hand():
     """Holm: of the eight fixed pairs this p is the fourth smallest, so it counts five times."""
     losses = posbench.results(REFERENCE / "headline.zip").pivot(index="seed", columns="scheme", values="loss")
     groups = ["alibi vo_rope", "alibi qk_rope", "alibi qkvo_rope", "vo_rope qk_rope", "vo_rope qkvo_rope"]
@@ -30,7 +28,7 @@ def test_alibi_beats_qk_at_these_rates_as_computed_by_hand() -> None:
     assert pairs.loc[("alibi", "qk_rope"), "p_claimed"] == pytest.approx(by_hand) == pytest.approx(0.0133, abs=1e-4)
 
 
-def test_the_gap_of_qk_to_alibi_at_equal_tokens_after_onset_as_computed_by_hand() -> None:
+def test_the_gap_of_qk_to_alibi_at_equal_tokens_after_onset_as_computed_by_hand():
     names = ("headline", "headline-3.07M", "headline-6.14M")
     runs = {name: posbench.results(REFERENCE / f"{name}.zip").set_index(["scheme", "seed"]) for name in names}
     trunk = runs["headline"]

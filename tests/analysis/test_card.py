@@ -1,7 +1,5 @@
 """A card's claims follow from intervals over documents, with enough windows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +12,13 @@ from posbench.reporting.card import card_lines
 DOCUMENTS = 20
 
 
-def fixed(losses: np.ndarray) -> pd.DataFrame:
+def fixed(losses):
     """Return a result of `fixed` with one window of 64 targets in each document. Arguments: losses, their means."""
     documents = np.arange(len(losses))
     return pd.DataFrame({"document": documents, "start": 1000 * documents, "targets": 64, "nll": 64 * losses})
 
 
-def test_a_difference_is_paired_by_window() -> None:
+def test_a_difference_is_paired_by_window():
     random = np.random.default_rng(0)
     level, apart = random.normal(3, 1, DOCUMENTS), random.normal(0.5, 0.1, DOCUMENTS)
     rise = difference(fixed(level + apart), fixed(level))
@@ -40,17 +38,15 @@ def test_a_difference_is_paired_by_window() -> None:
         (0.00, None, 16, TOO_FEW),
     ],
 )
-def test_a_loss_does_not_rise_if_the_interval_ends_below_the_margin(
-    nats: float, half: float | None, windows: int, verdict: str
-) -> None:
+def test_a_loss_does_not_rise_if_the_interval_ends_below_the_margin(nats, half, windows, verdict):
     assert Step(nats, half, 256, windows).verdict == verdict
 
 
-def card(*steps: Step) -> Card:
+def card(*steps):
     return Card("tiny", "TINY", 256, None, False, True, False, steps, 64, 128, None, 256, None, None)
 
 
-def test_the_line_stops_at_the_first_length_that_rises() -> None:
+def test_the_line_stops_at_the_first_length_that_rises():
     steps = Step(-0.1, 0.01, 128, 16), Step(0.0, 0.01, 256, 16), Step(3.9, 1.4, 512, 16), Step(0.0, 0.01, 1024, 16)
     line, options, *_ = card_lines(card(*steps))
     assert line == (
@@ -62,13 +58,13 @@ def test_the_line_stops_at_the_first_length_that_rises() -> None:
     assert "too few windows" in card_lines(card(Step(0.02, 0.05, 256, 4)))[0]
 
 
-def test_a_base_that_is_not_certainly_better_is_not_called_better() -> None:
+def test_a_base_that_is_not_certainly_better_is_not_called_better():
     for half, words in ((0.01, "is better than the one in config.json"), (0.1, "but not certainly better")):
         choice = Choice(256, "base=1e6", ["", "base=1e6"], Difference(-0.05, half))
         assert words in card_lines(replace(card(), base=choice))[1]
 
 
-def test_order_counts_up_to_the_first_distance_that_is_not_certain() -> None:
+def test_order_counts_up_to_the_first_distance_that_is_not_certain():
     random = np.random.default_rng(0)
     rows = []
     for end, worth in ((2, 0.5), (3, 0.3), (5, 0.05), (9, 0.0), (17, 0.2)):

@@ -3,8 +3,6 @@
 python -m tests.analysis.test_extending    # writes docs/lists/extending-tables.md from the packs
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,7 @@ import pandas as pd
 import yaml
 
 from posbench.analysis.statistics import LEVEL, compare, interval
-from posbench.runs import Run, find_runs
+from posbench.runs import find_runs
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs/reference"
@@ -39,7 +37,7 @@ ROWS = {
 
 
 @cache
-def runs_of(experiment: str) -> dict[tuple[str, int], Run]:
+def runs_of(experiment):
     """Return the runs of a pack, {(scheme, seed): run}, or {} without such a pack."""
     place = REFERENCE / f"{experiment}.zip"
     runs = find_runs(place) if place.exists() else []
@@ -47,7 +45,7 @@ def runs_of(experiment: str) -> dict[tuple[str, int], Run]:
 
 
 @cache
-def losses(experiment: str, scheme: str, length: int, under: tuple[str, ...] = (), anchor: int = 4096) -> pd.Series:
+def losses(experiment, scheme, length, under=(), anchor=4096):
     """Return each seed's loss on the test text with up to `length` tokens of context, nats per token.
 
     Arguments: anchor, the longest length that was scored on the same targets.
@@ -62,7 +60,7 @@ def losses(experiment: str, scheme: str, length: int, under: tuple[str, ...] = (
     return pd.Series(by_seed, dtype=float).sort_index()
 
 
-def copyable(experiment: str, scheme: str) -> pd.Series:
+def copyable(experiment, scheme):
     """Return what order more than 32 tokens back is worth on copyable targets to each seed, nats per token."""
     by_seed = {}
     for (name, seed), run in runs_of(experiment).items():
@@ -72,7 +70,7 @@ def copyable(experiment: str, scheme: str) -> pd.Series:
     return pd.Series(by_seed, dtype=float).sort_index()
 
 
-def tokens_until_better(experiment: str, scheme: str) -> pd.Series:
+def tokens_until_better(experiment, scheme):
     """Return after how many thousand tokens each seed's validation loss is below its checkpoint's."""
     by_seed = {}
     for (name, seed), run in runs_of(experiment).items():
@@ -84,13 +82,13 @@ def tokens_until_better(experiment: str, scheme: str) -> pd.Series:
     return pd.Series(by_seed, dtype=float).sort_index()
 
 
-def plus_minus(values: pd.Series, digits: int = 3) -> str:
+def plus_minus(values, digits=3):
     mean, low, high = interval(values.to_numpy(float))
     half = f" ±{(high - low) / 2:.{digits}f}" if len(values) > 2 else ""
     return f"{mean:.{digits}f}{half}"
 
 
-def table() -> list[str]:
+def table():
     lines = [
         "| | seeds | ≤ 256 | ≤ 1,024 | ≤ 2,048 | ≤ 4,096 | copyable order | better after |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -109,7 +107,7 @@ def table() -> list[str]:
     return lines
 
 
-def prediction() -> list[str]:
+def prediction():
     """Return the table of the ways to rescale, without and with training, best first without training."""
     options = {
         "YaRN": (("rescale=yarn",), "qk_rope_yarn"),
@@ -119,7 +117,7 @@ def prediction() -> list[str]:
         "nothing": ((), "qk_rope_plain"),
     }
     lines = ["| | without training | after training |", "|---|--:|--:|"]
-    order: list[tuple[float, float]] = []
+    order = []
     for name, (under, arm) in options.items():
         before = losses("extend_base", "qk_rope", 1024, under, 1024)
         after = losses("extend-arms", arm, 1024)
@@ -129,7 +127,7 @@ def prediction() -> list[str]:
     return lines
 
 
-def fixed_pairs() -> list[str]:
+def fixed_pairs():
     """Return the pairs of QK's arms that were fixed beforehand, on the test text, with p by Holm's correction."""
     names = {scheme: name for (experiment, scheme), name in ROWS.items() if experiment == "extend-arms"}
     arms = [scheme for scheme in names if scheme.startswith("qk_rope")]
@@ -147,7 +145,7 @@ def fixed_pairs() -> list[str]:
     return lines
 
 
-def page_of_tables() -> str:
+def page_of_tables():
     return "\n".join(
         [
             "<!-- Written by python -m tests.analysis.test_extending from the packs. -->",
@@ -170,11 +168,11 @@ def page_of_tables() -> str:
     )
 
 
-def test_the_page_of_tables_is_what_the_packs_say() -> None:
+def test_the_page_of_tables_is_what_the_packs_say():
     assert TABLES.read_text(encoding="utf-8") == page_of_tables(), "python -m tests.analysis.test_extending"
 
 
-def test_the_pairs_and_sentences_follow_from_the_packs() -> None:
+def test_the_pairs_and_sentences_follow_from_the_packs():
     pairs = dict(line.strip("| ").split(" | ", 1) for line in fixed_pairs()[2:])
     page = " ".join(PAGE.split())
     for other in ("nothing changed", "base 40,000"):
@@ -196,7 +194,7 @@ def test_the_pairs_and_sentences_follow_from_the_packs() -> None:
     assert all(losses("extend-arms", scheme, 1024).mean() < long for scheme in kept)
 
 
-def test_other_pages_quote_the_lead_of_yarn() -> None:
+def test_other_pages_quote_the_lead_of_yarn():
     [line] = [line for line in fixed_pairs() if line.startswith("| YaRN before nothing changed")]
     lead = line.split(" | ")[1]
     for name in ("README.md", "docs/results.md"):

@@ -1,7 +1,5 @@
 """Order beyond 32 tokens without a threshold: recomputed from the packs' stored windows with scipy alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,23 +7,21 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.comparison import build
 from posbench.analysis.long_range_order import long_range_order
 from posbench.analysis.table import read
-from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.sections import losses_page
 from posbench.runs import find_runs
-from tests.analysis.fabricate import comparison, rescore, run_of, write_evaluation
 
 REFERENCE = Path("runs/reference")
 
 
-def stored(pack: Path, experiment: str, targets: str = "") -> pd.DataFrame:
+def stored(pack, experiment, targets=""):
     """Return what order beyond 32 is worth in each run of a pack, a row per seed and a column per scheme.
 
     Arguments: targets, `copyable_` for copyable targets only.
     """
-    worth: dict[str, dict[int, float]] = {}
+    worth = {}
     for run in find_runs(pack):
         if run.manifest.experiment != experiment:
             continue
@@ -37,7 +33,7 @@ def stored(pack: Path, experiment: str, targets: str = "") -> pd.DataFrame:
     return pd.DataFrame(worth).sort_index()
 
 
-def test_order_beyond_32_of_the_headline_and_its_tests_as_computed_by_hand() -> None:
+def test_order_beyond_32_of_the_headline_and_its_tests_as_computed_by_hand():
     worth = stored(REFERENCE / "headline.zip", "headline")
     measured = build(*read([REFERENCE / "headline.zip"])).long_range_order
     assert measured is not None and measured.length == 256 and measured.on_copyable is None
@@ -61,7 +57,7 @@ def test_order_beyond_32_of_the_headline_and_its_tests_as_computed_by_hand() -> 
     assert len(claimed) == 8 and claimed[smallest] == pytest.approx(8 * p[smallest])
 
 
-def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold() -> None:
+def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold():
     summary, rows = read([REFERENCE / "headline_prose-tune.zip"])
     at_rate = summary[(summary["experiment"] == "lr=0.001") & summary["scheme"].isin(["alibi", "qk_rope", "nope"])]
     c = build(at_rate.assign(searched=False), rows)
@@ -74,7 +70,7 @@ def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold() -> None
     assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph
 
 
-def test_what_the_documents_decide_is_not_called_used(analysis: Comparison, experiment: Path) -> None:
+def test_what_the_documents_decide_is_not_called_used(analysis, experiment):
     """The seeds agree, but all share their documents, whose interval reaches below 0."""
     cells = analysis.cells.assign(value_documents=9.0)
     rows = read([experiment])[1]
@@ -82,26 +78,7 @@ def test_what_the_documents_decide_is_not_called_used(analysis: Comparison, expe
     assert order is not None and order.on_all.users == []
 
 
-def test_order_on_copyable_targets_is_a_metric_of_results_that_have_them(experiment_copy: Path) -> None:
-    windows = pd.DataFrame({"document": [0, 1, 2], "bucket_start": 33, "bucket_end": 65, "targets": [32, 32, 64]})
-    windows = windows.assign(nll=[60.0, 70.0, 130.0], shuffled_nll=[61.0, 72.0, 131.0], other_nll=[90.0, 90.0, 180.0])
-    copied = windows.assign(copyable_targets=[3, 0, 5], copyable_nll=[1.0, 0.0, 2.0])
-    copied = copied.assign(copyable_shuffled_nll=[2.5, 0.0, 4.0])
-    old = {name for name, _, _ in PROTOCOLS["order"].metrics({name: windows[name].to_numpy() for name in windows})}
-    assert old == {"lost_order", "lost_identity"}
-    for seed in range(4):
-        run = run_of(experiment_copy, "alibi", seed)
-        write_evaluation(run, "order", 256, "test", copied)
-        rescore(run, "order", 256, lambda table, seed=seed: table.assign(shuffled_nll=table["shuffled_nll"] + seed))  # type: ignore[misc]
-    order = comparison(experiment_copy).long_range_order
-    assert order is not None and order.on_copyable is not None
-    copyable = order.on_copyable.figures
-    assert copyable["value"].to_list() == pytest.approx([(1.5 + 2.0) / 8])
-    assert copyable["targets"].to_list() == [8] and copyable["documents"].to_list() == [2]
-    assert order.on_all.by_seed["alibi"].to_list() == pytest.approx([(4 + 3 * seed) / 128 for seed in range(4)])
-
-
-def test_pairs_on_copyable_targets_are_a_family_of_their_own() -> None:
+def test_pairs_on_copyable_targets_are_a_family_of_their_own():
     pack = REFERENCE / "headline_gpu_muon-tune" / "lr=0.004.zip"
     summary, rows = read([pack])
     c = build(summary.assign(searched=False), rows)
@@ -117,7 +94,7 @@ def test_pairs_on_copyable_targets_are_a_family_of_their_own() -> None:
     assert pair.order_p != pair_on_all.order_p
 
 
-def test_on_prose_order_on_copyable_targets_is_unproven() -> None:
+def test_on_prose_order_on_copyable_targets_is_unproven():
     c = build(*read([REFERENCE / "prose_muon.zip"]))
     assert c.long_range_order is not None and c.long_range_order.on_copyable is not None
     page = " ".join(Path("docs/results.md").read_text(encoding="utf-8").split())

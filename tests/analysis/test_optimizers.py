@@ -3,8 +3,6 @@
 python -m tests.analysis.test_optimizers    # writes docs/lists/optimizer-tables.md from the packs
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -37,7 +35,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 
 
 @cache
-def runs_of(folder: str) -> pd.DataFrame:
+def runs_of(folder):
     """Return the runs of a folder of packs: rate, scheme, seed, loss in nats, onset in millions of tokens."""
     rows = []
     for run in find_runs(REFERENCE / folder):
@@ -47,29 +45,29 @@ def runs_of(folder: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def at_rate(folder: str, scheme: str, rate: float, values: str = "loss") -> pd.Series:
+def at_rate(folder, scheme, rate, values="loss"):
     """Return one value of each seed's run of a scheme at a rate."""
     runs = runs_of(folder)
     return runs[(runs["scheme"] == scheme) & (runs["rate"] == rate)].set_index("seed")[values].sort_index()
 
 
-def losses_of(experiment: str) -> pd.DataFrame:
+def losses_of(experiment):
     """Return the losses of ALiBi and QK at the page's rates, a row per seed."""
     _, *rates = GROUPS[experiment]
     return pd.DataFrame({s: at_rate(f"{experiment}-tune", s, rate) for s, rate in zip(PAIR, rates, strict=True)})
 
 
-def plus_minus(differences: pd.Series) -> str:
+def plus_minus(differences):
     mean, low, high = interval(differences.to_numpy(float))
     return f"{mean:+.2f} ±{(high - low) / 2:.2f}"
 
 
-def onset_text(onsets: pd.Series) -> str:
+def onset_text(onsets):
     median = onsets.quantile(0.5, interpolation="lower")
     return f"{'never' if np.isinf(median) else f'{median:.1f}'} ({np.isfinite(onsets).sum()})"
 
 
-def main_table() -> list[str]:
+def main_table():
     lines = [
         "| optimizer | rates, ALiBi and QK | ALiBi | QK | QK − ALiBi | onset, ALiBi | onset, QK |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -83,7 +81,7 @@ def main_table() -> list[str]:
     return lines
 
 
-def table_by_rate() -> list[str]:
+def table_by_rate():
     lines = [
         "| rate | AdamW, ALiBi | AdamW, QK | Muon, ALiBi | Muon, QK |",
         "|--:|--:|--:|--:|--:|",
@@ -95,14 +93,14 @@ def table_by_rate() -> list[str]:
     return lines
 
 
-def difference(first: pd.DataFrame, second: pd.DataFrame) -> str:
+def difference(first, second):
     """Return the difference of two groups' gaps as text, with its interval and p."""
     [row] = interaction(first, second, [PAIR], fewest=2).to_dict("records")
     half = (row["difference_high"] - row["difference_low"]) / 2
     return f"{row['difference']:+.2f} ±{half:.2f} nats (p {row['p']:.2g})"
 
 
-def differences() -> list[str]:
+def differences():
     muon, adamw = losses_of("headline_gpu_muon"), losses_of("headline_gpu_adamw")
     plain, tables = losses_of("headline_gpu_muon_ns0"), losses_of("headline_gpu_adamw_tables")
     return [
@@ -115,7 +113,7 @@ def differences() -> list[str]:
     ]
 
 
-def on_cpus() -> list[str]:
+def on_cpus():
     """Return what the same runs on CPUs say: how far their losses are from the GPU's, and the difference of gaps."""
     cpu = {"AdamW": "headline-6.14M", "Muon": "headline_muon-tune"}
     sentences, losses = [], {}
@@ -137,7 +135,7 @@ def on_cpus() -> list[str]:
     ]
 
 
-def four_schemes() -> list[str]:
+def four_schemes():
     """Return the table of runs on CPUs at one rate under Muon, beside AdamW at each scheme's own rate."""
     lines = ["| scheme | AdamW | Muon | onset, AdamW | onset, Muon |", "|---|--:|--:|--:|--:|"]
     for scheme, rate in (("alibi", 2e-3), ("qk_rope", 2e-3), ("vo_rope", 1e-3), ("nope", 1e-3)):
@@ -150,7 +148,7 @@ def four_schemes() -> list[str]:
     return lines
 
 
-def page_of_tables() -> str:
+def page_of_tables():
     return "\n".join(
         [
             "<!-- Written by python -m tests.analysis.test_optimizers from the packs. -->",
@@ -171,19 +169,19 @@ def page_of_tables() -> str:
     )
 
 
-def test_the_page_of_tables_is_what_the_packs_say() -> None:
+def test_the_page_of_tables_is_what_the_packs_say():
     assert TABLES.read_text(encoding="utf-8") == page_of_tables(), "python -m tests.analysis.test_optimizers"
 
 
-def test_the_order_of_four_schemes_on_cpus_is_the_same() -> None:
+def test_the_order_of_four_schemes_on_cpus_is_the_same():
     losses = [[cell.strip() for cell in line.split("|")[2:4]] for line in four_schemes()[2:]]
     assert all(list(column) == sorted(column) for column in zip(*losses, strict=True))
 
 
-def test_the_rows_that_came_last() -> None:
+def test_the_rows_that_came_last():
     results = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
 
-    def step(first: str, second: str) -> str:
+    def step(first, second):
         gaps = at_rate("headline_muon_rows", second, 4e-3) - at_rate("headline_muon_rows", first, 4e-3)
         assert gaps.index.to_list() == [0, 1, 2]
         half = float(stats.t.ppf(0.975, 2)) * gaps.std() / 3**0.5
@@ -204,11 +202,11 @@ def test_the_rows_that_came_last() -> None:
         assert sentence in results, sentence
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_table():
     assert "\n".join(main_table()) in PAGE, "\n" + "\n".join(main_table())
 
 
-def onsets_apart() -> list[str]:
+def onsets_apart():
     """Return how much later QK begins under Muon at the same rates."""
     later = []
     for rate in (2e-3, 4e-3):
@@ -217,7 +215,7 @@ def onsets_apart() -> list[str]:
     return [f"at the same rate {min(later):.1f} to {max(later):.1f} million tokens after ALiBi"]
 
 
-def test_the_page_has_the_sentences() -> None:
+def test_the_page_has_the_sentences():
     page = " ".join(PAGE.split())
     optimizers, without, _, undecided = (line.strip("- ;.") for line in differences()[2:])
     for line in (optimizers, without, *onsets_apart()):
@@ -226,7 +224,7 @@ def test_the_page_has_the_sentences() -> None:
     assert p and float(p[1]) > 0.05 and f"(p {p[1]})" in page
 
 
-def test_the_readme_says_the_same() -> None:
+def test_the_readme_says_the_same():
     adamw, muon = losses_of("headline_gpu_adamw"), losses_of("headline_gpu_muon")
     gaps = [plus_minus(each["qk_rope"] - each["alibi"]).lstrip("+") for each in (adamw, muon)]
     apart = difference(adamw, muon).lstrip("+").partition(" nats")[0]
@@ -237,7 +235,7 @@ def test_the_readme_says_the_same() -> None:
     assert f"orthogonalisation leaves a lead of {plus_minus(plain['qk_rope'] - plain['alibi']).lstrip('+')}" in readme
 
 
-def test_the_readme_says_how_far_vo_is_behind_elsewhere() -> None:
+def test_the_readme_says_how_far_vo_is_behind_elsewhere():
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     behind = at_rate("headline_muon-tune", "vo_rope", 2e-3) - at_rate("headline_muon-tune", "qk_rope", 2e-3)
     behind = behind.dropna()
@@ -248,7 +246,7 @@ def test_the_readme_says_how_far_vo_is_behind_elsewhere() -> None:
 
 
 @pytest.mark.slow
-def test_the_reports_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reports_own_test(tmp_path, monkeypatch):
     """The report tests the planned seeds only, on the test text."""
     monkeypatch.chdir(tmp_path)
     names = ["headline_gpu_adamw", "headline_gpu_muon"]
@@ -262,7 +260,7 @@ def test_the_reports_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_what_is_left_under_muon_is_not_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_under_muon_is_not_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["report", "headline_gpu_muon", "--runs-dir", str(REFERENCE), "--output", str(tmp_path)])
     [row] = re.findall(
@@ -272,7 +270,7 @@ def test_what_is_left_under_muon_is_not_time(tmp_path: Path, monkeypatch: pytest
     assert row[2] == "0%"
 
 
-def test_the_rates_are_each_optimizers_best() -> None:
+def test_the_rates_are_each_optimizers_best():
     for optimizer in ("adamw", "muon"):
         for scheme, rate in zip(PAIR, GROUPS[f"headline_gpu_{optimizer}"][1:], strict=True):
             means = {each: at_rate(f"headline_gpu_{optimizer}-tune", scheme, each).mean() for each in RATES}

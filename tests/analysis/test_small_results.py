@@ -3,8 +3,6 @@
 python -m tests.analysis.test_small_results    # writes docs/how-far-table.md from published.yaml and the packs
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from itertools import combinations
@@ -15,7 +13,7 @@ import pandas as pd
 import pytest
 from scipy.stats import rankdata, t
 
-from posbench.analysis.published import Published, PublishedMeasurement, all_published
+from posbench.analysis.published import all_published
 from posbench.config.units import plus_minus
 from posbench.runs import find_runs
 
@@ -38,7 +36,7 @@ TASKS = ("copy", "count", "flip_flop", "index", "index_from_end", "mqar")
 
 
 @cache
-def losses(experiment: str) -> pd.DataFrame:
+def losses(experiment):
     """Return the loss in nats per token of each run: columns scheme, seed, ratio (length / training length), loss."""
     cells = []
     for run in find_runs(REFERENCE / experiment):
@@ -52,7 +50,7 @@ def losses(experiment: str) -> pd.DataFrame:
 
 
 @cache
-def reciprocal_ranks(schemes: tuple[str, ...]) -> pd.DataFrame:
+def reciprocal_ranks(schemes):
     """Return each seed's mean over tasks of 1 / rank of accuracy at twice the trained length, negated, by scheme."""
     cells = []
     for task in TASKS:
@@ -71,7 +69,7 @@ def reciprocal_ranks(schemes: tuple[str, ...]) -> pd.DataFrame:
     return -(1 / ranks).groupby("seed").mean()
 
 
-def ours(measurement: PublishedMeasurement, scheme: str, baseline: str) -> tuple[str, np.ndarray] | None:
+def ours(measurement, scheme, baseline):
     """Return where the pair was measured, and each seed's gap, which is below 0 if `scheme` is better."""
     if measurement.metric == "mean reciprocal rank":
         table = reciprocal_ranks(tuple(sorted(measurement.values)))
@@ -89,7 +87,7 @@ def ours(measurement: PublishedMeasurement, scheme: str, baseline: str) -> tuple
     return None
 
 
-def rows() -> list[tuple[str, str]]:
+def rows():
     """Return (outcome, line) of each published pair, in the order of the page's table."""
     entries = [
         (outcome, axis, line)
@@ -105,7 +103,7 @@ def rows() -> list[tuple[str, str]]:
     return [(outcome, line) for outcome, _, line in entries]
 
 
-def row(published: Published, measurement: PublishedMeasurement, scheme: str) -> tuple[str, str, str]:
+def row(published, measurement, scheme):
     """Return outcome, axis and Markdown of one published pair; "" as the outcome if no pack has it."""
     pair = ours(measurement, scheme, published.baseline)
     if pair is None:
@@ -129,7 +127,7 @@ def row(published: Published, measurement: PublishedMeasurement, scheme: str) ->
     )
 
 
-def decided_pairs() -> pd.DataFrame:
+def decided_pairs():
     """Return every pair of every published table that our runs decide, also those without the table's baseline.
 
     Columns: source, axis, first, second, published and our gap (nats, first minus second), with_baseline.
@@ -150,11 +148,11 @@ def decided_pairs() -> pd.DataFrame:
     return pd.DataFrame(found, columns=["source", "axis", "first", "second", "published", "ours", "with_baseline"])
 
 
-def half_interval(gaps: np.ndarray) -> float:
+def half_interval(gaps):
     return float(t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / math.sqrt(len(gaps)))
 
 
-def agreeing_by_chance(pairs: pd.DataFrame, trials: int = 10_000, keeps: str = "") -> np.ndarray:
+def agreeing_by_chance(pairs, trials=10_000, keeps=""):
     """Return how many of these pairs within the training length agree if our schemes' names are permuted, [trials].
 
     All sources are permuted alike, because they are compared with the same runs. Arguments: keeps, a scheme that keeps
@@ -171,14 +169,14 @@ def agreeing_by_chance(pairs: pd.DataFrame, trials: int = 10_000, keeps: str = "
     return np.array(agreeing)
 
 
-def guessed(pairs: pd.DataFrame) -> int:
+def guessed(pairs):
     """Return how many of the pairs GUESS gets right."""
     place = {scheme: n for n, names in enumerate(GUESS) for scheme in names}
     difference = pairs["first"].map(place) - pairs["second"].map(place)
     return int((difference * pairs["published"] > 0).sum())
 
 
-def sentences() -> list[str]:
+def sentences():
     """Return the sentences of the page that hold figures."""
     pairs = decided_pairs()
     is_same = pairs["published"] * pairs["ours"] > 0
@@ -210,7 +208,7 @@ def sentences() -> list[str]:
     ]
 
 
-def reversals() -> list[str]:
+def reversals():
     """Return the pairs that are decided against the published sign, as text, those within the training length."""
     pairs = decided_pairs()
     against = pairs[(pairs["published"] * pairs["ours"] < 0) & (pairs["axis"] == "within")]
@@ -220,7 +218,7 @@ def reversals() -> list[str]:
     return texts
 
 
-def page_of_the_table() -> str:
+def page_of_the_table():
     head = (
         "<!-- Written by python -m tests.analysis.test_small_results from published.yaml and the packs. -->\n\n"
         "# Published pairs and ours\n\n"
@@ -236,12 +234,12 @@ def page_of_the_table() -> str:
 
 
 @pytest.mark.slow
-def test_the_page_of_the_table_is_as_the_packs_have_it() -> None:
+def test_the_page_of_the_table_is_as_the_packs_have_it():
     assert TABLE.read_text(encoding="utf-8") == page_of_the_table()
 
 
 @pytest.mark.slow
-def test_the_sentences_of_the_page_follow_from_the_packs() -> None:
+def test_the_sentences_of_the_page_follow_from_the_packs():
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     for sentence in sentences():
         assert sentence in page, f"the packs say: {sentence}"

@@ -1,7 +1,5 @@
 """The pages' figures on the stability of orders and on tasks and text follow from the packs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,12 +16,12 @@ REFERENCE = Path("runs/reference")
 TASKS = ("mqar", "flip_flop", "index_from_end", "copy", "count", "index")
 
 
-def page(name: str) -> str:
+def page(name):
     """Return a page of the documentation as one line."""
     return " ".join(Path(f"docs/{name}.md").read_text().split())
 
 
-def stable(pack: str, schemes: tuple[str, ...] = (), draws: int = 2000) -> tuple[float, float]:
+def stable(pack, schemes=(), draws=2000):
     """Return in which share of resamples of seeds and documents the first scheme, and the whole order, stay."""
     rows = posbench.results(REFERENCE / pack, tidy=True)
     rows = rows[(rows["protocol"] == "validation") & (rows["metric"] == "loss")]
@@ -39,7 +37,7 @@ def stable(pack: str, schemes: tuple[str, ...] = (), draws: int = 2000) -> tuple
     return float(same[:, 0].mean()), float(same.all(1).mean())
 
 
-def test_how_often_an_order_survives_other_seeds_and_documents() -> None:
+def test_how_often_an_order_survives_other_seeds_and_documents():
     text = page("statistics")
     first, whole = stable("headline.zip")
     assert first == 1.0 and whole == pytest.approx(0.996, abs=0.004)
@@ -50,7 +48,7 @@ def test_how_often_an_order_survives_other_seeds_and_documents() -> None:
     assert whole == pytest.approx(0.67, abs=0.03) and "the order of QK, VO and NoPE holds in 0.67" in text
 
 
-def test_the_loss_follows_the_onset() -> None:
+def test_the_loss_follows_the_onset():
     runs = find_runs(REFERENCE / "headline")
     onsets = [PROTOCOLS["order"].of_training(run.logged)["onset_tokens"] for run in runs]
     correlation = stats.spearmanr(onsets, [run.manifest.loss for run in runs]).statistic
@@ -58,7 +56,7 @@ def test_the_loss_follows_the_onset() -> None:
     assert f"the rank correlation of onset and final loss is {correlation:.2f}" in page("results")
 
 
-def test_which_tasks_predict_the_loss_on_text() -> None:
+def test_which_tasks_predict_the_loss_on_text():
     loss = posbench.results(REFERENCE / "all_schemes.zip").groupby("scheme")["loss"].mean()
     text, p = page("tasks"), []
     for task in TASKS:

@@ -1,14 +1,11 @@
 """`posbench judge`: the report's verdict for scripts, and the planned looks of a loop."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +16,7 @@ import posbench
 from posbench.analysis.comparison import build
 from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
-from posbench.analysis.verdict import LOOKS, Judgement, judge_all
+from posbench.analysis.verdict import Judgement, judge_all
 from posbench.config import ConfigError
 from posbench.reporting.sections import loss_table, name_with_remarks
 from posbench.reporting.text import as_text
@@ -41,7 +38,7 @@ from tests.json_schema import DEFINITIONS, faults
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["headline", "demo_cpu", "ladder_s", "ladder_m", "all_schemes"])
-def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
+def test_every_verdict_on_the_reference_packs_is_the_reports(name):
     place = REFERENCE / name
     comparison = build(*read_runs([place], None, console(quiet=True)))
     table = as_text(loss_table(comparison)).set_index("scheme")
@@ -59,7 +56,7 @@ def test_every_verdict_on_the_reference_packs_is_the_reports(name: str) -> None:
         assert (data["p"] <= 0.05) == (data["verdict"] in ("better", "worse"))
 
 
-def test_the_schema_has_every_field() -> None:
+def test_the_schema_has_every_field():
     schema = DEFINITIONS["judge"]
     assert [field.name for field in fields(Judgement)] == list(schema["properties"]) == schema["required"]
     data = json.loads(posbench.judge(REFERENCE / "headline", scheme="alibi").as_json())
@@ -67,7 +64,7 @@ def test_the_schema_has_every_field() -> None:
     assert all(faults(wrong, "judge") for wrong in (*broken, {**data, "more": 1}, {"verdict": "open"}))
 
 
-def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand() -> None:
+def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand():
     """Interpolate each seed's loss in ln(tokens) between 3.07M, 6.14M and 12.3M tokens, at qk_rope's final loss."""
     runs = [posbench.results(REFERENCE / name) for name in ("headline-3.07M", "headline-6.14M", "headline")]
     losses = pd.concat(runs).pivot(index="tokens", columns=["scheme", "seed"], values="loss").sort_index()
@@ -82,18 +79,7 @@ def test_the_worth_in_tokens_of_alibi_is_what_its_branches_give_by_hand() -> Non
     assert worth is not None and [worth[key] for key in ("share", "low", "high")] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_beyond_the_training_length_there_is_a_verdict_of_its_own(experiment: Path) -> None:
-    """Alibi is worse by 0.05 at the training length, and its loss grows by 0.02 per doubling instead of 0.25."""
-    alibi = posbench.judge(experiment, scheme="alibi", baseline="qk_rope")
-    beyond = comparison(experiment).at("fixed", 2048, metric="loss").set_index("scheme")
-    assert alibi.verdict == "worse" and alibi.beyond is not None and alibi.beyond["verdict"] == "better"
-    assert alibi.beyond["perplexity"] == pytest.approx(np.exp(beyond["value"]["alibi"]))
-    gap = beyond.loc["alibi", ["gap", "gap_low", "gap_high"]].to_list()
-    assert [alibi.beyond[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(gap)
-
-
-def test_beyond_the_training_length_other_targets_do_not_count(experiment_copy: Path) -> None:
+def test_beyond_the_training_length_other_targets_do_not_count(experiment_copy):
     """One scheme has results at this length on the targets of two anchors; the baseline has those of one."""
     before = posbench.judge(experiment_copy, scheme="alibi").beyond
     for seed in range(4):
@@ -105,7 +91,7 @@ def test_beyond_the_training_length_other_targets_do_not_count(experiment_copy: 
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def loop(tmp_path_factory):
     """Write a baseline of eight seeds, candidates of eight, and one that has the baseline's losses."""
     effects = {"qk_rope": 0.0, "vo_rope": -0.1, "alibi": -0.005, "nope": 0.1}
     world = World(effects, tuple(range(8)), noise_sd=0.004, lengths=(), probes=False, experiment="loop")
@@ -117,7 +103,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def after(loop: Path, seeds: int, scheme: str, **options: Any) -> Judgement:
+def after(loop, seeds, scheme, **options):
     """Return the judgement of a scheme after this many seeds of it, as one of 20 candidates."""
     summary, rows = read_runs([loop], None, console(quiet=True))
     summary = summary[(summary["scheme"] != scheme) | (summary["seed"] < seeds)]
@@ -126,7 +112,7 @@ def after(loop: Path, seeds: int, scheme: str, **options: Any) -> Judgement:
         return posbench.judge(loop, scheme=scheme, baseline="qk_rope", **{"family": 20, **options})
 
 
-def test_a_loop_looks_at_two_five_and_eight_seeds_only(loop: Path) -> None:
+def test_a_loop_looks_at_two_five_and_eight_seeds_only(loop):
     better = {seeds: after(loop, seeds, "vo_rope") for seeds in range(1, 9)}
     assert [j.verdict for j in better.values()] == ["open"] * 4 + ["better"] * 4
     assert [j.go_on for j in better.values()] == [True] * 4 + [False] * 4
@@ -138,24 +124,14 @@ def test_a_loop_looks_at_two_five_and_eight_seeds_only(loop: Path) -> None:
     assert small[6].p == small[5].p != small[8].p
 
 
-def test_p_is_corrected_for_all_candidates_and_both_looks(loop: Path) -> None:
-    one, twenty = after(loop, 5, "vo_rope", family=1), after(loop, 5, "vo_rope")
-    losses = comparison(loop).losses.loc[:4]
-    differences = losses["qk_rope"] - losses["vo_rope"]
-    t = differences.mean() / (differences.std() / np.sqrt(5))
-    from scipy.stats import t as student
-
-    assert one.p == pytest.approx(2 * student.sf(t, 4) * len(LOOKS)) and twenty.p == pytest.approx(20 * one.p)
-
-
-def test_a_candidate_that_both_first_seeds_find_worse_is_dropped_without_a_verdict(loop: Path) -> None:
+def test_a_candidate_that_both_first_seeds_find_worse_is_dropped_without_a_verdict(loop):
     worse = after(loop, 2, "nope")
     assert (worse.verdict, worse.go_on, worse.next_commands, worse.exit_status) == ("open", False, [], 12)
     assert worse.reason == "dropped: worse by more than 0.01 nats with each of the first 2 seeds"
     assert after(loop, 1, "nope").go_on and after(loop, 5, "nope").verdict == "worse"
 
 
-def test_it_says_which_look_was_reached_and_why_the_verdict_is_what_it_is(loop: Path) -> None:
+def test_it_says_which_look_was_reached_and_why_the_verdict_is_what_it_is(loop):
     """Two, five and eight seeds are three looks; vo_rope is decided at the second, alibi at none."""
     vo_rope = {seeds: after(loop, seeds, "vo_rope") for seeds in (1, 2, 4, 5, 8)}
     looks = {1: (0, 0), 2: (1, 2), 4: (1, 2), 5: (2, 5), 8: (2, 5)}
@@ -170,8 +146,8 @@ def test_it_says_which_look_was_reached_and_why_the_verdict_is_what_it_is(loop: 
     assert after(loop, 5, "vo_rope", family=None).look is None
 
 
-def test_the_next_commands_train_the_seeds_that_are_missing(loop: Path) -> None:
-    def command(scheme: str, seeds: str) -> list[str]:
+def test_the_next_commands_train_the_seeds_that_are_missing(loop):
+    def command(scheme, seeds):
         return ["posbench", "train", "-m", f"scheme={scheme}", "experiment_name=loop", f"seed={seeds}"]
 
     assert [after(loop, seeds, "vo_rope").next_commands for seeds in (1, 2, 4)] == [
@@ -188,7 +164,7 @@ def test_the_next_commands_train_the_seeds_that_are_missing(loop: Path) -> None:
     assert commands == [command("vo_rope", "2,3,4"), command("qk_rope", "2,3,4")]
 
 
-def test_a_candidate_that_diverged_has_failed(tmp_path: Path) -> None:
+def test_a_candidate_that_diverged_has_failed(tmp_path):
     """Both runs of nope died, and one of three of alibi; k_rope was only stopped, which is not its fault."""
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.1}
     folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
@@ -219,7 +195,7 @@ def test_a_candidate_that_diverged_has_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path: Path) -> None:
+def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp_path):
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate} for rate in rates}
     seeds = {rate: range(5 if rate < 3e-3 else 2) for rate in rates}
@@ -242,7 +218,7 @@ def test_with_a_search_the_verdict_holds_at_best_rates_and_waits_for_its_end(tmp
 
 
 @pytest.mark.slow
-def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(tmp_path: Path) -> None:
+def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(tmp_path):
     """Alibi is far ahead, but one of its runs died at each of its two rates."""
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
@@ -264,7 +240,7 @@ def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(
     assert posbench.judge(place, scheme="nope").verdict == "worse"
 
 
-def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) -> None:
+def test_the_baseline_under_another_name_is_equal(loop, tmp_path):
     world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)), lengths=(), probes=False)
     folder = fabricate(tmp_path, world)
     for run in find_runs(folder / "stranger"):
@@ -276,18 +252,7 @@ def test_the_baseline_under_another_name_is_equal(loop: Path, tmp_path: Path) ->
     assert any("exactly the losses" in warning for warning in judgement.warnings)
 
 
-def test_warnings_name_one_rate_another_processor_and_what_is_left_out(loop: Path, tmp_path: Path) -> None:
-    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1}, (0, 1, 2), lengths=(), probes=False))
-    run = run_of(folder, "nope", 2)
-    run.update_manifest(device=run.manifest.device | {"name": "another CPU"})
-    run_of(folder, "nope", 1).update_manifest(status="died", reason="the loss is NaN")
-    warnings = " ".join(posbench.judge(folder, scheme="nope", baseline="qk_rope").warnings)
-    assert all(
-        text in warnings for text in ("at this rate only", "a CPU, another CPU", "nope seed 1: died: the loss is NaN")
-    )
-
-
-def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) -> None:
+def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path):
     folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1), lengths=(), probes=False))
     with pytest.raises(ConfigError, match=r"'nop' has no finished run to compare with qk_rope.*nope"):
         posbench.judge(folder, scheme="nop", baseline="qk_rope")
@@ -304,18 +269,18 @@ def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path: Path) ->
         posbench.judge(folder)
 
 
-def with_settings(run: Run, **settings: Any) -> None:
+def with_settings(run, **settings):
     """Change settings of a run as if it had been trained with them, such as `train_lr=1e-3`."""
     changes = {name.replace("_", ".", 1): value for name, value in settings.items()}
     run.update_manifest(identity=run.manifest.identity | changes)
 
 
-def stored_loss(run: Run) -> float:
+def stored_loss(run):
     windows = pd.read_parquet(run.path / "eval/validation/256.parquet")
     return float(windows["nll"].sum() / windows["targets"].sum())
 
 
-def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path: Path) -> None:
+def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path):
     """All of nope's runs have another length of training, and alibi's last seed another learning rate."""
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.05}
     folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
@@ -354,7 +319,7 @@ def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path: Path) -> N
     assert posbench.judge(folder, scheme="alibi", baseline="k_rope").baseline == "k_rope"
 
 
-def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_path: Path) -> None:
+def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_path):
     """20 candidates have two tests each. The uncorrected p is between 0.05 / 40 and 0.05."""
     random = np.random.default_rng(3)
     world = World({"qk_rope": 0.0, "alibi": -0.006}, lengths=(), probes=False, noise_sd=0.002, random=random)
@@ -383,12 +348,12 @@ def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_pat
         comparison(folder)
 
 
-def test_nothing_is_recorded_in_a_reference_experiment() -> None:
+def test_nothing_is_recorded_in_a_reference_experiment():
     posbench.judge(REFERENCE / "headline", scheme="alibi", family=20)
     assert not list(REFERENCE.rglob("judge.json"))
 
 
-def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tmp_path: Path) -> None:
+def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tmp_path):
     """Alibi is far ahead at both rates, but two of its five seeds at the best one never use long-range order."""
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {"qk_rope": 0.1 + rate, "alibi": 5 * rate, "nope": 0.3 + rate} for rate in rates}
@@ -411,7 +376,7 @@ def test_a_scheme_with_late_seeds_at_its_best_rate_only_leaves_its_pairs_open(tm
     assert posbench.judge(place, scheme="nope").verdict == "worse"
 
 
-def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop: Path, tmp_path: Path) -> None:
+def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop, tmp_path):
     """Vo_rope won on seeds 0 to 7 and is equal on seeds 100 to 107; alibi leads there by 0.05."""
     folder = Path(shutil.copytree(loop, tmp_path / "loop"))
     unseen = ",".join(map(str, range(100, 108)))
@@ -441,7 +406,7 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop: Pa
         posbench.judge(folder, scheme="alibi", confirm=1, family=20)
 
 
-def test_a_winner_must_be_better_in_every_further_experiment(tmp_path: Path) -> None:
+def test_a_winner_must_be_better_in_every_further_experiment(tmp_path):
     """Alibi leads by 0.05 on one text, and by nothing on the other."""
     seeds = tuple(range(100, 108))
     for name, lead in (("here", -0.05), ("there", 0.0)):
@@ -459,9 +424,9 @@ def test_a_winner_must_be_better_in_every_further_experiment(tmp_path: Path) -> 
         posbench.judge(here, scheme="alibi", also=[there])
 
 
-def test_order_is_judged_by_its_own_values_and_more_is_better() -> None:
+def test_order_is_judged_by_its_own_values_and_more_is_better():
     """The packs of `headline`, whose scores are read and tested here once more."""
-    worth: dict[tuple[str, int], float] = {}
+    worth = {}
     for run in find_runs(REFERENCE / "headline"):
         if run.manifest.scheme in ("alibi", "qk_rope"):
             [table] = [result.windows for result in run.results()[0] if result.key.protocol == "order"]
@@ -482,15 +447,7 @@ def test_order_is_judged_by_its_own_values_and_more_is_better() -> None:
         posbench.judge(REFERENCE / "headline", scheme="nope", metric="bytes")
 
 
-def test_worth_in_seconds_is_that_in_tokens_times_the_ratio_of_step_times() -> None:
-    judged = posbench.judge(REFERENCE / "headline", scheme="alibi").timed(1.5)
-    tokens, seconds = judged.worth_in_tokens, judged.worth_in_seconds
-    assert tokens and seconds and seconds["share"] == 1.5 * tokens["share"] and seconds["low"] == 1.5 * tokens["low"]
-    assert f"; a step takes 1.50 times as long; {seconds['share']:.2f} of the baseline's time is enough" in str(judged)
-    assert not faults(json.loads(judged.as_json()), "judge")
-
-
-def test_of_two_winners_of_a_loop_that_ran_fresh_seeds_confirm_one() -> None:
+def test_of_two_winners_of_a_loop_that_ran_fresh_seeds_confirm_one():
     page = " ".join(Path("docs/loops.md").read_text(encoding="utf-8").split())
     bases = ("base_8000", "base_9000", "base_11000", "base_12500")
     gaps = {base: posbench.judge("runs/reference/loop", scheme=base, family=5).gap for base in bases}

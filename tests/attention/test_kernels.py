@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, kernel_options, masked, short
+from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, masked, short
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import Placement, Shape
 from posbench.schemes.alibi import Alibi
@@ -79,17 +79,6 @@ def test_every_kernel_equals_the_definition(T, dtype, biased, kernel):
     assert error <= roundings * rounding * v.double().abs().max()
 
 
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "short"])
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
-@pytest.mark.parametrize("last", [1, 8, 129, 299])
-def test_fewer_queries_than_keys_are_the_last_ones(last, biased, kernel):
-    (q, k, v), expected = case(300, torch.float64, biased)
-    queries = q[:, :, -last:]
-    bias = alibi_of(queries, k, first=1000) if biased else None
-    rows = KERNELS[kernel](queries, k, v, bias)
-    assert (rows - expected[:, :, -last:]).abs().max() <= 1e-13
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(kernel):
     q, k, _ = random_heads(2, 4, 2, 150, 16, torch.float64)
@@ -128,13 +117,6 @@ def test_scores_of_any_size_make_no_nan():
     for scale in (0.0, 1e4):
         out = scaled(attend)(scale * q, scale * k, v, alibi_of(q, k, torch.float32))
         assert out.isfinite().all() and out.abs().max() <= v.abs().max() + 1e-5
-
-
-@pytest.mark.parametrize("head_dim, expected", [(32, "fwd"), (64, "fwd"), (65, "fwd bwd"), (128, "fwd bwd")])
-def test_a_bias_that_reads_rows_gets_kernels_that_fit_into_a_gpu(head_dim, expected):
-    q = torch.empty(1, 1, 8, head_dim, dtype=torch.bfloat16)
-    assert kernel_options(q, reads_rows=True) == {f"{way}_num_stages": 2 for way in expected.split()}
-    assert kernel_options(q, reads_rows=False) == kernel_options(q.float(), reads_rows=True) == {}
 
 
 @pytest.mark.parametrize("T", [1, 127, 128, 129, 384, 500, 1024])

@@ -10,8 +10,6 @@ from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.model.size import cache_size, forward_flops_per_token, num_parameters
-from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
 
 D, H, HKV, C = 16, 6, 2, 48
@@ -57,34 +55,6 @@ def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
 def test_a_gated_scheme_is_certified_with_sinks_and_a_shared_kv(gate):
     for scheme in ("qk_rope", "sink_nope", "shared_kv_qkvo_rope"):
         assert certify(gated(gate, scheme)).holds
-
-
-@pytest.mark.parametrize("gate", ROWS)
-def test_its_weights_and_products_are_counted_and_other_weights_are_as_without(gate):
-    models = [build_model(config, VOCAB) for config in (gated(gate), certificate_config("nope"))]
-    weights, plain = (dict(model.named_parameters()) for model in models)
-    names = [f"blocks.{n}.attention.kind.output_gate" for n in range(2)]
-    assert weights.keys() - plain.keys() == {*names} <= decayed_parameters(models[0])
-    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.items())
-    assert [name for name, _ in models[0].shared_parts()] == [name for name, _ in models[1].shared_parts()]
-    std = models[0].config.init_std
-    assert all(weights[name].std().item() == pytest.approx(std, rel=0.1) for name in names)
-    assert not torch.equal(weights[names[0]], weights[names[1]])
-    gates = 2 * ROWS[gate] * C
-    bodies, flops = (
-        [function(model.architecture) for model in models]
-        for function in (
-            lambda architecture: num_parameters(architecture, VOCAB)["body"],
-            lambda architecture: forward_flops_per_token(architecture, VOCAB, 128),
-        )
-    )
-    assert (
-        bodies[0] - bodies[1]
-        == gates
-        == sum(p.numel() for p in models[0].parameters()) - sum(p.numel() for p in models[1].parameters())
-    )
-    assert flops[0] - flops[1] == 2 * gates
-    assert cache_size(models[0].architecture) == cache_size(models[1].architecture)
 
 
 @pytest.mark.parametrize("value", ["heads", True, 2])

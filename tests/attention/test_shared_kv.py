@@ -106,9 +106,3 @@ class Louder(Rotary):
 def test_a_scheme_whose_keys_are_its_own_keeps_both():
     shape = build_model(certificate_config("nope"), VOCAB).scheme.shape
     assert Rotary(shape, "qkvo").moves_k_and_v_alike and not Louder(shape, "qkvo").moves_k_and_v_alike
-
-
-def test_the_projection_of_values_is_gone():
-    shared, plain = built("shared_kv_qk_rope"), built("qk_rope")
-    lost = sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in shared.parameters())
-    assert lost == 2 * HKV * D * C

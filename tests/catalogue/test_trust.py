@@ -3,15 +3,12 @@
 Each payload would make the file `canary`: by unpickling, or by `evil.py` in a folder that Python imports from.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -32,12 +29,12 @@ PYTHON = {"py/object": "evil.run", "_target_": "evil.run", "auto_map": {"AutoTok
 class Pickled:
     """Unpickling this object creates the canary."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return Path.touch, (Path("canary").absolute(),)
 
 
 @pytest.fixture(autouse=True)
-def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def work_dir(tmp_path, monkeypatch):
     """Enter a working folder with `evil.py` in it, and fail a test that creates the canary."""
     folder = tmp_path / "here"
     folder.mkdir()
@@ -49,13 +46,13 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def theirs(trained: Path, work_dir: Path) -> Path:  # noqa: F811
+def theirs(trained, work_dir):  # noqa: F811
     """Return the folder of a finished run that somebody else made."""
     shutil.copytree(trained, work_dir / "runs")
     return work_dir / "runs/demo/vo_rope/seed=0"
 
 
-def change(run: Path, group: str, **settings: Any) -> None:
+def change(run, group, **settings):
     """Let the run folder's config.yaml say something else."""
     content = yaml.safe_load((run / "config.yaml").read_text())
     content[group] |= settings
@@ -63,7 +60,7 @@ def change(run: Path, group: str, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", ["a yaml tag", "a target", "a kind in the run folder", "pickled weights"])
-def test_a_run_folder_that_names_code_is_refused(theirs: Path, attack: str) -> None:
+def test_a_run_folder_that_names_code_is_refused(theirs, attack):
     if attack == "a yaml tag":
         (theirs / "config.yaml").write_text('scheme: !!python/object/apply:evil.run ["x"]\n')
     elif attack == "a target":
@@ -82,14 +79,14 @@ def test_a_run_folder_that_names_code_is_refused(theirs: Path, attack: str) -> N
         load_run(theirs).load_model()
 
 
-def test_a_recorded_configuration_looks_nothing_up(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_configuration_looks_nothing_up(theirs, monkeypatch):
     monkeypatch.setenv("THEIR_GUESS", "a secret of mine")
     for value in ("${oc.env:THEIR_GUESS}", "${oc.decode:${oc.env:THEIR_GUESS}}"):
         change(theirs, "experiment", description=value)
         assert load_run(theirs).config.experiment.description == value
 
 
-def test_names_of_others_stay_inside_the_runs_folder(theirs: Path) -> None:
+def test_names_of_others_stay_inside_the_runs_folder(theirs):
     for name in ("..", ".", ".hidden", "../x", "x/../../y", "x/y", "/etc", "a\0b", "", " ", "~"):
         with pytest.raises(ConfigError, match=r"experiment_name=.* cannot name a folder"):
             check_name("experiment_name", name)
@@ -99,7 +96,7 @@ def test_names_of_others_stay_inside_the_runs_folder(theirs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "text.py"])  # the last: a loading script of `datasets` once
-def test_text_runs_nothing(work_dir: Path, name: str) -> None:
+def test_text_runs_nothing(work_dir, name):
     Path("text").mkdir()
     Path("text", name).write_text(EVIL if name == "text.py" else json.dumps({"text": PYTHON}) + "\n")
     words = ["data=files", "data.path=text", f"data.cache_dir={work_dir}/cache", "tokenizer=bytes"]
@@ -108,13 +105,13 @@ def test_text_runs_nothing(work_dir: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(Pickled()), json.dumps({"model": PYTHON, **PYTHON}).encode()])
-def test_a_tokenizer_runs_nothing(content: bytes) -> None:
+def test_a_tokenizer_runs_nothing(content):
     Path("tokenizer.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"is not a tokenizer\.json"):
         TOKENIZERS["file"](TokenizerConfig(kind="file", path="tokenizer.json"), [])
 
 
-def test_a_run_records_no_environment(documents: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_records_no_environment(documents, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "the value of a token")
     run = posbench.train([*small_run(documents, cache, Path("runs")), "scheme=nope", "train.steps=2"], quiet=True)
     written = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]

@@ -1,11 +1,8 @@
 """The commands as a user gives them, in this process, in a folder of their own; and trained runs to give them to."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +20,7 @@ class CommandResult:
     error: str
 
     @property
-    def refusal(self) -> str:
+    def refusal(self):
         """Return the message of a refused command, and check that it has the form of every refusal."""
         assert self.status == 2, (self.status, self.out, self.error)
         assert self.error.count("posbench: ") == 1 and "Traceback" not in self.error + self.out
@@ -31,11 +28,8 @@ class CommandResult:
         return self.error.strip()
 
 
-Give = Callable[..., CommandResult]
-
-
 @pytest.fixture
-def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+def posbench(tmp_path, monkeypatch, capsys):
     """Return a function that gives a command in `tmp_path/here`."""
     work_dir = tmp_path / "here"
     work_dir.mkdir()
@@ -44,7 +38,7 @@ def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("COLUMNS", "200")
 
-    def give(*words: str) -> CommandResult:
+    def give(*words):
         monkeypatch.setattr(sys, "argv", ["posbench", *words])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -56,7 +50,7 @@ def posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.fixture
-def short(words: list[str]) -> list[str]:
+def short(words):
     """Return the overrides of a run of two steps, without its runs folder, which is `runs`."""
     return [word for word in words if not word.startswith(("runs_dir=", "train.steps="))] + [
         "train.steps=2",
@@ -65,7 +59,7 @@ def short(words: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(documents, cache, tmp_path_factory):
     """Return a runs folder with `demo/{nope,vo_rope}/seed={0,1}`, which tests copy before they change it."""
     from posbench import compose
     from posbench.training import train
@@ -79,12 +73,12 @@ def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def runs(trained: Path, posbench: Give) -> Path:
+def runs(trained, posbench):
     """Copy the trained runs to `runs` in the working directory of the commands."""
     return Path(shutil.copytree(trained, Path.cwd() / "runs"))
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
+def snapshot(folder):
     """Return every path below `folder` with its bytes."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""

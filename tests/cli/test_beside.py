@@ -1,7 +1,5 @@
 """`posbench report mine --beside REFERENCE`: which runs its tables accept, and how to train such runs."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -15,7 +13,6 @@ from posbench.analysis.reference_table import baseline_of
 from posbench.composition.compose import compose
 from posbench.runs import find_runs
 from posbench.runs.fingerprints import config_fingerprint, identity
-from tests.cli.commands import Give
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 STEEP = """from posbench.schemes.alibi import Alibi
@@ -25,7 +22,7 @@ class Steep(Alibi):
 
 
 @pytest.mark.parametrize("name", ["ladder_m-1.02M", "tasks/copy"])
-def test_the_recorded_command_computes_what_the_reference_did(name: str) -> None:
+def test_the_recorded_command_computes_what_the_reference_did(name):
     run = baseline_of(REFERENCE / name)
     rate = [f"scheme.lr={run.manifest.identity['train.lr']}"] if "scheme.own_lr" in run.manifest.identity else []
     config = compose([*(run.manifest.command or []), *rate])  # a search found the rate
@@ -33,7 +30,7 @@ def test_the_recorded_command_computes_what_the_reference_did(name: str) -> None
 
 
 @pytest.mark.slow
-def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: Path, short: list[str]) -> None:
+def test_a_scheme_of_ones_own_stands_among_the_reference(posbench, runs, short):
     words = [*short, "experiment_name=mine"]
     Path("steep.py").write_text(STEEP, encoding="utf-8")
     advice = posbench("report", "mine", "--beside", "demo")
@@ -56,7 +53,7 @@ def test_a_scheme_of_ones_own_stands_among_the_reference(posbench: Give, runs: P
 @pytest.mark.parametrize(
     ("tokens", "says"), [(200, "train.tokens: 200 (4 runs), 256 (4 runs)"), (256, "no run is left to put beside demo")]
 )
-def test_runs_that_the_reference_has_too_are_no_report(posbench: Give, runs: Path, tokens: int, says: str) -> None:
+def test_runs_that_the_reference_has_too_are_no_report(posbench, runs, tokens, says):
     shutil.copytree(runs / "demo", runs / "mine")
     for run in find_runs(runs / "mine") if tokens != 256 else ():
         prints = replace(run.manifest.fingerprints, config="another")
@@ -66,13 +63,13 @@ def test_runs_that_the_reference_has_too_are_no_report(posbench: Give, runs: Pat
     assert not (runs / "mine/report").exists()
 
 
-def test_a_reference_without_runs_is_refused(posbench: Give, runs: Path) -> None:
+def test_a_reference_without_runs_is_refused(posbench, runs):
     (runs / "empty").mkdir()
     for name in ("mine", "demo"):
         assert "--beside runs/empty contains no runs" in posbench("report", name, "--beside", "empty").refusal
 
 
-def test_a_code_that_computes_otherwise_is_refused(posbench: Give, runs: Path) -> None:
+def test_a_code_that_computes_otherwise_is_refused(posbench, runs):
     file = runs / "demo/nope/seed=0/metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     next(row for row in rows if row["kind"] == "train")["loss"] += 2e-5

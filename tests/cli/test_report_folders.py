@@ -1,7 +1,5 @@
 """`posbench report`: which folder it writes, what it leaves out, and what it says each row is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,17 +10,16 @@ from posbench.reporting.report import _default_output
 from posbench.runs import find_runs
 from posbench.runs.finding import REFERENCE
 from tests.analysis.fabricate import World, fabricate
-from tests.cli.commands import Give
 
 
 @pytest.fixture
-def reported(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Give:
+def reported(posbench, monkeypatch):
     """Return a function that gives a command; reports have no pictures, which take most of their time."""
     monkeypatch.setattr("posbench.reporting.figures.draw_all", lambda c, sections: {})
     return posbench
 
 
-def test_the_report_of_a_reference_is_written_in_the_working_folder(reported: Give) -> None:
+def test_the_report_of_a_reference_is_written_in_the_working_folder(reported):
     files_before = sorted(REFERENCE.rglob("*"))
     for name in ("ladder_l-rate_0.012", str(REFERENCE / "ladder_l-rate_0.012.zip")):
         result = reported("report", name)  # the folder that the first report makes must not hide the experiment
@@ -33,7 +30,7 @@ def test_the_report_of_a_reference_is_written_in_the_working_folder(reported: Gi
     assert _default_output(Path("runs/first"), ReportOptions()) == Path("runs/first/report")
 
 
-def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_runs(reported: Give) -> None:
+def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_runs(reported):
     for experiment, effects in (("first", {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1}), ("longer", {"k_rope": 0.1})):
         fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment=experiment))
     assert reported("report", "first").status == 0
@@ -57,7 +54,7 @@ def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_
     assert many.name.startswith("report-of-40-") and len(many.name) < 40  # a folder's name has at most 255 bytes
 
 
-def test_rows_without_a_length_are_named(reported: Give) -> None:
+def test_rows_without_a_length_are_named(reported):
     """Nope was not scored at 512 at all, alibi not with seed 1, and k_rope at no length."""
     effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1, "k_rope": 0.1}
     folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(256, 512), probes=False, experiment="first"))
@@ -78,7 +75,7 @@ def test_rows_without_a_length_are_named(reported: Give) -> None:
     assert sorted(json.loads(reported("report", "first", "--json").out)["left_out"]) == sorted(lines)
 
 
-def test_each_row_says_what_it_is_if_its_file_does_not(reported: Give) -> None:
+def test_each_row_says_what_it_is_if_its_file_does_not(reported):
     effects = {"qk_rope": 0.0, "nope": 0.1, "t5": 0.1}
     folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment="first"))
     renamed = folder / "bam_a"

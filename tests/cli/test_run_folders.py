@@ -1,25 +1,22 @@
 """Run folders that are empty, torn, foreign, read-only or half there, and questions that no run can answer."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from tests.cli.commands import Give, snapshot
+from tests.cli.commands import snapshot
 
 ONE = "demo/vo_rope/seed=0"
 
 
-def change(name: str, **changes: object) -> Callable[[Path], object]:
+def change(name, **changes):
     """Change entries of a run folder's JSON file `name`; None removes an entry."""
 
-    def make(run: Path) -> None:
+    def make(run):
         content = {**json.loads((run / name).read_text()), **changes}
         content = {key: value for key, value in content.items() if value is not None}
         (run / name).write_text(json.dumps(content))
@@ -27,38 +24,38 @@ def change(name: str, **changes: object) -> Callable[[Path], object]:
     return make
 
 
-def text(name: str, content: str) -> Callable[[Path], object]:
+def text(name, content):
     return lambda run: (run / name).write_text(content)
 
 
-def without(name: str) -> Callable[[Path], object]:
-    def make(run: Path) -> None:
+def without(name):
+    def make(run):
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
 
     return make
 
 
-def emptied(run: Path) -> None:
+def emptied(run):
     shutil.rmtree(run)
     run.mkdir()
 
 
-def altered_weights(run: Path) -> None:
+def altered_weights(run):
     for file in run.glob("checkpoints/*/model.safetensors"):
         data = bytearray(file.read_bytes())
         data[-5] ^= 1
         file.write_bytes(data)
 
 
-def no_folder(run: Path) -> None:
+def no_folder(run):
     shutil.rmtree(run / "eval")
     (run / "eval").touch()
 
 
-def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
+def edited(name, old, new):
     """Replace text in a file of a run folder."""
 
-    def make(run: Path) -> None:
+    def make(run):
         content = (run / name).read_text()
         assert old in content
         (run / name).write_text(content.replace(old, new, 1))
@@ -66,12 +63,12 @@ def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
     return make
 
 
-def other_text(run: Path) -> None:
+def other_text(run):
     prints = json.loads((run / "run.json").read_text())["fingerprints"]
     change("run.json", fingerprints={**prints, "data": "0" * 64})(run)
 
 
-def weights_of_another_seed(run: Path) -> None:
+def weights_of_another_seed(run):
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(run.with_name("seed=1") / "checkpoints", run / "checkpoints")
 
@@ -96,11 +93,8 @@ BAD = {
 }
 
 
-SWEEP = ["train", "-m", "seed=0,1", "scheme=nope", "hydra/launcher=basic"]
-
-
 @pytest.mark.parametrize("name", BAD)
-def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench: Give, runs: Path, name: str) -> None:
+def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench, runs, name):
     BAD[name](runs / ONE)
     files_before = snapshot(runs)
     result = posbench("eval", ONE, "--length", "64", "--device", "cpu")
@@ -119,7 +113,7 @@ def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench: Give,
         (["--device", "tpu"], r"'tpu' is not known|tpu"),
     ],
 )
-def test_a_question_no_run_can_answer(posbench: Give, runs: Path, words: list[str], says: str) -> None:
+def test_a_question_no_run_can_answer(posbench, runs, words, says):
     files_before = snapshot(runs)
     refusal = posbench("eval", ONE, *words).refusal
     assert re.search(says, refusal), refusal
@@ -127,13 +121,13 @@ def test_a_question_no_run_can_answer(posbench: Give, runs: Path, words: list[st
 
 
 @pytest.mark.slow
-def test_a_finished_run_without_a_loss_is_left_alone(posbench: Give, runs: Path, short: list[str]) -> None:
+def test_a_finished_run_without_a_loss_is_left_alone(posbench, runs, short):
     change("run.json", loss=None)(runs / ONE)
     result = posbench("train", *short, "scheme=vo_rope", "seed=0")
     assert result.status == 0 and "nothing to do" in result.out + result.error
 
 
-def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path) -> None:
+def test_tokens_made_by_another_tokenizer_are_refused(posbench, runs):
     """The run's own configuration names a file, and the file has changed since."""
     tokenizer = Tokenizer.from_file(str(runs / ONE / "tokenizer.json"))
     tokenizer.add_tokens(["water"])
@@ -161,23 +155,11 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench: Give, runs: Path
         (["eval", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],
 )
-def test_a_misspelt_experiment_or_run_is_told_the_nearest(
-    posbench: Give, runs: Path, words: list[str], says: str
-) -> None:
+def test_a_misspelt_experiment_or_run_is_told_the_nearest(posbench, runs, words, says):
     shutil.copytree(runs / "demo", runs / "reference" / "demo_cpu")
     (runs / ".hydra").mkdir()
     refusal = posbench(*words).refusal
     assert re.search(says, refusal), refusal
-
-
-@pytest.mark.parametrize("words", [["report"], ["report", "demo"], ["eval"], ["eval", "demo"]])
-def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
-    posbench: Give, runs: Path, words: list[str]
-) -> None:
-    for run in runs.glob("demo/*/seed=*"):
-        (run / "run.json").write_text("{")
-    result = posbench(*words)
-    assert result.status == 2 and "Traceback" not in result.error and result.error.startswith("posbench: "), result
 
 
 @pytest.mark.slow
@@ -199,9 +181,7 @@ def test_a_folder_of_nothing_but_wrecks_is_told_apart_from_one_of_runs(
         (["report", "demo", "--output", "/proc/nosuch"], r"/proc/nosuch: No such file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_named(
-    posbench: Give, runs: Path, short: list[str], arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be_written_is_named(posbench, runs, short, arguments, says, monkeypatch):
     file = Path.cwd() / "file"
     file.touch()
     files_before = snapshot(Path.cwd())

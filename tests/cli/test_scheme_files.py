@@ -9,7 +9,6 @@ import posbench as package
 from posbench.catalogue import own_files
 from posbench.config import ConfigError
 from posbench.runs import Run
-from tests.cli.commands import CommandResult, Give
 
 ROOT = Path(package.__file__).parents[1]
 FADED = """\
@@ -29,7 +28,7 @@ class Faded(Scheme):
 
 
 @pytest.fixture
-def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
+def faded(posbench, monkeypatch):
     """Write the scheme file into the working directory, and forget any file that was trusted before."""
     monkeypatch.setattr(own_files, "_trusted", set())
     file = Path("ideas/faded.py")
@@ -38,14 +37,12 @@ def faded(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def run_of(scheme: str = "faded", seed: int = 0) -> Run:
+def run_of(scheme="faded", seed=0):
     return Run(Path("runs/mine") / scheme / f"seed={seed}")
 
 
 @pytest.mark.slow
-def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
-    posbench: Give, faded: Path, short: list[str]
-) -> None:
+def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(posbench, faded, short):
     words = ["scheme=./ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
     assert posbench("train", *words).status == 0
     run = run_of()
@@ -69,8 +66,8 @@ def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(
 
 
 def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was_named_and_never_from_a_run(
-    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    posbench, faded, short, monkeypatch
+):
     assert posbench("train", "scheme=ideas/faded.py:Faded", "experiment_name=mine", *short).status == 0
     run, file = Run(run_of().path.resolve()), faded.resolve()
     for trusted, work_dir, refused in (
@@ -95,15 +92,13 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
 
 
 @pytest.mark.slow
-def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only(
-    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only(posbench, faded, short, monkeypatch):
     """The same shell trains and evaluates it; somebody else's run or pack that names it needs --scheme-file."""
     outside = Path.cwd().parent / "elsewhere/faded.py"
     outside.parent.mkdir()
     faded.rename(outside)
 
-    def give(*words: str) -> CommandResult:
+    def give(*words):
         monkeypatch.setattr(own_files, "_trusted", set())  # each command is a process of its own
         return posbench(*words)
 
@@ -126,22 +121,8 @@ def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only
     assert "name it with --scheme-file" in give("eval", "linked", "--length", "89").error
 
 
-def test_a_run_of_ones_own_imports_no_file_from_another_run_folder(
-    posbench: Give, faded: Path, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert posbench("train", "scheme=ideas/faded.py:Faded", "experiment_name=mine", *short).status == 0
-    copy = run_of().path.resolve() / "faded.py"
-    sha = own_files.digest(copy)
-    config = run_of().path / "config.yaml"
-    config.write_text(config.read_text().replace("ideas/faded.py:Faded", f"{copy}:Faded"))
-    run_of().update_manifest(scheme_files={str(copy): sha})
-    monkeypatch.setattr(own_files, "_trusted", set())
-    with pytest.raises(ConfigError, match="is part of a run folder"):
-        run_of().load_model()
-
-
 @pytest.mark.slow
-def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench: Give, faded: Path, short: list[str]) -> None:
+def test_what_a_file_does_wrong_is_one_message_with_its_place(posbench, faded, short):
     for text, says in {
         FADED.replace("import torch\n", "import torch\nimport no_such\n"): r"faded\.py, line 2: ModuleNotFoundError",
         FADED.replace("class Faded(Scheme)", "class Faded"): r"'Faded' \(it has no class that extends Scheme\)",

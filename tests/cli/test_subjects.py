@@ -1,13 +1,9 @@
 """`posbench eval FOLDER`: a Hugging Face folder is scored like a run, and nothing is copied."""
 
-from __future__ import annotations
-
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +18,10 @@ from posbench.config import TokenizerConfig
 from posbench.data.text.tokenizer import plain_bytes, train_bpe
 from posbench.evaluation.texts import corpus_for
 from posbench.runs.start import start_of
-from tests.cli.commands import Give
 from tests.conftest import write_documents
 from tests.json_schema import faults
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -42,13 +37,13 @@ FEW = "evaluation.windows=4"
 
 
 @pytest.fixture
-def folder(posbench: Give) -> Path:
+def folder(posbench):
     """Return a folder with a small Llama, its tokenizer, and random weights, beside a folder of books."""
     write_documents(Path("books"), count=6)
     return saved("mini", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257)
 
 
-def saved(name: str, tokenizer: Any, class_name: str = "LlamaConfig", **config: Any) -> Path:
+def saved(name, tokenizer, class_name="LlamaConfig", **config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(getattr(transformers, class_name)(**SIZES | config))
     for parameter in model.parameters():
@@ -59,7 +54,7 @@ def saved(name: str, tokenizer: Any, class_name: str = "LlamaConfig", **config: 
     return Path(name)
 
 
-def test_a_folder_is_scored_as_transformers_scores_it(posbench: Give, folder: Path) -> None:
+def test_a_folder_is_scored_as_transformers_scores_it(posbench, folder):
     result = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64,256", FEW)
     assert result.status == 0, result.error
     run = api.load_run("runs/subjects/mini/seed=0")
@@ -76,7 +71,7 @@ def test_a_folder_is_scored_as_transformers_scores_it(posbench: Give, folder: Pa
             assert abs(nll - row.nll) / row.targets < 1e-4
 
 
-def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, folder: Path) -> None:
+def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench, folder):
     assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
     run = api.load_run("runs/subjects/mini/seed=0")
     assert run.manifest.subject is not None and run.manifest.subject["path"] == str(folder)
@@ -90,7 +85,7 @@ def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench: Give, 
 
 
 @pytest.mark.slow
-def test_another_model_of_the_same_name_is_refused(posbench: Give, folder: Path) -> None:
+def test_another_model_of_the_same_name_is_refused(posbench, folder):
     command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
     assert posbench(*command).status == 0
     config = json.loads((folder / "config.json").read_text())
@@ -110,7 +105,7 @@ def test_another_model_of_the_same_name_is_refused(posbench: Give, folder: Path)
     assert posbench(*command).status == 0
 
 
-def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench: Give, folder: Path) -> None:
+def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench, folder):
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
@@ -123,7 +118,7 @@ def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench: Give,
 
 
 @pytest.mark.slow
-def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posbench: Give, folder: Path) -> None:
+def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posbench, folder):
     bpe = train_bpe(TokenizerConfig(kind="bpe", vocab_size=300), [file.read_text() for file in Path("books").iterdir()])
     saved("wide", bpe, vocab_size=300)
     protocols = ["--protocol", "fixed,order,mechanism"]
@@ -154,7 +149,7 @@ def test_the_report_puts_options_side_by_side_and_models_by_bits_per_byte(posben
 WITH_CARD = ["evaluation.windows=16", "evaluation.order_windows=16"]
 
 
-def test_eval_ends_with_a_card_which_the_report_has_too(posbench: Give, folder: Path) -> None:
+def test_eval_ends_with_a_card_which_the_report_has_too(posbench, folder):
     command = ["eval", "mini", *TEXT, *ON_CPU, *WITH_CARD]
     first = posbench(*command, "--length", "64,128,256")
     assert first.status == 0, first.error
@@ -179,7 +174,7 @@ def test_eval_ends_with_a_card_which_the_report_has_too(posbench: Give, folder: 
     assert last[-3] in Path("runs/subjects/report/report.md").read_text()
 
 
-def test_learned_positions_show_a_dash_beyond_their_table(posbench: Give, folder: Path) -> None:
+def test_learned_positions_show_a_dash_beyond_their_table(posbench, folder):
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
     saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
     command = ["eval", "learned", *TEXT, *ON_CPU, "--length", "128,256", FEW]
@@ -192,7 +187,7 @@ def test_learned_positions_show_a_dash_beyond_their_table(posbench: Give, folder
     assert "learned is defined up to 128 tokens" in result.out and "reads at most 128: – beyond" in result.out
 
 
-def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench: Give, folder: Path) -> None:
+def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench, folder):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
     saved("longer", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, rope_parameters=yarn)
     command = ["eval", "longer", "mini", *TEXT, *ON_CPU, "--length", "256", FEW]
@@ -206,15 +201,7 @@ def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbe
     assert posbench("report", "subjects").status == 0, "the two models have different options"
 
 
-def test_an_option_that_changes_nothing_is_not_scored_twice(posbench: Give, folder: Path) -> None:
-    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64,256", FEW]
-    result = posbench(*command, "--under", "rescale=yarn")
-    assert "mini: rescale=yarn changes nothing at 64, 128 (factor 1 up to the training length)" in result.out
-    assert "fixed · rescale=yarn 256\n" in result.out
-    assert re.search(r"mini: fixed 64 in \d+ s, about \d+ s left", result.out)
-
-
-def test_a_report_joins_the_models_of_the_last_command(posbench: Give, folder: Path) -> None:
+def test_a_report_joins_the_models_of_the_last_command(posbench, folder):
     saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, num_key_value_heads=2)
     for name in ("mini", "other"):
         assert posbench("eval", name, *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
@@ -238,7 +225,7 @@ def test_a_report_joins_the_models_of_the_last_command(posbench: Give, folder: P
     assert "was scored by posbench's own decoder, and this is transformers" in again
 
 
-def test_bos_can_begin_each_window(posbench: Give, folder: Path) -> None:
+def test_bos_can_begin_each_window(posbench, folder):
     command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
     losses = {}
     for bos in ("false", "true"):
@@ -247,7 +234,7 @@ def test_bos_can_begin_each_window(posbench: Give, folder: Path) -> None:
     assert losses["true"] != losses["false"]
 
 
-def test_a_card_compares_lengths_that_were_scored_alike(posbench: Give, folder: Path) -> None:
+def test_a_card_compares_lengths_that_were_scored_alike(posbench, folder):
     """A report compares lengths that agree in BOS, and the smaller number of windows, 4 of 4 and 16."""
     command = ["eval", "mini", *TEXT, *ON_CPU]
     posbench(*command, "--length", "64,128,256", "evaluation.windows=4")
@@ -262,18 +249,7 @@ def test_a_card_compares_lengths_that_were_scored_alike(posbench: Give, folder: 
     assert "BOS before each window" in Path("runs/subjects/mini/card.md").read_text()
 
 
-def test_a_model_without_rotations_is_not_advised_to_change_them(posbench: Give, folder: Path) -> None:
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
-    saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
-    result = posbench("eval", "learned", *TEXT, *ON_CPU, "--length", "64,128", FEW)
-    assert "– rescaling: posbench" not in result.out and "– order: posbench eval learned" in result.out
-    refusal = posbench("eval", "learned", *TEXT, *ON_CPU, "--length", "64", "--under", "rescale=yarn").refusal
-    assert refusal.endswith("has nothing to change")
-
-
-def test_without_transformers_the_refusal_names_the_extra(
-    posbench: Give, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_transformers_the_refusal_names_the_extra(posbench, folder, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("posbench.huggingface")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -281,14 +257,14 @@ def test_without_transformers_the_refusal_names_the_extra(
     assert "the package transformers is not installed: pip install 'posbench[huggingface]'" in refusal
 
 
-def test_an_export_of_our_own_class_is_scored_by_its_decoder(posbench: Give, runs: Path, folder: Path) -> None:
+def test_an_export_of_our_own_class_is_scored_by_its_decoder(posbench, runs, folder):
     assert posbench("export", "demo/vo_rope/seed=0", "exported").status == 0
     result = posbench("eval", "exported", *TEXT, *ON_CPU, "--length", "64", "--under", "base=100", FEW)
     assert result.status == 0, result.error
     assert "(PosbenchForCausalLM)" in result.out and "exported · base=100" in result.out
 
 
-def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Path) -> None:
+def test_bare_commands_leave_subjects_out(posbench, runs, folder):
     assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
     listed = posbench("ls", "--json")
     subject, *others = sorted(json.loads(listed.out)["runs"], key=lambda run: run["experiment"] != "subjects")
@@ -302,37 +278,5 @@ def test_bare_commands_leave_subjects_out(posbench: Give, runs: Path, folder: Pa
     assert "some of these runs were trained here and others only scored" in mixed
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: (folder / "model.safetensors").unlink(), "has no safetensors files"),
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "is not a safetensors file"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_in_a_line(posbench: Give, folder: Path, change: Any, message: str) -> None:
-    change(folder)
-    assert message in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
-
-
-def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench: Give) -> None:
+def test_a_name_on_the_hub_gets_the_command_that_downloads_it(posbench):
     assert "hf download owner/name --local-dir name" in posbench("eval", "owner/name", "--length", "64").refusal
-
-
-def test_all_splits_that_posbench_makes_are_scored(
-    posbench: Give, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from posbench.data.text.sources import Files
-
-    monkeypatch.setattr(Files, "by_document", False)  # as data=sotu
-    splits = [
-        "--data",
-        "files",
-        "--data",
-        "data.train_path=books/[0-3].txt",
-        "--data",
-        "data.validation_path=books/4.txt",
-    ]
-    result = posbench("eval", "mini", *splits, "--data", "data.test_path=books/5.txt", *ON_CPU, "--length", "64", FEW)
-    assert "whole 6 documents" in result.out and "test" not in result.out.partition("whole")[2].partition("\n")[0]

@@ -1,42 +1,21 @@
 """`posbench train` is an application of Hydra; a sweep checks all its jobs, runs each, and tells what failed."""
 
-from __future__ import annotations
-
-import io
-import pickle
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
-from rich.console import Console
 
 from posbench import cli
 from posbench.catalogue.choices import choices
-from posbench.composition.sweep import Outcome, run_application, show_outcomes, sweep_of
-from posbench.config import Config, ConfigError
+from posbench.composition.sweep import run_application, sweep_of
 from posbench.runs import Run
-from posbench.system.console import SweepClock
-from tests.cli.commands import Give, snapshot
-
-EVENTS: list[str] = []
+from tests.cli.commands import snapshot
 
 
-class Noted(Callback):  # type: ignore[misc]
-    """A callback of the user's own."""
-
-    def on_job_start(self, config: DictConfig, **_: object) -> None:
-        EVENTS.append(f"start {config.seed}")
-
-    def on_job_end(self, config: DictConfig, **_: object) -> None:
-        EVENTS.append(f"end {config.seed}")
-
-
-def configs_of(*words: str) -> list[Config]:
+def configs_of(*words):
     """Return the configurations that the jobs of `posbench train WORDS` receive."""
-    configs: list[Config] = []
+    configs = []
     outcomes = run_application("posbench train", list(words), configs.append, lambda text: None)
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
     return configs
@@ -55,7 +34,7 @@ def configs_of(*words: str) -> list[Config]:
         (["data=mine", "--config-dir", "own", "-c", "job", "-p", "experiment.name"], "mine"),
     ],
 )
-def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: str) -> None:
+def test_its_flags_show_what_is_asked(posbench, words, shown):
     Path("own/scheme").mkdir(parents=True)
     Path("own/scheme/mine.yaml").write_text("name: mine\nkind: nope\n")
     Path("own/data").mkdir()
@@ -66,37 +45,13 @@ def test_its_flags_show_what_is_asked(posbench: Give, words: list[str], shown: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", [["seed=5"], ["-m", "seed=5,6", "hydra/launcher=basic"]], ids=["run", "sweep"])
-def test_callbacks_variables_and_folders_of_hydra_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    EVENTS.clear()
-    words = [*flag, f"+hydra.callbacks.noted._target_={__name__}.Noted", "+hydra.job.env_set.TRIED=yes"]
-    words += ["hydra/job_logging=default", "hydra.run.dir=out", "hydra.sweep.dir=out", "hydra.output_subdir=kept"]
-    configs = configs_of(*words, "experiment_name=${oc.env:TRIED,no}", "experiment.description=${hydra:job.name}")
-    seeds = [config.seed for config in configs]
-    assert [f"{event} {seed}" for seed in seeds for event in ("start", "end")] == EVENTS
-    assert {config.experiment_name for config in configs} == {"yes"}
-    assert Path("out/kept/config.yaml").is_file() and Path("out/posbench.log").is_file()
-
-
-@pytest.mark.slow
-def test_another_sweeper_and_its_mode_are_hydras_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["scheme=nope", "seed=1,2", "hydra/launcher=basic"]
-    for more in (["hydra.mode=MULTIRUN"], ["-m", "hydra/sweeper=basic"]):
-        assert [config.seed for config in configs_of(*words, *more)] == [1, 2]
-
-
-@pytest.mark.slow
-def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path: Path) -> None:
-    names: list[str] = []
-    checked: list[str] = []
+def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path):
+    names = []
+    checked = []
     words = ["-m", "seed=0,1", f"runs_dir={tmp_path}", "hydra/launcher=basic"]
     words.append("experiment_name=at_${now:%f}_${hydra:job.num}")
 
-    def is_finished(folder: Path) -> bool:
+    def is_finished(folder):
         checked.append(folder.parts[-3])
         return False
 
@@ -107,7 +62,7 @@ def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path:
 # ---------------------------------------------------------------- what is swept
 
 
-def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> None:
+def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name():
     assert sweep_of(["seed=0,1"]) == {"seed": ["0", "1"]}, "the sweep of the default experiment is not added"
     assert len(sweep_of(["experiment=demo", "seed=0,1"])["scheme"]) == 11
     assert sweep_of(["experiment=demo", "scheme=nope"]) == {"seed": ["0", "1", "2"]}
@@ -131,21 +86,19 @@ def test_the_sweep_is_that_of_the_words_and_of_the_experiment_they_name() -> Non
     ],
 )  # fmt: skip
 def test_a_sweep_with_one_wrong_job_is_refused_before_any_runs(
-    posbench: Give,
-    short: list[str],
-    arguments: list[str],
-    says: str,
-) -> None:
+    posbench,
+    short,
+    arguments,
+    says,
+):
     refusal = posbench("train", "-m", *(word for word in short if word != "model=tiny"), *arguments).refusal
     assert re.search(says, refusal), refusal
     assert snapshot(Path.cwd()) == {}
 
 
 @pytest.mark.slow
-def test_one_failing_job_does_not_keep_the_others_from_running(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(config: Config) -> SimpleNamespace:
+def test_one_failing_job_does_not_keep_the_others_from_running(posbench, short, monkeypatch):
+    def train(config):
         if config.scheme.name == "nope":
             raise ZeroDivisionError("oh")
         return SimpleNamespace(identity={}, loss=2.5, wandb=None)
@@ -160,30 +113,17 @@ def test_one_failing_job_does_not_keep_the_others_from_running(
     assert result.status == 1 and result.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
 
 
-def test_a_sweep_knows_its_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 1100.0)
-    work = [100, 100, 0, 200, 100]  # the third was finished before
-    assert SweepClock.at(0, work, 1, 1000).left(0) == "", "nothing is known"
-    assert SweepClock.at(0, work, 1, 1000).left(0.5) == ", sweep 15 min left", "50 of 500 in 100 s"
-    assert SweepClock.at(3, work, 1, 1000).left(0) == ", sweep 2.5 min left"
-    assert SweepClock.at(4, work, 1, 1000).left(1) == ", sweep 0 s left"
-    assert SweepClock.at(1, work, 2, 1000).left(0) == "", "the second of the first pair"
-    assert SweepClock.at(1, work, 2, 1000).left(0.5) == ", sweep 6.7 min left", "100 of 500"
-    for number in (3, 4):
-        assert SweepClock.at(number, work, 2, 1000).left(0) == ", sweep 2.5 min left"
-
-
 @pytest.mark.slow
-def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench: Give, short: list[str]) -> None:
+def test_a_sweep_of_which_every_job_is_refused_alike_is_one_refusal(posbench, short):
     result = posbench("train", "-m", *short, "scheme=vo_rope,qk_rope", "seed=0", "scheme.bse=1")
     assert result.status == 2 and result.error.count("posbench: ") == 1 and "did you mean 'base'?" in result.error
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
+def test_ctrl_c_ends_the_whole_sweep(posbench, short, monkeypatch):
+    begun = []
 
-    def train(config: Config) -> None:
+    def train(config):
         begun.append(config.scheme.name)
         raise ZeroDivisionError("oh") if config.scheme.name == "alibi" else KeyboardInterrupt
 
@@ -193,24 +133,8 @@ def test_ctrl_c_ends_the_whole_sweep(posbench: Give, short: list[str], monkeypat
     assert result.error.splitlines()[-1] == "interrupted: run the same command again to resume"
 
 
-def test_the_table_tells_what_was_trained_what_was_there_and_what_failed() -> None:
-    outcomes = [
-        Outcome("demo/nope/seed=0", result=SimpleNamespace(identity={}, loss=3.25), was_finished=True),
-        Outcome("demo/nope/seed=1", result=SimpleNamespace(identity={}, loss=3.125)),
-        Outcome("demo/qk_rope/seed=0", ConfigError("no room")),
-    ]
-    shown = io.StringIO()
-    show_outcomes([pickle.loads(pickle.dumps(outcome)) for outcome in outcomes], Console(file=shown, width=80))
-    assert [line.split() for line in shown.getvalue().splitlines()] == [
-        ["loss,", "nats/token", "seed", "0", "seed", "1"],
-        ["demo/nope", "3.2500*", "3.1250"],
-        ["demo/qk_rope", "failed"],
-        ["3", "runs:", "1", "trained,", "1", "finished", "before", "(*),", "1", "failed"],
-    ]
-
-
 @pytest.mark.slow
-def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: list[str]) -> None:
+def test_one_sweep_trains_trunks_and_then_their_branches(posbench, short):
     words = [word for word in short if not word.startswith("train.")] + ["train.device=cpu", "train.dtype=float32"]
     words += ["train.compile=false", "train.context_length=32", "train.batch_size=4", "train.validation_tokens=64"]
     words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[640,1280]"]
@@ -230,13 +154,11 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench: Give, short: 
 
 
 @pytest.mark.slow
-def test_arms_go_on_from_their_trunks_and_one_without_a_trunk_is_left_out(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arms_go_on_from_their_trunks_and_one_without_a_trunk_is_left_out(posbench, short, monkeypatch):
     """The arms of `alibi` are not begun, because it failed."""
     trained = cli._train_job
 
-    def train(config: Config) -> object:
+    def train(config):
         if config.scheme.name == "alibi":
             raise ZeroDivisionError("oh")
         return trained(config)

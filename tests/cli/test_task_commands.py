@@ -1,23 +1,14 @@
 """A task from the command line: trained, resumed, evaluated, packed; and one of one's own is one file."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
-import signal
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from posbench import compose, load_run, results
+from posbench import results
 from posbench.catalogue import own_files
 from posbench.runs import Run
-from posbench.system.signals import Stopped
-from posbench.training import train
-from tests.cli.commands import Give
-from tests.training.conftest import after_step
 
 SMALL = ["data.lengths=[2,4]", "data.longest=8", "evaluation.problems=16", "model.d_model=16", "model.num_heads=2"]
 SMALL += ["train.batch_size=8", "train.steps=6", "train.validation_tokens=80", "train.log_every=1", "tracking=none"]
@@ -27,7 +18,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 
 @pytest.mark.slow
-def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ones_own_is_one_file(posbench, monkeypatch):
     monkeypatch.setattr(own_files, "_trusted", set())
     Path("my_task.py").write_text(SUMS)
     words = ["data=my_task.py:Sums", "data.base=8", "scheme=learned", *SMALL]
@@ -48,7 +39,7 @@ def test_a_task_of_ones_own_is_one_file(posbench: Give, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) -> None:
+def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench):
     result = posbench("train", "-m", "data=copy,reverse", "scheme=nope,alibi", "data.letters=5", *SMALL)
     assert result.status == 0 and "loss, nats/answer" in result.out
     assert posbench("eval", "copy", "reverse", "--length", "6").status == 0
@@ -66,8 +57,8 @@ def test_a_sweep_over_tasks_and_schemes_is_evaluated_and_packed(posbench: Give) 
 
 @pytest.mark.slow
 def test_an_option_of_the_task_holds_for_one_evaluation_and_the_report_shows_it_beside_the_others(
-    posbench: Give,
-) -> None:
+    posbench,
+):
     words = ["data=flip_flop", "scheme=nope,alibi", "seed=0,1", *SMALL]
     assert posbench("train", "-m", *words, "train.lr=1e-2", "train.steps=40", "train.checkpoint_every=null").status == 0
     assert posbench("eval", "flip_flop").status == 0
@@ -86,7 +77,7 @@ def test_an_option_of_the_task_holds_for_one_evaluation_and_the_report_shows_it_
 
 
 @pytest.mark.slow
-def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> None:
+def test_commands_that_read_text_take_a_task_or_say_why_not(posbench):
     words = ["data=copy", "scheme=qk_rope", *SMALL]
     assert posbench("train", *words).status == 0
     assert "token cache" not in posbench("plan", *words).out
@@ -97,30 +88,3 @@ def test_commands_that_read_text_take_a_task_or_say_why_not(posbench: Give) -> N
     assert "nothing to prepare" in posbench("prepare", "data=copy").refusal
     assert posbench("export", "copy/qk_rope/seed=0", "exported").status == 0
     assert json.loads(Path("exported/config.json").read_text())["vocab_size"] == 17
-
-
-def test_a_run_that_was_cut_off_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    words = ["data=copy", "scheme=alibi", "data.positions=shifted", *SMALL[:-1]]
-    whole = train(compose([*words, f"runs_dir={tmp_path / 'whole'}"]))
-    config = compose([*words, f"runs_dir={tmp_path / 'cut'}"])
-    with pytest.raises(Stopped):
-        train(config, observe=after_step(2, lambda: os.kill(os.getpid(), signal.SIGINT)))
-    resumed = train(config)
-    ours, theirs = (load_run(run.path).manifest for run in (resumed, whole))
-    assert ours.weights == theirs.weights and ours.fingerprints.batches == theirs.fingerprints.batches
-    assert ours.loss == theirs.loss
-
-
-@pytest.mark.slow
-def test_the_learning_rate_is_searched_by_the_loss_of_answers(posbench: Give) -> None:
-    words = ["data=copy,reverse", "scheme=nope", "experiment_name=${data.name}", "runs_dir=runs/both", *SMALL]
-    result = posbench("tune", *words, "experiment.planned_seeds=3")
-    assert result.status == 0 and result.out.count("The search is finished") == 2, result
-    assert posbench("eval", "runs/both/copy-tune").status == 0
-    assert posbench("report", "runs/both/copy").status == 0
-    rates = pd.read_csv("runs/both/copy/report/rates.csv")
-    means = rates[rates["seed"] < 2].groupby("train.lr")["loss"].mean()
-    assert len(rates) == 12 and set(rates[rates["is_kept"]]["train.lr"]) == set(means.nsmallest(2).index)
-    run = Run(Path(f"runs/both/copy-tune/lr={means.idxmin()}/nope/seed=0"))
-    assert run.manifest.loss in set(rates["loss"])
-    assert "nope | 5 |" not in Path("runs/both/copy/report/report.md").read_text()

@@ -1,32 +1,27 @@
 """`posbench tune`: one grid of learning rates for all schemes, on text that is never scored."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from posbench import compose, load_run, results
 from posbench.analysis.agreement import check_agreement
 from posbench.analysis.search import RateSearch
-from posbench.tools.tune import tune
-from tests.cli.commands import Give
 
 LR = 1.6e-3
 RATES = [4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3]
 
 
-def losses() -> pd.DataFrame:
+def losses():
     """Return the runs of the search as its report lists them."""
     return pd.read_csv("out/rates.csv")
 
 
 @pytest.mark.slow
-def test_a_search_trains_five_rates_and_then_the_best_two_and_resumes(posbench: Give, short: list[str]) -> None:
+def test_a_search_trains_five_rates_and_then_the_best_two_and_resumes(posbench, short):
     words = [*short, "hydra/launcher=basic", "data.validation_fraction=0.2", "train.steps=12", f"train.lr={LR}"]
     words += ["scheme=vo_rope", "experiment.planned_seeds=3"]
     assert posbench("train", "-m", *words, "scheme.lr=6.4e-3", "seed=0").status == 0, "runs of the experiment count"
@@ -56,25 +51,7 @@ def test_a_search_trains_five_rates_and_then_the_best_two_and_resumes(posbench: 
     assert packed.out == again.out and not Path("runs/demo-tune").exists()
 
 
-def test_a_search_that_is_cut_off_says_what_is_left(
-    short: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweeps: list[list[str]] = []
-
-    def train(program: str, words: list[str], **options: object) -> None:
-        if len(sweeps) == 2:
-            raise KeyboardInterrupt
-        sweeps.append(words[-3:])
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("posbench.tools.tune.run_application", train)
-    with pytest.raises(KeyboardInterrupt):
-        tune([*short, "scheme=nope", f"train.lr={LR}"], lambda config: None, print, Console(width=100))
-    assert sweeps == [["scheme=nope", f"scheme.lr={rate!r}", "seed=0"] for rate in RATES[:2]]
-    assert "Left to train: 16 of 16 runs" in capsys.readouterr().out
-
-
-def search(planned: int = 5, **rates: dict[float, list[float]]) -> RateSearch:
+def search(planned=5, **rates):
     """Return a search with these losses by scheme, rate and seed."""
     rows = [
         {"scheme": scheme, "train.lr": rate, "seed": seed, "loss": loss}
@@ -88,7 +65,7 @@ def search(planned: int = 5, **rates: dict[float, list[float]]) -> RateSearch:
 FIRST = {1.0: [2.0, 2.2], 2.0: [1.8, 1.8], 4.0: [1.7, 1.8], 8.0: [math.inf, 1.0], 16.0: [1.5, 2.4]}
 
 
-def test_the_two_rates_with_the_lowest_mean_over_the_first_seeds_go_on() -> None:
+def test_the_two_rates_with_the_lowest_mean_over_the_first_seeds_go_on():
     assert search(a=FIRST).kept("a") == [4.0, 2.0], "not the rate at which a run diverged, nor that of the lowest loss"
     assert search(a=FIRST).missing("a") == [(rate, seed) for seed in (2, 3, 4) for rate in (4.0, 2.0)]
     later = FIRST | {2.0: [1.8, 1.8, 1.1, 1.1, 1.1], 4.0: [1.7, 1.8, 1.9, 1.9, 1.9], 16.0: [1.5, 2.4, 0.0]}
@@ -98,14 +75,14 @@ def test_the_two_rates_with_the_lowest_mean_over_the_first_seeds_go_on() -> None
     assert not search(8, a=later).is_complete(["a"]) and not done.is_complete(["a", "b"])
 
 
-def test_a_search_whose_first_seeds_are_missing_keeps_nothing_yet() -> None:
+def test_a_search_whose_first_seeds_are_missing_keeps_nothing_yet():
     begun = search(a={rate: of_seeds[: 1 + (rate < 4)] for rate, of_seeds in FIRST.items()})
     assert begun.kept("a") == [] and begun.missing("a", [1, 2, 4, 8, 16]) == [(rate, 1) for rate in (4.0, 8.0, 16.0)]
     assert begun.left("a") == 16 - 7 and begun.left("b") == 16
 
 
 @pytest.mark.slow
-def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: Give, short: list[str]) -> None:
+def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench, short):
     words = [*short, "hydra/launcher=basic", "scheme=nope,vo_rope", "seed=0"]
     assert posbench("train", "-m", *words, "train.lr_of={nope:2e-3}").status == 0
     nope_run, rope_run = (load_run(f"runs/demo/{scheme}/seed=0") for scheme in ("nope", "vo_rope"))
@@ -123,7 +100,7 @@ def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench: G
 
 
 @pytest.mark.slow
-def test_what_cannot_be_tuned_is_refused(posbench: Give, short: list[str]) -> None:
+def test_what_cannot_be_tuned_is_refused(posbench, short):
     several = posbench("tune", *short, "model.num_layers=1,2", "scheme=nope").refusal
     assert "model.num_layers cannot be swept too" in several
     alike = posbench("tune", "data=copy,reverse", "scheme=nope", "experiment_name=alike").refusal

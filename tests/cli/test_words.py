@@ -1,18 +1,13 @@
 """Words that cannot be meant are refused at once with cause, value and remedy; nothing is left on disk."""
 
-from __future__ import annotations
-
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
 from posbench.cli import app
-from posbench.verify import Certificate
-from tests.cli.commands import Give, snapshot
+from tests.cli.commands import snapshot
 
 # What is given after `posbench train` and the words of a small run -> what the message must say: what only building a
 # model, a text or a device refuses. What composing refuses is in tests/test_composition.py.
@@ -25,9 +20,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", REFUSED)
-def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
-    posbench: Give, short: list[str], cache: Path, word: str
-) -> None:
+def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(posbench, short, cache, word):
     files_before = snapshot(cache)
     refusal = posbench("train", *short, *word.split()).refusal
     assert re.search(REFUSED[word], refusal), refusal
@@ -37,7 +30,7 @@ def test_a_word_that_cannot_be_meant_is_refused_with_what_to_do(
     )
 
 
-def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
+def test_a_list_of_no_runs_is_no_error(posbench):
     result = posbench("ls")
     assert (
         result.status == 0 and "runs contains no runs: train one first (posbench train scheme=vo_rope)" in result.error
@@ -79,16 +72,14 @@ def test_a_list_of_no_runs_is_no_error(posbench: Give) -> None:
         ),
     ],
 )
-def test_every_command_says_what_is_missing(posbench: Give, words: list[str], says: str) -> None:
+def test_every_command_says_what_is_missing(posbench, words, says):
     refusal = posbench(*words).refusal
     assert re.search(says, refusal), refusal
     assert snapshot(Path.cwd()) == {}
 
 
 @pytest.mark.slow
-def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
-    posbench: Give, cache: Path, words: list[str]
-) -> None:
+def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(posbench, cache, words):
     folder = "it's ours, too"
     (Path(folder) / "scheme").mkdir(parents=True)
     (Path(folder) / "scheme" / "mine.yaml").write_text("# Of my own.\nname: mine\nkind: rotary\nsites: [q]\n")
@@ -105,35 +96,7 @@ def test_a_folder_of_ones_own_choices_is_taken_by_every_command_that_composes(
         assert posbench(command, "--config-dir", "nosuch").status == 2
 
 
-def test_verify_names_each_scheme_as_it_begins(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbench.verify.show.certify", lambda config, _: Certificate(config.scheme.name, True, ()))
-    monkeypatch.setattr("posbench.verify.show.tabulate", len)
-    result = posbench("verify", "nope", "qk_rope")
-    assert (result.status, result.error.splitlines()) == (0, ["scheme 1 of 2: nope", "scheme 2 of 2: qk_rope"])
-    assert posbench("verify", "nope").error == ""
-
-
-def test_a_warning_about_the_text_is_given_once(posbench: Give, cache: Path) -> None:
-    text = json.dumps({"text": " ".join(f"word{n * n % 997}" for n in range(400))}) + "\n"
-    paths = []
-    for split in ("train", "validation", "test"):
-        Path(f"{split}.jsonl").write_text(text + json.dumps({"text": f"{split} alone"}) + "\n")
-        paths.append(f"data.{split}_path={split}.jsonl")
-    command = ["prepare", "data=files", *paths, "tokenizer.vocab_size=300", f"data.cache_dir={cache}"]
-    result = posbench(*command)
-    assert (result.out + result.error).count("also occur in train") == 1, "of validation and of test"
-
-
-@pytest.mark.parametrize("words", [["trian"], ["eval", "--lenght", "8"]])
-def test_what_is_no_command_or_flag_shows_the_usage(posbench: Give, words: list[str]) -> None:
-    result = posbench(*words)
-    assert result.status == 2 and "sage" in result.error and "Traceback" not in result.error
-    assert snapshot(Path.cwd()) == {}
-
-
-def test_a_traceback_comes_when_it_is_asked_for(
-    posbench: Give, short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_traceback_comes_when_it_is_asked_for(posbench, short, monkeypatch):
     from posbench.config import ConfigError
 
     monkeypatch.setenv("POSBENCH_TRACEBACK", "1")
@@ -141,10 +104,10 @@ def test_a_traceback_comes_when_it_is_asked_for(
         posbench("train", *short, "train.steps=0")
 
 
-def test_a_fault_of_our_own_is_one_line_too(posbench: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_our_own_is_one_line_too(posbench, monkeypatch):
     from posbench import verify
 
-    def broken(*_: object) -> Iterator[None]:
+    def broken(*_):
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr(verify, "list_schemes", broken)
@@ -154,10 +117,8 @@ def test_a_fault_of_our_own_is_one_line_too(posbench: Give, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["train", "report"])
-def test_ctrl_c_prints_no_traceback(
-    posbench: Give, runs: Path, short: list[str], command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+def test_ctrl_c_prints_no_traceback(posbench, runs, short, command, monkeypatch):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     for target in (
@@ -171,7 +132,7 @@ def test_ctrl_c_prints_no_traceback(
 
 
 @pytest.mark.parametrize("typed, offered", [("report de", ["demo"]), ("eval x", []), ("verify alib", ["alibi"])])
-def test_a_shell_completes_experiments_and_schemes(runs: Path, typed: str, offered: list[str]) -> None:
+def test_a_shell_completes_experiments_and_schemes(runs, typed, offered):
     command, word = typed.split()
     (argument,) = (p for p in typer.main.get_command(app).commands[command].params if p.param_type_name == "argument")
-    assert [item.value for item in argument.shell_complete(None, word)] == offered  # type: ignore[arg-type]
+    assert [item.value for item in argument.shell_complete(None, word)] == offered

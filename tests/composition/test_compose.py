@@ -1,11 +1,8 @@
 """Words become a checked configuration, and what cannot be meant one message of cause, value and remedy."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +21,7 @@ FADED = {"name": "faded", "kind": "my_scheme.py:Faded"}
 
 
 @pytest.fixture(autouse=True)
-def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_dir(tmp_path, monkeypatch):
     """Return the working folder, with choices and a scheme of one's own."""
     for name, text in {
         "my_scheme.py": "raise RuntimeError('imported')\nclass Faded: ...\nclass WindowedNope: ...\n",
@@ -51,9 +48,9 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(*words: str) -> list[Config]:
+def trained(*words):
     """Return the configurations that `posbench train` would train."""
-    configs: list[Config] = []
+    configs = []
     outcomes = run_application("posbench train", list(words), configs.append, print)
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
     return configs
@@ -62,8 +59,8 @@ def trained(*words: str) -> list[Config]:
 # ---------------------------------------------------------------- values
 
 
-def test_numbers_of_tokens_are_written_as_people_write_them() -> None:
-    written: dict[str, tuple[str, Any]] = {
+def test_numbers_of_tokens_are_written_as_people_write_them():
+    written = {
         "train.tokens": ("64k", 64_000),
         "data.token_budget": ("2.5B", 2_500_000_000),
         "evaluation.max_tokens": ("1e6", 1_000_000),
@@ -78,16 +75,14 @@ def test_numbers_of_tokens_are_written_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("word", ["many", "20X", "1.5", "0.0005k", "-5k", "1e400", "2k5", "1M]x", "1e-3", "true"])
-def test_what_is_not_a_number_of_tokens_is_named(word: str) -> None:
+def test_what_is_not_a_number_of_tokens_is_named(word):
     with pytest.raises(ConfigError, match=r"train\.tokens=.* is not a number of tokens"):
         token_count("train.tokens", word)
     with pytest.raises(ConfigError, match="is not a length"):
         parse_length("--length", word)
 
 
-def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
-    work_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(work_dir, monkeypatch):
     for name, value in (("größe", "año"), ("模型", "lr=0.1"), ("base=1e6", "v1.2+x-y")):
         config = compose([f"experiment_name={name}", f"scheme.name={value}", f"tracking.tags=[{name},{value}]"])
         assert (config.experiment_name, config.scheme.name, config.tracking.tags) == (name, value, [name, value])
@@ -105,7 +100,7 @@ def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(
     "name",
     ["my notes (2020)", "my notes [2020]", "it's", 'say "hi"', "a{b}", "texts (1, 2)", "back\\slash", "[1] #a", "été"],
 )
-def test_a_path_is_taken_as_it_was_typed(name: str) -> None:
+def test_a_path_is_taken_as_it_was_typed(name):
     words = ["data=files", f"data.path={name}", f"runs_dir={name}", "tokenizer=file", f"tokenizer.path={name}"]
     config = compose(words)
     assert config.data.path == config.runs_dir == config.tokenizer.path == name
@@ -113,7 +108,7 @@ def test_a_path_is_taken_as_it_was_typed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["1e3", "007", "1_000", "0x10", "on", "true", "1.10", "inf", "-5", "12345e67"])
-def test_a_text_is_no_number(name: str) -> None:
+def test_a_text_is_no_number(name):
     words = [f"{key}={name}" for key in ("tracking.name", "data.revision", "tokenizer.path")]
     config = compose([*words, "data=files", f"data.path=[{name},a (1)]", f"tracking.tags=[{name}]"])
     assert config.tracking.name == config.data.revision == config.tokenizer.path == name
@@ -175,7 +170,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_mistake_is_one_message_with_what_to_do(words: str) -> None:
+def test_a_mistake_is_one_message_with_what_to_do(words):
     with pytest.raises(ConfigError) as refused:
         compose(words.split() or [""])
     assert re.search(REFUSED[words], str(refused.value)) and "\n" not in str(refused.value), refused.value
@@ -185,7 +180,7 @@ def test_a_mistake_is_one_message_with_what_to_do(words: str) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
+def test_rows_that_a_scheme_names_stand_in_its_configuration():
     words = ["scheme=mixed", "--config-dir=own"]
     layers = [QK, {"name": "x", "kind": "y", "of": [NOPE, 3]}]
     for config in (compose(words), *trained("-m", *words, "seed=0", "hydra/launcher=basic")):
@@ -200,14 +195,14 @@ def test_rows_that_a_scheme_names_stand_in_its_configuration() -> None:
     assert read_row("mixed", Path("own")).options == {"layers": layers}
 
 
-def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it() -> None:
+def test_an_option_needs_no_plus_whether_or_not_the_file_lists_it():
     for scheme in ("nope", "my_scheme.py:Faded"):
         options = compose([f"scheme={scheme}", "scheme.size=64", "scheme.at.a=1"]).scheme.options
         assert options == {"size": 64, "at": {"a": 1}}
 
 
 @pytest.mark.slow
-def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
+def test_a_class_in_a_file_stands_wherever_a_scheme_is_named():
     """And none of these files is imported."""
     config_dir = "--config-dir=own"
     assert compose(["scheme=my_scheme.py:Faded"]).scheme.to_mapping() == FADED
@@ -222,18 +217,7 @@ def test_a_class_in_a_file_stands_wherever_a_scheme_is_named() -> None:
     assert [config.scheme.name for config in configs] == ["qk_rope", "faded", "bent"]
 
 
-def _mapping(config: Config) -> dict[str, Any]:
-    return config.scheme.to_mapping()
-
-
-@pytest.mark.slow
-def test_workers_of_joblib_compose_files_too() -> None:
-    words = ["-m", "--config-dir=own", "scheme=pair,my_scheme.py:Faded", "seed=0", "hydra/launcher=joblib"]
-    outcomes = run_application("posbench train", [*words, "hydra.launcher.n_jobs=2"], _mapping, print)
-    assert [outcome.result for outcome in outcomes] == [{"name": "pair", "kind": "combined", "of": [FADED, QK]}, FADED]
-
-
-def test_a_package_brings_the_yaml_of_its_schemes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_brings_the_yaml_of_its_schemes(work_dir, monkeypatch):
     (work_dir / "faded_package/conf/scheme").mkdir(parents=True)
     (work_dir / "faded_package/__init__.py").write_text("raise RuntimeError('imported')")
     (work_dir / "faded_package/conf/scheme/packaged.yaml").write_text(
@@ -254,13 +238,13 @@ def test_a_package_brings_the_yaml_of_its_schemes(work_dir: Path, monkeypatch: p
 # ---------------------------------------------------------------- beside Hydra
 
 
-def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path: Path) -> None:
+def test_an_application_of_hydra_that_calls_us_goes_on_afterwards(tmp_path):
     (tmp_path / "theirs.yaml").write_text("answer: 42\n")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert compose(["seed=3"]).seed == 3
         assert hydra_compose("theirs").answer == 42
 
 
-def test_completion_knows_choices_and_fields() -> None:
+def test_completion_knows_choices_and_fields():
     assert complete("scheme=v") == ["scheme=v_rope", "scheme=vo_rope"]
     assert complete("train.lr_") == ["train.lr_end_ratio=", "train.lr_of="]

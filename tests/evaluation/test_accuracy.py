@@ -1,23 +1,17 @@
 """Accuracy: counts a problem, from which every figure is recomputed; and `exact` is the score of generation."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from posbench import compose, results
-from posbench.config import ConfigError, EvaluationConfig, scored_length
+from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
-from posbench.evaluation.protocols import ACCURACY, PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols import ACCURACY, VALIDATION
 from posbench.evaluation.request import Request
-from posbench.runs import Run
 from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
 
@@ -33,31 +27,31 @@ SMALL += ["tracking=none", "train.device=cpu"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     """Return a run that has learnt a part of its task."""
     return train(compose([*SMALL, f"runs_dir={tmp_path_factory.mktemp('tasks')}", "scheme=alibi", "train.lr=1e-2"]))
 
 
 @pytest.fixture(scope="module")
-def problems(run: Run) -> Problems:
+def problems(run):
     return Problems(run.config.data)
 
 
 class Says:
     """A fake model that answers with a function of the true answers."""
 
-    def __init__(self, answers_for: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, answers_for):
         self.answers_for, self.embedding = answers_for, SimpleNamespace(weight=torch.zeros(1))
 
-    def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def answered(self, tokens, targets, positions=None):
         true = targets[targets >= 0]
         return torch.ones(len(true)), self.answers_for(true)
 
 
-def test_who_is_right_has_1_and_who_guesses_has_chance(problems: Problems) -> None:
+def test_who_is_right_has_1_and_who_guesses_has_chance(problems):
     settings, split = EvaluationConfig(problems=500, batch_tokens=100), problems.splits["test"]
 
-    def scored(answers_for: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def scored(answers_for):
         return ACCURACY.score(Says(answers_for), problems, split, 8, settings, 8, lambda tokens: None)[1]
 
     right, wrong = scored(lambda true: true), scored(lambda true: (true + 1) % 8)
@@ -67,7 +61,7 @@ def test_who_is_right_has_1_and_who_guesses_has_chance(problems: Problems) -> No
     assert guessed["targets_total"] == 500 * 8 and guessed["nll_mean"] == 1
 
 
-def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -> None:
+def test_exact_is_the_score_of_greedy_generation(run, problems):
     """Each problem is generated token by token from its beginning."""
     [result] = evaluate_run(run, problems, Request((3,), ("accuracy",)))
     model, batch = run.load_model(), problems.splits["test"].at_length(3, 64)
@@ -80,7 +74,7 @@ def test_exact_is_the_score_of_greedy_generation(run: Run, problems: Problems) -
     assert 0.1 < result.header["exact"] == np.mean(generated) < 0.98, "some are right and some are not"
 
 
-def test_every_figure_follows_from_the_counts(run: Run, problems: Problems) -> None:
+def test_every_figure_follows_from_the_counts(run, problems):
     stored = evaluate_run(run, problems, Request())
     assert [result.length for result in stored] == [4, 5, 8]
     tidy = results(run.path.parents[1], tidy=True)
@@ -101,7 +95,7 @@ def test_every_figure_follows_from_the_counts(run: Run, problems: Problems) -> N
     assert set(tidy["data.task"]) == {"copy"} and set(tidy["data.lengths"]) == {"[2, 4]"}
 
 
-def test_the_loss_of_a_run_is_that_of_its_validation_problems(run: Run, problems: Problems) -> None:
+def test_the_loss_of_a_run_is_that_of_its_validation_problems(run, problems):
     batch = problems.splits["validation"].at_trained_lengths(400 // 8)
     losses, targets = run.load_model().nll(*map(torch.from_numpy, (batch.inputs, batch.tokens[:, 1:]))), batch.answers
     mean = float(losses[torch.from_numpy(targets >= 0)].double().mean().detach())
@@ -113,7 +107,7 @@ def test_the_loss_of_a_run_is_that_of_its_validation_problems(run: Run, problems
     assert summary["accuracy"] == pytest.approx(last["accuracy"]) and 0 < summary["exact"] < summary["accuracy"]
 
 
-def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, problems: Problems) -> None:
+def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run, problems):
     with pytest.raises(
         ConfigError, match="protocol order scores text, and data=copy is a task: take another, such as acc"
     ):
@@ -125,18 +119,3 @@ def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run: Run, prob
     VALIDATION.check(run.config)
     with pytest.raises(ConfigError, match=r"length 9 is beyond data\.longest=8 items"):
         evaluate_run(run, problems, Request((9,)))
-
-
-def test_a_table_reaches_as_far_as_may_be_tested(tmp_path: Path) -> None:
-    words = [*SMALL, f"runs_dir={tmp_path}", "scheme=learned", "train.steps=2", "data.positions=subset"]
-    run = train(compose(words))
-    assert run.load_model().scheme.longest == 16
-    assert [result.length for result in evaluate_run(run, Problems(run.config.data), Request())] == [4, 5, 8]
-
-
-def test_one_item_is_a_length_and_one_token_is_none(problems: Problems) -> None:
-    request, split = Request((scored_length("--length", "1"),)), problems.splits["test"]
-    assert request.lengths_of(ACCURACY, compose(SMALL), split) == [1]
-    assert Request((8,)).lengths_of(ACCURACY, compose(SMALL), split) == [4, 8]
-    with pytest.raises(ConfigError, match="length 1 is too short for text"):
-        request.lengths_of(PROTOCOLS["fixed"], compose([]), split)

@@ -1,11 +1,8 @@
 """Kneser-Ney models: by a brute-force definition, on the text that a run read, stored once a seed."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,20 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from posbench.config import Config
 from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.ngram import ORDERS, KneserNey, discounts, text_read, windows_read
 from posbench.evaluation.request import Request
-from posbench.runs import Run, find_runs
-from posbench.runs.results import Result
+from posbench.runs import find_runs
 from posbench.training import train
 
 V, LONGEST = 4, 4
-Gram = tuple[int, ...]
 
 
-def probability(target: int, context: Gram, read: set[tuple[int, Gram]], order: int, is_whole: bool = True) -> float:
+def probability(target, context, read, order, is_whole=True):
     """Compute the definition from a set of (place, n-gram) of every length, each of which it holds once."""
     if order == 0:
         return 1 / V
@@ -53,9 +47,7 @@ def probability(target: int, context: Gram, read: set[tuple[int, Gram]], order: 
     context_length=st.integers(2, 6),
     scored=st.lists(st.integers(0, V - 1), min_size=6, max_size=6),
 )
-def test_probabilities_are_those_of_the_definition(
-    text: list[int], starts: set[int], context_length: int, scored: list[int]
-) -> None:
+def test_probabilities_are_those_of_the_definition(text, starts, context_length, scored):
     """Windows overlap and leave gaps; an n-gram within any window counts once for each place."""
     begins = sorted(s for s in starts if s + context_length < len(text)) or [0]
     tokens, depths = text_read(np.array(text, np.uint16), np.array(begins), context_length, LONGEST)
@@ -75,7 +67,7 @@ def test_probabilities_are_those_of_the_definition(
             assert predicted[order][0, n] == pytest.approx(defined, rel=1e-12)
 
 
-def test_discounts_are_those_of_chen_and_goodman() -> None:
+def test_discounts_are_those_of_chen_and_goodman():
     counts = np.repeat([1, 2, 3, 4, 9], [60, 20, 10, 5, 3])
     y = 60 / (60 + 2 * 20)
     assert discounts(counts) == pytest.approx([0, 1 - 2 * y * 20 / 60, 2 - 3 * y * 10 / 20, 3 - 4 * y * 5 / 10])
@@ -83,29 +75,29 @@ def test_discounts_are_those_of_chen_and_goodman() -> None:
 
 
 @pytest.fixture
-def trained_runs(config: Callable[..., Config]) -> list[Run]:
+def trained_runs(config):
     """Return finished runs of two schemes and two seeds."""
     names = [(name, seed) for name in ("nope", "qk_rope") for seed in (0, 1)]
     return [train(config(f"scheme={name}", f"seed={seed}", "train.steps=1")) for name, seed in names]
 
 
 @pytest.fixture
-def run(config: Callable[..., Config]) -> Run:
+def run(config):
     return train(config("scheme=nope", "train.steps=1"))
 
 
-def evaluated(runs: list[Run], **request: object) -> str:
+def evaluated(runs, **request):
     console = Console(file=io.StringIO(), width=200)
-    evaluate_runs(runs, Request(protocols=("ngram",), **request), console)  # type: ignore[arg-type]
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    evaluate_runs(runs, Request(protocols=("ngram",), **request), console)
+    return console.file.getvalue()
 
 
-def ngrams(runs: list[Run]) -> list[Result]:
+def ngrams(runs):
     return [result for run in runs for result in run.results()[0] if result.protocol == "ngram"]
 
 
 @pytest.mark.slow
-def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(trained_runs: list[Run]) -> None:
+def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(trained_runs):
     assert evaluated(trained_runs).count("Kneser-Ney 2, 3, 5 on the same batches: ") == 2
     held = ngrams(find_runs(trained_runs[0].path.parents[1]))
     assert [result.header["batches"] for result in held] == [
@@ -129,7 +121,7 @@ def test_they_are_scored_once_a_seed_on_the_batches_and_windows_of_its_runs(trai
         assert result.header["losses"][str(order)] == pytest.approx(loss)
 
 
-def test_bits_a_byte_are_those_of_the_longest_model(run: Run) -> None:
+def test_bits_a_byte_are_those_of_the_longest_model(run):
     evaluated([run])
     [result] = ngrams([run])
     rows = result.windows[result.windows["order"] == max(ORDERS)]
@@ -137,7 +129,7 @@ def test_bits_a_byte_are_those_of_the_longest_model(run: Run) -> None:
     assert result.header["bits_per_byte"] == pytest.approx(rows["nll"].sum() / math.log(2) / rows["bytes"].sum())
 
 
-def test_other_batches_than_recorded_or_too_many_tokens_give_none(run: Run, config: Callable[..., Config]) -> None:
+def test_other_batches_than_recorded_or_too_many_tokens_give_none(run, config):
     run.update_manifest(fingerprints=replace(run.manifest.fingerprints, batches="0" * 16))
     assert f"no n-gram models, because {run.name} was trained on other batches (fingerprint 0000" in evaluated([run])
     assert not ngrams([run])
@@ -145,7 +137,7 @@ def test_other_batches_than_recorded_or_too_many_tokens_give_none(run: Run, conf
     assert "Kneser-Ney" not in evaluated([long]) and long.manifest.tokens == 256
 
 
-def test_text_that_epochs_bring_back_counts_once() -> None:
+def test_text_that_epochs_bring_back_counts_once():
     """Windows of other phases overlap; a token is read once, with the most that any window shows before it."""
     tokens, depths = text_read(np.arange(20, dtype=np.uint16), np.array([0, 2, 8]), 4, 5)
     assert tokens.tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12]

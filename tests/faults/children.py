@@ -3,8 +3,6 @@
 Forking saves the seconds that importing torch takes. The parent imports and forks, and computes nothing itself.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -12,14 +10,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 LOG = "children.log"
 
 
-def in_child(work: Callable[[], object], folder: Path, kill_after: float | None = None) -> int:
+def in_child(work, folder, kill_after=None):
     """Run `work` in a child and wait for it, or kill it after `kill_after` seconds. What it prints goes to a log.
 
     Returns: its exit status, 0 for success, or minus the number of the signal that ended it.
@@ -44,7 +39,7 @@ def in_child(work: Callable[[], object], folder: Path, kill_after: float | None 
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def import_all() -> None:
+def import_all():
     """Import what a run imports, before the first fork."""
     import torch
 
@@ -66,17 +61,17 @@ class Moments:
     `at` kills this process at its n-th moment (0-based); without it the moments are counted, and named in `seen`.
     """
 
-    def __init__(self, at: int | None = None) -> None:
+    def __init__(self, at=None):
         self.at = at
-        self.seen: list[str] = []
+        self.seen = []
 
-    def happen(self, name: str) -> None:
+    def happen(self, name):
         """Count one more moment, and kill the process if it is the chosen one."""
         if len(self.seen) == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen.append(name)
 
-    def watch(self) -> None:
+    def watch(self):
         """Install hooks, for the rest of this process, into every call whose middle may matter."""
         import pyarrow.parquet
 
@@ -102,9 +97,9 @@ class Moments:
         ):
             setattr(place, name, self._around(name, getattr(place, name)))
 
-    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(self, name, original):
         @functools.wraps(original)
-        def watched(*arguments: Any, **keywords: Any) -> Any:
+        def watched(*arguments, **keywords):
             self.happen(f"before {name}")
             result = original(*arguments, **keywords)
             self.happen(f"after {name}")
@@ -112,6 +107,6 @@ class Moments:
 
         return watched
 
-    def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _opened(self, event, arguments):
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
             self.happen("open to write")

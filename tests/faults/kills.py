@@ -1,14 +1,11 @@
 """Runs killed by SIGKILL at any moment, given the same command again, and compared byte by byte with whole ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from posbench.catalogue.choices import choices
@@ -29,7 +26,7 @@ class Whole:
     seconds: float
 
 
-def digest(folder: Path) -> dict[str, Any]:
+def digest(folder):
     """Return all that interruptions must not change: weights, moments, losses, stored windows, file names."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     files = [name for name in files if name != ".lock"]  # left by a process that died after the run was finished
@@ -43,7 +40,7 @@ def digest(folder: Path) -> dict[str, Any]:
     }
 
 
-def _sum(file: Path) -> str:
+def _sum(file):
     content = file.read_bytes()
     if file.suffix == ".yaml":  # it contains the path of the run
         names = (b"experiment_name:", b"runs_dir:")
@@ -54,13 +51,13 @@ def _sum(file: Path) -> str:
 class Battery:
     """The cases, and their whole runs, made when first asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         import_all()
         self.words = small_run(write_documents(folder / "documents"), folder / "cache", folder / "runs")
-        self._whole: dict[str, Whole] = {}
+        self._whole = {}
 
-    def cases(self, chosen: random.Random) -> list[str]:
+    def cases(self, chosen):
         """Return every scheme in both number formats, one with accumulation and one without, in a random order."""
         cases = []
         for scheme in choices("scheme"):
@@ -71,11 +68,11 @@ class Battery:
         chosen.shuffle(cases)
         return cases
 
-    def config(self, case: str, name: str) -> Config:
+    def config(self, case, name):
         """Return the configuration of a case under a name of its own."""
         return compose([*self.words, *case.split(), f"experiment_name={name}"])
 
-    def whole(self, case: str) -> Whole:
+    def whole(self, case):
         """Return the case, run to its end without interruption."""
         if case not in self._whole:
             config = self.config(case, f"whole-{len(self._whole)}")
@@ -87,7 +84,7 @@ class Battery:
             self._whole[case] = Whole(config, digest(run_folder(config)), json.loads(listed.read_text()), seconds)
         return self._whole[case]
 
-    def kill(self, count: int, seed: int) -> list[str]:
+    def kill(self, count, seed):
         """Kill `count` processes, each run up to three times, and compare each run with its whole one.
 
         Returns: a line for each run that did not end with the same bytes.
@@ -110,7 +107,7 @@ class Battery:
         print(f"{runs} runs were killed {killed} times: {len(problems)} did not end with the same bytes", flush=True)
         return problems
 
-    def compare(self, config: Config, whole: Whole) -> str:
+    def compare(self, config, whole):
         """Finish the run, and return its difference from the uninterrupted one, or ""."""
         status = in_child(partial(train_here, config), self.folder)
         if status != 0:
@@ -119,7 +116,7 @@ class Battery:
         return ", ".join(key for key in whole.digest if ended[key] != whole.digest[key])
 
 
-def train_here(config: Config, at: int | None = None, listed: Path | None = None) -> None:
+def train_here(config, at=None, listed=None):
     """Train in this process; killed at the moment `at`, or with all moments written to `listed` at the end."""
     from posbench.training import train
 

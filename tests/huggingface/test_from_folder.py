@@ -184,13 +184,6 @@ def test_older_folders_have_their_own_positions(name, keys, tmp_path):
     assert_same_logits(tmp_path / "theirs", AutoModelForCausalLM.from_pretrained(tmp_path / "theirs"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_weights_are_read_as_float32(dtype, tmp_path):
-    saved(tmp_path / "theirs", "Qwen3").to(dtype).save_pretrained(tmp_path / "theirs")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32)
-    assert_same_logits(tmp_path / "theirs", theirs)
-
-
 def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
     saved(tmp_path / "theirs", "Mistral", sliding_window=8, rope_parameters={"rope_type": "default", **ROPE})
     config = composed(tmp_path / "theirs", "scheme.window=4", "tokenizer=bytes")

@@ -1,7 +1,6 @@
 """The decoder: the definition's logits on every path, and the same initial weights under every scheme."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +11,12 @@ from posbench import reference
 from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 from tests.rows import rows
-from tests.schemes.trials import trial
 
 
 def built(scheme, *words):
@@ -60,12 +58,6 @@ def test_initial_weights_differ_under_another_seed_and_by_name():
     assert first["blocks.0.ffn.down.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.05)  # 2 layers: 1 / sqrt(4)
 
 
-def test_a_schemes_own_parameters_change_no_shared_one():
-    plain, drawn = (built(trial(name), "model=tiny") for name in ("Gentle", "Single"))
-    assert len(drawn.state_dict()) == len(plain.state_dict()) + 6
-    assert all(torch.equal(tensor, shared(plain)[name]) for name, tensor in shared(drawn).items())
-
-
 def test_losses_are_those_of_the_logits():
     model = build_model(compose(["scheme=qkvo_rope", *MODEL]), VOCAB).double()
     tokens, targets = random_tokens(60).view(2, 30), random_tokens(60).view(2, 30).roll(-1, 1)
@@ -76,14 +68,6 @@ def test_losses_are_those_of_the_logits():
     assert torch.allclose(model.nll(tokens, targets), expected, rtol=0, atol=1e-12)  # with a gradient
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_counted_as_the_configuration_promises(tied):
-    config = compose(["scheme=qk_rope", *MODEL, f"model.tied_embeddings={tied}"])
-    model = build_model(config, VOCAB)
-    counted = num_parameters(model.architecture, VOCAB)
-    assert sum(p.numel() for p in model.parameters()) == sum(counted.values())
-
-
 def test_a_vocabulary_larger_than_the_table_is_refused():
     with pytest.raises(ConfigError, match=r"512 tokens but model\.vocab_size=300"):
         build_model(compose(["model=tiny", "model.vocab_size=300", "tokenizer=bytes"]), 512)
@@ -92,34 +76,6 @@ def test_a_vocabulary_larger_than_the_table_is_refused():
         replace(config, train=replace(config.train, from_run="folder")).check_vocabulary(700)
     model = build_model(config, 512)
     assert model.embedding.weight.shape[0] == 600
-
-
-@pytest.mark.slow
-def test_a_compiled_block_in_bfloat16_equals_the_eager_one():
-    """The width is the demo's, and the length is no multiple of attention's query block.
-
-    torch 2.13 has miscompiled attention in query blocks on CPUs, at some shapes and silently: NaN or 1e38 for a logit.
-    """
-    both = {"of": [{"name": "vo", "kind": "rotary", "sites": ["v", "o"]}, {"name": "alibi", "kind": "alibi"}]}
-    scheme, words = SchemeConfig("both", "combined", both), ("model=demo", "model.num_layers=1", "model.init_std=0.05")
-    eager, compiled = built(scheme, *words), built(scheme, *words)
-    compiled.compile_blocks()
-    for model in (eager, compiled):
-        model.compute_dtype = torch.bfloat16
-
-    tokens = random_tokens(2 * 150).view(2, 150)
-    losses = [model.nll(tokens, tokens.roll(-1, 1)) for model in (eager, compiled)]
-    assert (losses[0] - losses[1]).abs().max() < 0.1 and (losses[0] - losses[1]).abs().mean() < 0.01
-    for loss in losses:
-        loss.mean().backward()
-    for parameter, compiled_parameter in zip(eager.parameters(), compiled.parameters(), strict=True):
-        assert (
-            parameter.grad.norm() > 0
-            and (parameter.grad - compiled_parameter.grad).norm() <= 0.05 * parameter.grad.norm()
-        )
-
-    with torch.no_grad():  # never compiled: what was read before would be in the code of the steps that follow
-        assert torch.equal(eager(tokens), compiled(tokens))
 
 
 @torch.no_grad()
@@ -201,42 +157,3 @@ def test_queries_and_keys_are_normalised_for_softmax_attention_only(scheme):
     kind = scheme.partition("_")[0]
     with pytest.raises(ConfigError, match=rf"model\.qk_norm normalises .* no layer has it \(.* is {kind}\): leave it"):
         checked_architecture(compose([f"scheme={scheme}", "model.qk_norm=true"]))
-
-
-def test_layers_of_other_kinds_have_no_norms_of_queries_and_keys():
-    model = build_model(certificate_config("qwen3_next", ("model.qk_norm=true", "model.num_layers=4")), VOCAB)
-    norms = [name for name, _ in model.named_parameters() if "q_norm" in name]
-    assert norms == ["blocks.3.attention.q_norm.weight"]
-
-
-def test_pieces_are_pieces_and_none_with_a_gradient():
-    queries = []
-
-    def watched(mix, q, k, v, x, *rest):
-        queries.append(x.shape[1])
-        return mix(q, k, v, x, *rest)
-
-    model = built(SchemeConfig("nope", "nope"), "model=tiny", "model.num_layers=1")
-    model.piece, kind = 7, model.blocks[0].attention.kind
-    kind.mix = partial(watched, kind.mix)
-    with torch.no_grad():
-        model.hidden(random_tokens(16))
-    model.hidden(random_tokens(16))
-    assert queries == [7, 7, 2, 16]
-
-
-@pytest.mark.parametrize(("vocab_size", "rows"), [(257, 4096), (16384, 4096), (151936, 441)])
-@torch.no_grad()
-def test_a_large_vocabulary_has_fewer_rows_of_logits_in_memory(vocab_size, rows, monkeypatch):
-    words = ["scheme=nope", "model=tiny", "model.num_layers=1", "model.d_model=8", "model.num_heads=2"]
-    model, sizes = build_model(compose(words), vocab_size), []
-    monkeypatch.setattr(model, "hidden", lambda tokens, *rest, **more: torch.ones(*tokens.shape, 8))
-
-    def counted(x):
-        sizes.append(len(x))
-        return torch.zeros(len(x), 2)
-
-    monkeypatch.setattr(model, "_wide_logits", counted)
-    zeros = torch.zeros(2, 3000, dtype=torch.int64)
-    assert model.nll(zeros, zeros).shape == (2, 3000)
-    assert sizes == [*(6000 // rows) * [rows], 6000 % rows]  # at most 2 ** 26 logits, and 4096 rows

@@ -1,7 +1,5 @@
 """Figures beyond the training length say how much seeds differ: recomputed from the stored windows of the packs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from scipy import stats
 
 import posbench
-from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.comparison import build
 from posbench.analysis.table import read
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.reporting.text import as_text
@@ -18,7 +16,7 @@ from posbench.runs import find_runs
 REFERENCE = Path("runs/reference")
 
 
-def losses_at(pack: str, experiment: str, scheme: str, length: int) -> np.ndarray:
+def losses_at(pack, experiment, scheme, length):
     """Return the losses of a scheme's seeds at this length of the protocol `fixed`."""
     losses = []
     for run in find_runs(REFERENCE / pack):
@@ -29,7 +27,7 @@ def losses_at(pack: str, experiment: str, scheme: str, length: int) -> np.ndarra
     return np.array(losses)
 
 
-def lengths(c: Comparison) -> dict[str, dict[str, str]]:
+def lengths(c):
     """Return the table by length as text, {scheme: {column: cell}}."""
     section = next(s for s in PROTOCOLS["fixed"].sections(c, False) if s.title == "Perplexity by length: fixed")
     assert section.table is not None
@@ -37,7 +35,7 @@ def lengths(c: Comparison) -> dict[str, dict[str, str]]:
     return {str(scheme): {str(column): str(cell) for column, cell in row.items()} for scheme, row in shown.iterrows()}
 
 
-def test_perplexities_beyond_the_training_length_have_the_interval_of_their_seeds() -> None:
+def test_perplexities_beyond_the_training_length_have_the_interval_of_their_seeds():
     rows = lengths(build(*read([REFERENCE / "headline.zip"])))
     losses = losses_at("headline.zip", "headline", "nope", 2048)
     half = stats.t.ppf(0.975, 4) * losses.std(ddof=1) / 5**0.5 * np.exp(losses.mean())
@@ -48,7 +46,7 @@ def test_perplexities_beyond_the_training_length_have_the_interval_of_their_seed
     assert "±" not in rows["nope"]["256 (trained)"] and rows["qk_rope"]["gap at 2k"] == "0"
 
 
-def test_seeds_that_differ_by_more_than_a_nat_are_shown_as_a_range() -> None:
+def test_seeds_that_differ_by_more_than_a_nat_are_shown_as_a_range():
     """NoPE on prose at 5e-4 has a seed that explodes at eight times the training length."""
     summary, rows = read([REFERENCE / "headline_prose-tune.zip"])
     at_rate = summary[(summary["experiment"] == "lr=0.0005") & summary["scheme"].isin(["vo_rope", "nope", "alibi"])]
@@ -62,7 +60,7 @@ def test_seeds_that_differ_by_more_than_a_nat_are_shown_as_a_range() -> None:
     assert len(two) == 2 and table["alibi"]["2k"] == f"{np.exp(two.min()):.2f}–{np.exp(two.max()):.2f}"
 
 
-def test_the_line_of_judge_has_the_interval_or_the_range_beyond_the_training_length() -> None:
+def test_the_line_of_judge_has_the_interval_or_the_range_beyond_the_training_length():
     judgement = posbench.judge(REFERENCE / "headline", scheme="alibi")
     gaps = losses_at("headline.zip", "headline", "alibi", 2048) - losses_at("headline.zip", "headline", "qk_rope", 2048)
     half = stats.t.ppf(0.975, 4) * gaps.std(ddof=1) / 5**0.5

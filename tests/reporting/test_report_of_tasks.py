@@ -1,21 +1,15 @@
 """The report of tasks: who has learnt, medians of those, and the length at which a task is lost."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from posbench.analysis.agreement import is_of_tasks
-from posbench.analysis.tasks import TaskScores, measure
+from posbench.analysis.tasks import measure
 from posbench.config import ConfigError
 from posbench.reporting import tasks
 from posbench.reporting.figures import draw_all
-from posbench.reporting.page import paragraph
 from posbench.reporting.tasks import summary_table
 from posbench.reporting.text import as_text
 
@@ -28,11 +22,11 @@ COPY = {
 
 
 def frames(
-    of_schemes: Mapping[str, Sequence[Sequence[float]]],
-    name: str = "copy",
-    chance: float = 1 / 16,
-    eval_options: str = "",
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+    of_schemes,
+    name="copy",
+    chance=1 / 16,
+    eval_options="",
+):
     """Return the summary and tidy rows of runs with these accuracies by seed and length: 50 problems of 4 answers."""
     runs, rows = [], []
     for scheme, of_seeds in of_schemes.items():
@@ -58,14 +52,14 @@ def frames(
 
 
 @pytest.fixture
-def copying(monkeypatch: pytest.MonkeyPatch) -> TaskScores:
+def copying(monkeypatch):
     monkeypatch.setattr(
         "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]})
     )
     return measure(*frames(COPY), notes=[])["copy"]
 
 
-def test_a_seed_has_learnt_that_reaches_the_goal_at_the_longest_trained_length(copying: TaskScores) -> None:
+def test_a_seed_has_learnt_that_reaches_the_goal_at_the_longest_trained_length(copying):
     assert copying.learners.to_dict("index") == {
         "alibi": {"learnt": 3, "seeds": 3},
         "qk_rope": {"learnt": 2, "seeds": 3},
@@ -73,13 +67,13 @@ def test_a_seed_has_learnt_that_reaches_the_goal_at_the_longest_trained_length(c
     }
 
 
-def test_a_figure_is_the_median_over_the_seeds_that_learnt(copying: TaskScores) -> None:
+def test_a_figure_is_the_median_over_the_seeds_that_learnt(copying):
     assert copying.medians.loc["alibi"].to_list() == pytest.approx([1, 1, 1, 0.94, 0.86])
     assert copying.medians.loc["qk_rope"].to_list() == pytest.approx([1, 0.965, 0.45, 0.15, 0.1])
     assert "nope" not in copying.medians.index
 
 
-def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(copying: TaskScores) -> None:
+def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(copying):
     goal = 1 / 16 + 0.9 * 15 / 16
     assert copying.limits == {
         "alibi": pytest.approx(32 + 32 * (0.94 - goal) / (0.94 - 0.86)),
@@ -90,7 +84,7 @@ def test_the_limit_is_where_the_way_from_chance_to_1_falls_below_nine_tenths(cop
     assert copy_scores.limit_text("alibi") == "≥64"
 
 
-def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeypatch):
     monkeypatch.setattr(
         "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 100, 200], "accuracy": [0, 0.5, 1]})
     )
@@ -100,7 +94,7 @@ def test_a_scheme_that_was_tested_less_far_does_not_keep_a_task_furthest(monkeyp
     assert scored.limit_text("fox") == "≥16"
 
 
-def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -> None:
+def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying):
     assert copying.schemes == ["alibi", "qk_rope", "nope"]
     table = as_text(tasks.task_table(copying)).set_index("scheme")
     assert table.loc["nope"].to_list() == ["0/3", "–", "–", "–", "–", "–", "–", "–"]
@@ -108,12 +102,12 @@ def test_what_no_seed_learnt_comes_last_and_is_not_ranked(copying: TaskScores) -
     assert as_text(summary_table({"copy": copying}))["copy"].to_list() == ["45", "16 (2/3)", "– (0/3)"]
 
 
-def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying: TaskScores) -> None:
+def test_steps_until_learnt_are_of_the_seeds_that_learnt(copying):
     assert copying.steps["scheme"].to_list() == ["alibi"] * 3 + ["qk_rope"] * 2
     assert copying.steps["steps"].to_list() == pytest.approx([190] * 5)  # the first with a validation accuracy of 0.95
 
 
-def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> None:
+def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores():
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)]})
     rescored = rows.assign(under="depth=0.5", value=rows["value"] / 2)
     scored = measure(runs, pd.concat([rows, rescored]), notes=[])["copy"]
@@ -124,19 +118,19 @@ def test_options_of_an_evaluation_stand_beside_and_not_among_the_scores() -> Non
     assert set(draw_all(runs, tasks.task_sections(marked))) == {"task-copy"}
 
 
-def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing() -> None:
+def test_a_run_that_was_not_evaluated_is_named_and_counts_for_nothing():
     runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1), (0, 0, 0, 0, 0)]})
     runs.loc[0, ["chance", "goal"]] = math.nan
-    notes: list[str] = []
+    notes = []
     assert measure(runs, rows[rows["run"] > 0], notes)["copy"].learners.to_dict("index") == {
         "alibi": {"learnt": 1, "seeds": 2}
     }
     assert notes == ["copy/nope/0: not evaluated at 16 items, the longest trained length"]
 
 
-def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_to_learn() -> None:
+def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_to_learn():
     runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
-    notes: list[str] = []
+    notes = []
     scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] > 16)], notes)["copy"]
     assert scored.schemes == ["alibi"] and notes[0].startswith("copy/nope/0: not evaluated at 16 items")
     with pytest.raises(ConfigError, match="no run of a task has been evaluated here at its trained length"):
@@ -146,50 +140,17 @@ def test_a_run_that_was_tested_beyond_its_trained_lengths_alone_has_not_failed_t
         measure(runs, rows, [])
 
 
-def test_a_scheme_keeps_a_task_no_further_than_it_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, rows = frames({"nope": [(1, 1, 1, 1, 1)], "alibi": [(1, 1, 1, 1, 1)]})
-    monkeypatch.setattr(
-        "posbench.analysis.tasks.curves", lambda *_: pd.DataFrame({"step": [0, 200], "accuracy": [0, 1]})
-    )
-    scored = measure(runs, rows[(rows["run"] == 1) | (rows["length"] < 64)], [])["copy"]
-    assert as_text(summary_table({"copy": scored})).to_numpy().tolist() == [["alibi", "≥64"], ["nope", "≥32"]]
-
-
-def test_runs_that_were_given_other_problems_are_left_out_and_named() -> None:
+def test_runs_that_were_given_other_problems_are_left_out_and_named():
     runs, rows = frames({"alibi": [(1, 1, 1, 1, 1)], "nope": [(1, 1, 1, 1, 1)]})
     rows.loc[(rows["scheme"] == "nope") & (rows["length"] == 64), "windows_digest"] = "others"
-    notes: list[str] = []
+    notes = []
     assert measure(runs, rows, notes)["copy"].lengths == [8, 16, 20, 32]
     assert notes == ["copy at 64: left out, runs had different problems"]
 
 
-def test_the_conclusion_says_of_how_many_seeds(copying: TaskScores) -> None:
-    continued = {"nope": "1 of 2 tokens as copy/alibi"}
-    sentence = paragraph("tasks_paragraph", [copying], [0, 1, 2], continued)
-    assert sentence == (
-        "copy (trained up to 16): alibi (3/3 seeds) keeps it furthest, up to 45; nope has not learnt it. "
-        "nope was first trained for 1 of 2 tokens as copy/alibi, then continued from these weights."
-    )
-
-
-def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks() -> None:
+def test_a_run_that_cannot_be_read_does_not_make_a_report_of_text_and_tasks():
     runs, _ = frames(COPY)
     unreadable = pd.DataFrame([{"scheme": "alibi", "seed": 3, "status": "unreadable", "loss": math.nan}])
     assert is_of_tasks(pd.concat([runs, unreadable], ignore_index=True))
     with pytest.raises(ConfigError, match="report each kind separately"):
         is_of_tasks(pd.concat([runs, unreadable.assign(status="finished")], ignore_index=True))
-
-
-def test_tasks_stand_in_one_order_also_where_the_first_scheme_lacks_some() -> None:
-    def scores(name: str, schemes: dict[str, float]) -> Any:
-        learners = pd.DataFrame({"learnt": 2, "seeds": 2}, index=list(schemes))
-        fields = {"kept_to": schemes.get, "limit_text": lambda scheme: f"{schemes[scheme]:g}", "trained": 16}
-        return SimpleNamespace(name=name, schemes=list(schemes), learners=learners, limits=schemes, **fields)
-
-    by_task = {
-        "copy": scores("copy", {"alibi": 20.0}),
-        "index": scores("index", {"alibi": 17.0, "fox": 36.0, "path": 64.0}),
-    }
-    table = as_text(summary_table(by_task))
-    assert table.to_numpy().tolist() == [["path", "", "64"], ["alibi", "20", "17"], ["fox", "", "36"]]
-    assert list(table) == ["scheme", "copy", "index"]

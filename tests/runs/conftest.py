@@ -1,11 +1,7 @@
 """Two finished and evaluated runs of two seeds, trained once for all tests of run folders and packs."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,19 +10,17 @@ from posbench.composition.compose import compose
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.request import Request
 from posbench.runs import Run
-from posbench.runs.results import Result
 from posbench.training import train
 from tests.conftest import small_run
 
 WORDS = ("evaluation.targets=16", "train.steps=4", "train.checkpoint_every=2", "scheme=vo_rope")
-Evaluate = Callable[..., list[Result]]
 
 
 @pytest.fixture(scope="session")
-def evaluate() -> Evaluate:
+def evaluate():
     """Score a run as `posbench eval` does, by default with the protocol `fixed`."""
 
-    def score(run: Run, **request: Any) -> list[Result]:
+    def score(run, **request):
         asked = Request(**{"device": "cpu", "dtype": "float32", "protocols": ("fixed",), **request})
         return [result for _, result in evaluate_runs([run], asked, Console(quiet=True))]
 
@@ -34,7 +28,7 @@ def evaluate() -> Evaluate:
 
 
 @pytest.fixture(scope="session")
-def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory, evaluate: Evaluate) -> Path:
+def trained(documents, cache, tmp_path_factory, evaluate):
     runs = tmp_path_factory.mktemp("trained") / "runs"
     for seed in (0, 1):
         run = train(compose([*small_run(documents, cache, runs), *WORDS, f"seed={seed}"]))
@@ -44,12 +38,12 @@ def trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def runs(trained: Path, tmp_path: Path) -> Path:
+def runs(trained, tmp_path):
     """Return a copy of the trained runs."""
     return Path(shutil.copytree(trained, tmp_path / "runs"))
 
 
 @pytest.fixture
-def run(runs: Path) -> Run:
+def run(runs):
     """Return the run of seed 0 in the copy."""
     return Run(runs / "demo/vo_rope/seed=0")

@@ -1,18 +1,16 @@
 """Runs are found below folders, packs and links; damaged runs do not hide the others."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
-from posbench import ConfigError, results
-from posbench.runs import Run, find_runs, load_run, state_of
+from posbench import ConfigError
+from posbench.runs import find_runs, load_run
 from posbench.runs.finding import REFERENCE, place_named
 
 
-def test_links_are_followed_but_in_no_circle(runs: Path, tmp_path: Path) -> None:
+def test_links_are_followed_but_in_no_circle(runs, tmp_path):
     shutil.copytree(runs / "demo/vo_rope", tmp_path / "nope")
     (runs / "demo/nope").symlink_to(tmp_path / "nope")  # kept on another disk
     (runs / "demo/vo_rope/circle").symlink_to(runs)
@@ -20,39 +18,20 @@ def test_links_are_followed_but_in_no_circle(runs: Path, tmp_path: Path) -> None
     assert names == [f"demo/{scheme}/seed={seed}" for scheme in ("nope", "vo_rope") for seed in (0, 1)]
 
 
-@pytest.mark.parametrize("torn", ["", '{"format": 2, "sta', "[]", '{"format": 2}', '{"format": 99}'])
-def test_a_run_with_a_torn_manifest_is_listed_and_costs_no_other(runs: Path, torn: str) -> None:
-    broken = runs / "demo/vo_rope/seed=1"
-    (broken / "run.json").write_text(torn)
-    frame = results(runs)
-    assert list(frame["status"]) == ["finished", "unreadable"] == [state_of(run) for run in find_runs(runs)]
-    assert str(broken / "run.json") in frame["reason"][1]
-
-
-def test_fields_of_a_manifest_that_are_not_known_are_passed_over(run: Run) -> None:
+def test_fields_of_a_manifest_that_are_not_known_are_passed_over(run):
     manifest = run.manifest
     content = (run.path / "run.json").read_text()
     (run.path / "run.json").write_text('{"later": 1,' + content.lstrip("{ \n"))
     assert load_run(run.path).manifest == manifest
 
 
-def test_what_one_reader_does_to_a_configuration_no_other_sees(run: Run) -> None:
-    """Equal files are parsed once."""
-    run.config.train.lr = 7.0
-    assert load_run(run.path).config.train.lr != 7.0
-
-
-def test_a_name_is_a_run_of_the_runs_folder_before_a_folder_here(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_a_run_of_the_runs_folder_before_a_folder_here(runs, tmp_path, monkeypatch):
     (tmp_path / "text" / "demo").mkdir(parents=True)  # a folder of text that is called as the experiment
     monkeypatch.chdir(tmp_path / "text")
     assert place_named("demo", runs) == runs / "demo"
 
 
-def test_reference_experiments_are_found_from_anywhere_after_ones_own(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reference_experiments_are_found_from_anywhere_after_ones_own(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("headline", "tasks/copy", "demo_cpu/alibi/seed=0"):
         assert place_named(name, runs) == REFERENCE / name and find_runs(REFERENCE / name)

@@ -1,11 +1,8 @@
 """A pack says what its run folders say, to the last digit, and is read in place by whatever reads runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,10 +16,10 @@ from posbench.runs.finding import pack_experiment
 from posbench.tools.sampling import SamplingConfig, sample
 from posbench.training import train
 from tests.conftest import small_run
-from tests.runs.conftest import WORDS, Evaluate
+from tests.runs.conftest import WORDS
 
 
-def facts(run: Run) -> tuple[object, ...]:
+def facts(run):
     """Return all facts that a run stores, with numbers as bytes."""
     results, damaged = run.results()
     assert not damaged
@@ -31,7 +28,7 @@ def facts(run: Run) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs: Path) -> None:
+def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same_bytes(runs):
     facts_before = {run.path: facts(run) for run in find_runs(runs)}
     assert any(key.protocol == "ngram" for key in find_runs(runs)[0].evaluated())
     frame = posbench.results(runs)
@@ -46,7 +43,7 @@ def test_packed_runs_say_what_their_folders_say_and_packing_twice_gives_the_same
     pd.testing.assert_frame_equal(posbench.results(runs), frame)
 
 
-def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path, documents: Path, cache: Path) -> None:
+def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs, documents, cache):
     first = pack_experiment(runs / "demo", None, pytest.fail)
     content = first.read_bytes()
     shutil.rmtree(runs / "demo")
@@ -55,7 +52,7 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path
     assert not (runs / "demo").exists(), "it is finished: nothing was trained"
     train(compose([*words, "seed=1764000000"]))
     assert [run.manifest.seed for run in find_runs(runs / "demo")] == [0, 1, 1764000000]
-    notices: list[str] = []
+    notices = []
     second = pack_experiment(runs / "demo", None, notices.append)
     assert second.name == "demo.2.zip" and all("is packed already" in notice for notice in notices) and notices
     shutil.rmtree(runs / "demo")
@@ -66,7 +63,7 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs: Path
         pack_experiment(runs / "demo", second, print)
 
 
-def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run, evaluate: Evaluate) -> None:
+def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs, run, evaluate):
     [loss] = [result.loss for result in evaluate(run, lengths=(64,), again=True)]
     whole, text = run.load_model(), sample(run, "", 8, SamplingConfig(0.0, None, 0))
     plain = pack_experiment(runs / "demo", runs.parent / "plain.zip", pytest.fail)
@@ -88,18 +85,8 @@ def test_with_weights_a_packed_run_is_evaluated_and_sampled(runs: Path, run: Run
         packed.load_model(at_step=2)
 
 
-def test_a_result_of_another_run_is_left_out(runs: Path) -> None:
-    source, target = find_runs(runs)
-    shutil.copytree(source.path / "eval", target.path / "eval", dirs_exist_ok=True)
-    notices: list[str] = []
-    pack_experiment(runs / "demo", None, notices.append)
-    assert notices and all(
-        "header says run=demo/vo_rope/seed=0" in notice and "left out" in notice for notice in notices
-    )
-
-
 @pytest.mark.parametrize("name", ["pack.json", "metrics.parquet", "windows-fixed.parquet"])
-def test_a_damaged_pack_is_named(runs: Path, name: str) -> None:
+def test_a_damaged_pack_is_named(runs, name):
     file = pack_experiment(runs / "demo", None, pytest.fail)
     shutil.rmtree(runs / "demo")
     with zipfile.ZipFile(file) as archive:
@@ -108,7 +95,7 @@ def test_a_damaged_pack_is_named(runs: Path, name: str) -> None:
     content[at] ^= 8
     file.write_bytes(content)
     if name == "pack.json":
-        notices: list[str] = []
+        notices = []
         assert find_runs(runs, notices.append) == [] and "demo.zip cannot be read" in notices[0]
         return
     run = find_runs(runs)[0]
@@ -117,17 +104,17 @@ def test_a_damaged_pack_is_named(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil/seed=0", "a/../seed=0", "x/seed=one", "/etc/seed=0"])
-def test_names_in_a_pack_of_somebody_else_lead_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_names_in_a_pack_of_somebody_else_lead_nowhere_else(tmp_path, name):
     content = {"format": 1, "experiment": "demo", "texts": ["{}"], "runs": {name: {"run.json": 0}}, "results": []}
     with zipfile.ZipFile(tmp_path / "demo.zip", "w") as archive:
         archive.writestr("pack.json", json.dumps(content))
-    notices: list[str] = []
+    notices = []
     assert find_runs(tmp_path, notices.append) == [] and notices[0].startswith("skipped: ")
 
 
-def test_only_finished_runs_of_one_experiment_are_packed(runs: Path, tmp_path: Path) -> None:
+def test_only_finished_runs_of_one_experiment_are_packed(runs, tmp_path):
     Run(runs / "demo/vo_rope/seed=1").update_manifest(status="died", reason="NaN")
-    notices: list[str] = []
+    notices = []
     pack_experiment(runs / "demo", tmp_path / "out.zip", notices.append)
     assert notices[0] == "demo/vo_rope/seed=1 is died: skipped"
     assert [run.path for run in find_runs(tmp_path / "out.zip")] == [tmp_path / "out/vo_rope/seed=0"]

@@ -1,14 +1,8 @@
 """A result belongs to its run's folder, weights and text; any other is named, and scored again on request."""
 
-from __future__ import annotations
-
-import errno
 import json
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,32 +15,30 @@ from posbench.runs import Run
 from posbench.runs.results import ResultKey
 from posbench.training import train
 from tests.conftest import small_run
-from tests.runs.conftest import WORDS, Evaluate
+from tests.runs.conftest import WORDS
 
 
-def torn(file: Path) -> None:
+def torn(file):
     file.write_bytes(file.read_bytes()[:100])
 
 
-def flipped(file: Path) -> None:
+def flipped(file):
     content = bytearray(file.read_bytes())
     content[60] ^= 4
     file.write_bytes(content)
 
 
-def without_header(file: Path) -> None:
+def without_header(file):
     file.with_suffix(".json").unlink()
 
 
-def torn_header(file: Path) -> None:
+def torn_header(file):
     file.with_suffix(".json").write_text('{"protocol": "fix')
 
 
 @pytest.mark.parametrize(("protocol", "length", "name"), [("fixed", 64, "64@anchor=64"), ("validation", 32, "32")])
 @pytest.mark.parametrize("harm", [torn, flipped, without_header, torn_header])
-def test_a_damaged_result_is_named_and_made_again(
-    run: Run, evaluate: Evaluate, protocol: str, length: int, name: str, harm: Callable[[Path], None]
-) -> None:
+def test_a_damaged_result_is_named_and_made_again(run, evaluate, protocol, length, name, harm):
     results_before, _ = run.results()
     file = run.path / "eval" / protocol / f"{name}.parquet"
     whole = file.read_bytes()
@@ -58,7 +50,7 @@ def test_a_damaged_result_is_named_and_made_again(
     assert [r.loss for r in run.results()[0]] == [r.loss for r in results_before]
 
 
-def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) -> None:
+def test_results_of_another_run_are_not_this_runs(run, evaluate):
     other_run = Run(run.path.with_name("seed=1"))
     [loss] = [result.loss for result in other_run.results()[0] if result.protocol == "validation"]
     shutil.rmtree(other_run.path / "eval")
@@ -70,7 +62,7 @@ def test_results_of_another_run_are_not_this_runs(run: Run, evaluate: Evaluate) 
     assert [result.loss for result in other_run.results()[0]] == [loss]
 
 
-def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> None:
+def test_results_of_older_weights_or_other_text_are_not_this_runs(run):
     fingerprints = run.manifest.fingerprints
     run.update_manifest(weights="0" * 64)
     assert not run.results()[0] and all("says weights=" in damage.reason for damage in run.results()[1])
@@ -78,7 +70,7 @@ def test_results_of_older_weights_or_other_text_are_not_this_runs(run: Run) -> N
     assert not run.results()[0] and all("says data=" in damage.reason for damage in run.results()[1])
 
 
-def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -> None:
+def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run):
     folder = run.path / "eval" / "fixed"
     for suffix in ("json", "parquet"):
         shutil.copy(folder / f"64@anchor=64.{suffix}", folder / f"128@anchor=64.{suffix}")
@@ -88,7 +80,7 @@ def test_a_result_that_was_renamed_to_another_length_is_not_a_result(run: Run) -
     assert longer.key == ResultKey("fixed", 128, (), 64) and longer.reason == "its header says length=64, not 128"
 
 
-def test_the_anchor_of_an_older_result_is_in_its_header_only(run: Run, evaluate: Evaluate) -> None:
+def test_the_anchor_of_an_older_result_is_in_its_header_only(run, evaluate):
     folder = run.path / "eval" / "fixed"
     for suffix in ("json", "parquet"):
         (folder / f"64@anchor=64.{suffix}").rename(folder / f"64.{suffix}")
@@ -97,7 +89,7 @@ def test_the_anchor_of_an_older_result_is_in_its_header_only(run: Run, evaluate:
     assert not (folder / "64@anchor=64.parquet").exists(), "it is not scored again"
 
 
-def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
+def test_options_at_evaluation_are_a_result_of_their_own(run, evaluate):
     [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [changed] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("base=1e2",))
     assert changed.key == ResultKey("fixed", 64, ("base=1e2",), 64) and changed.loss != trained.loss
@@ -118,12 +110,12 @@ def test_options_at_evaluation_are_a_result_of_their_own(run: Run, evaluate: Eva
         (("base=../../x",), r"scheme\.base"),
     ],
 )
-def test_options_that_no_scheme_can_take_are_refused(run: Run, options: tuple[str, ...], says: str) -> None:
+def test_options_that_no_scheme_can_take_are_refused(run, options, says):
     with pytest.raises(ConfigError, match=says):
         run.load_model(under=options)
 
 
-def test_older_weights_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -> None:
+def test_older_weights_are_a_result_of_their_own(run, evaluate):
     [last] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [older] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=2)
     assert older.key.under == ("step=2",) and older.key.step == 2 and older.loss != last.loss
@@ -132,9 +124,7 @@ def test_older_weights_are_a_result_of_their_own(run: Run, evaluate: Evaluate) -
 
 
 @pytest.mark.parametrize("reason", ["does not match its checksum", "is missing"])
-def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
-    run: Run, evaluate: Evaluate, reason: str
-) -> None:
+def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run, evaluate, reason):
     checkpoints = run.path / "checkpoints"
     (checkpoints / "step=00000004" / "optimizer.safetensors").unlink()
     run.load_model()  # which needs no optimizer
@@ -153,7 +143,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(
         run.load_model()
 
 
-def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, evaluate: Evaluate) -> None:
+def test_another_number_format_than_the_stored_one_is_scored_again(run, evaluate):
     header = run.path / "eval/fixed/64@anchor=64.json"
     header_bytes = header.read_bytes()
     assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype="auto")[0].header["dtype"] == "float32"
@@ -162,9 +152,7 @@ def test_another_number_format_than_the_stored_one_is_scored_again(run: Run, eva
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
 
 
-def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
-    run: Run, evaluate: Evaluate, documents: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(run, evaluate, documents, cache, tmp_path):
     [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [read] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("scheme=nope",))
     assert read.key.under == ("scheme=nope",) and read.header["weights"] == trained.header["weights"]
@@ -196,20 +184,3 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(
         run.load_model(["scheme=sink_nope"])
     with pytest.raises(ConfigError, match="scheme=hybrid_nope has another kind of attention"):
         run.load_model(["scheme=hybrid_nope"])
-
-
-def test_a_full_disk_is_said_with_the_folder_and_a_remedy(
-    run: Run, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results_before = [result.key for result in run.results()[0]]
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("posbench.system.files.os.fsync", full)
-    message = (
-        rf"{run.path}/eval/fixed cannot be written \(No space left on device\): make room and give the same command"
-    )
-    with pytest.raises(ConfigError, match=message):
-        evaluate(run, protocols=("fixed",), lengths=(48,))
-    assert [result.key for result in run.results()[0]] == results_before and run.results()[1] == []

@@ -1,30 +1,21 @@
 """wandb, here offline, shows a run's metrics under the right id, and never stops the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from posbench.api import evaluate
-from posbench.composition.compose import compose
-from posbench.config import Config
 from posbench.runs import Run, run_folder, tracking
 from posbench.training import train
 from tests.training.conftest import after_step
 
-Make = Callable[..., Config]
-
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _fresh(monkeypatch, tmp_path):
     """Hide the machine's settings of wandb, and put its folders into the test's."""
     for name in os.environ:
         if name.startswith("WANDB_"):
@@ -37,35 +28,35 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def recordings(run: Run) -> list[Path]:
+def recordings(run):
     return sorted((run.path.parents[1] / "wandb").iterdir())
 
 
 @cache
-def records(recording: Path) -> list[dict[str, Any]]:
+def records(recording):
     """Return the records of a recording, read by wandb's own reader."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
-def header(recording: Path) -> dict[str, Any]:
+def header(recording):
     [run_record] = [record["run"] for record in records(recording) if record["type"] == "run"]
     return dict(run_record)
 
 
-def history(recording: Path) -> list[dict[str, Any]]:
+def history(recording):
     """Return the logged rows without wandb's own keys."""
     items = [record["history"]["item"] for record in records(recording) if record["type"] == "history"]
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
-def summary(recording: Path) -> dict[str, Any]:
+def summary(recording):
     updates = [record["summary"]["update"] for record in records(recording) if record["type"] == "summary"]
     return {key: value for update in updates for key, value in update.items()}
 
 
-def as_logged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def as_logged(rows):
     """Return rows of metrics.jsonl in the form that wandb shows."""
     at = ("kind", "step", "tokens")
     return [
@@ -75,8 +66,8 @@ def as_logged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_path: Path) -> None:
-    def crash() -> None:
+def test_a_run_its_resumption_and_its_evaluation_have_one_id(config, tmp_path):
+    def crash():
         raise RuntimeError("the machine is on fire")
 
     words = ("tracking=wandb", "scheme=vo_rope", "tracking.tags=[paper]", "tracking.notes=of section 4")
@@ -118,8 +109,8 @@ def test_a_run_its_resumption_and_its_evaluation_have_one_id(config: Make, tmp_p
 
 
 @pytest.mark.slow
-def test_rows_that_a_kill_kept_from_wandb_are_logged_on_resume(config: Make) -> None:
-    def crash() -> None:
+def test_rows_that_a_kill_kept_from_wandb_are_logged_on_resume(config):
+    def crash():
         raise RuntimeError("killed")
 
     words = ("tracking=wandb", "experiment_name=mine")
@@ -134,20 +125,8 @@ def test_rows_that_a_kill_kept_from_wandb_are_logged_on_resume(config: Make) -> 
 
 
 @pytest.mark.slow
-def test_a_run_of_a_task_is_recorded(tmp_path: Path) -> None:
-    words = ["data=copy", "scheme=nope", "data.lengths=[2,3]", "train.batch_size=2", "train.steps=2"]
-    words += ["train.device=cpu", "train.validation_tokens=20", "tracking=wandb", f"runs_dir={tmp_path}/runs"]
-    run = train(compose(words))
-    [recording] = recordings(run)
-    assert history(recording) == as_logged(run.logged) and header(recording)["tags"] == ["nope", "task", "copy"]
-    assert summary(recording)["loss"] == run.manifest.loss
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "0123456789abcdef" * 2 + "fakekey0"])
-def test_without_a_key_or_a_server_it_records_offline(
-    config: Make, monkeypatch: pytest.MonkeyPatch, key: str | None
-) -> None:
+def test_without_a_key_or_a_server_it_records_offline(config, monkeypatch, key):
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens on this port
     if key is not None:
@@ -158,10 +137,8 @@ def test_without_a_key_or_a_server_it_records_offline(
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
-    config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def broken(**_: object) -> None:
+def test_what_goes_wrong_with_wandb_does_not_stop_the_run(config, monkeypatch, capsys, tmp_path):
+    def broken(**_):
         raise OSError("disk full")
 
     monkeypatch.setattr("wandb.init", broken)
@@ -169,18 +146,3 @@ def test_what_goes_wrong_with_wandb_does_not_stop_the_run(
     assert run.is_finished and run.manifest.wandb is None
     messages = capsys.readouterr().err
     assert "wandb cannot record here (disk full): not tracked" in messages
-
-
-@pytest.mark.slow
-def test_the_folder_of_a_report_is_an_artifact(tmp_path: Path) -> None:
-    for name in ("report.html", "table.csv", "latex/loss.tex"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"this is {name}")
-    message = tracking.log_report(tmp_path, "demo", {"project": "ours", "entity": None})
-    assert (
-        message
-        == f"artifact report-demo of project ours: wandb recorded offline; upload with: wandb sync {tmp_path}/wandb"
-    )
-    [recording] = (tmp_path / "wandb").glob("offline-run-*")
-    about = header(recording)
-    assert (about["run_group"], about["job_type"], about["project"]) == ("demo", "report", "ours")

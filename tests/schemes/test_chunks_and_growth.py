@@ -1,6 +1,5 @@
 """Llama 4's chunks and growing scores agree with transformers."""
 
-import pytest
 import torch
 from transformers.masking_utils import chunked_causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -8,10 +7,7 @@ from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from posbench.config import SchemeConfig
-from posbench.model.decoder import build_model
 from posbench.schemes import Placement, Shape, build_scheme
-from posbench.verify import VOCAB, certificate_config, random_tokens
-from posbench.verify.random_model import randomise
 
 SHAPE = Shape(48, 6, 2, 16, context_length=128)
 
@@ -68,14 +64,3 @@ def test_queries_grow_as_in_hypenets_code():
     ours = scheme.q(query_states.transpose(1, 2), scheme.prepare(torch.arange(5, 45), 40))
     assert (ours - theirs.transpose(1, 2)).abs().max() < 1e-14
     assert (theirs - query_states).abs().max() > 0.5
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("scheme", ["llama_4", "inkling_layers"])
-def test_what_is_cached_is_enough_for_pieces_of_any_size(scheme):
-    model = build_model(certificate_config(scheme, ("model.num_layers=6",)), VOCAB)
-    randomise(model)
-    model, tokens = model.double(), random_tokens(150)  # more than two chunks or windows of 64
-    caches = model.caches(150)
-    pieces = [model.hidden(piece, 5, caches) for piece in tokens.split([1, 2, 58, 1, 1, 1, 70, *16 * [1]], 1)]
-    assert (torch.cat(pieces, 1) - model.hidden(tokens, 5)).abs().max() < 1e-12

@@ -1,7 +1,5 @@
 """Compiled blocks have the gradients of blocks that are not compiled, however a batch gets its positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
-from posbench.model.size import cache_size, forward_flops_per_token
+from posbench.model.size import cache_size
 from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
@@ -55,21 +55,6 @@ def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_d
     assert cached["k"].flatten().tolist() == [3, 4, 5, 6]
 
 
-@torch.no_grad()
-def test_documents_are_read_as_if_each_were_alone_by_all_hooks_in_pieces_and_by_token():
-    model, bos = built("Back", bos_id=VOCAB - 1), VOCAB - 1
-    tokens = random_tokens(T) % bos
-    tokens[0, [1, 2, 20]] = bos  # documents of 1, 1, 18 and 20 tokens
-    model.bos_id = None
-    alone = torch.cat([model(document) for document in tokens.split([1, 1, 18, 20], 1)], 1)
-    model.bos_id = bos
-    for model.piece in (None, 9, 2, 1):
-        assert (model(tokens) - alone).abs().max() < 1e-12
-    caches = model.caches(T)
-    decoded = [model.hidden(piece, caches=caches) for piece in tokens.split([19, *21 * [1]], 1)]
-    assert (model.unembedding(torch.cat(decoded, 1)) - alone).abs().max() < 1e-12
-
-
 def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initial_weights():
     scheme = build_scheme(SchemeConfig("mine", "canon", {"sites": ["hidden", "q", "k", "v", "o"]}), SHAPE)[0]
     bound = torch.nn.Conv1d(C, C, 4, groups=C).weight.abs().max().item()
@@ -113,13 +98,6 @@ def test_the_convolutions_of_path_and_selective_rope_are_torchs(name):
         assert (expected - wide.unflatten(-1, (HKV, -1)).transpose(1, 2)).abs().max() < 1e-12
         expected = heads
     assert (scheme.call_hook("gate", x, None, EarlierRows()) - expected).abs().max() < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_a_row_with_its_papers_convolution_is_certified(name):
-    row, *words = name.split()
-    assert certify(certificate_config(row, ["model.num_layers=1", *words])).holds
 
 
 def test_smear_and_key_offset_by_hand():
@@ -172,17 +150,6 @@ def test_the_embedding_that_smear_looks_back_at_is_counted_once():
         model.hidden(random_tokens(9), caches=caches)
     held = [sum(x.numel() * x.element_size() for x in cache.rows.values()) for cache in caches]
     assert held == [4 * C, 0] and cache_size(model.architecture).state_bytes == 4 * C
-
-
-def test_the_products_of_a_convolution_are_counted():
-    nope, canon, smear = (built(name).architecture for name in ("nope", "canon_nope", "smear_nope"))
-    layers = canon.model.num_layers
-    for name, channels in zip(OPTIONAL, (HKV * D, HKV * D // 2), strict=True):
-        pair = (forward_flops_per_token(built(words).architecture, VOCAB, 128) for words in (name, name.split()[0]))
-        assert next(pair) - next(pair) == layers * 2 * int(name[-1]) * channels
-    flops = [forward_flops_per_token(architecture, VOCAB, 128) for architecture in (nope, canon, smear)]
-    assert flops[1] - flops[0] == layers * 2 * 4 * (C + (H + 2 * HKV) * D)
-    assert flops[2] - flops[0] == pytest.approx(2 * (24 + C))
 
 
 @pytest.mark.parametrize(

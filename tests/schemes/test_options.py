@@ -9,8 +9,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.schemes import SCHEMES, Placement, Scheme, Shape, build_scheme
-from posbench.schemes.rotary import Rotary
+from posbench.schemes import SCHEMES, Shape, build_scheme
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
 from tests.schemes.trials import trial
 
@@ -85,15 +84,6 @@ def test_an_odd_width_has_no_pairs_for_sines():
     assert "model.d_model=33 is odd" in refusal(SchemeConfig("mine", "sinusoidal"), Shape(33, 1, 1, 16))
 
 
-def test_the_base_class_unchanged_is_nope_and_so_is_a_rotation_of_no_site():
-    assert SCHEMES["nope"] is Scheme
-    x = torch.randn(2, 4, 5, 16)
-    for scheme in (Scheme(SHAPE), Rotary(SHAPE, [])):
-        pos = scheme.prepare(torch.arange(5), 5)
-        assert scheme.is_relative and all(getattr(scheme, hook)(x, pos) is x for hook in ("embed", "q", "k", "v", "o"))
-        assert scheme.gate(x, pos) is None and scheme.bias(x, x, None, Placement(pos, 0, 0, 5)) is None
-
-
 LEARNED, NOPE = ({"name": name, "kind": name} for name in ("learned", "nope"))
 
 
@@ -141,7 +131,7 @@ def test_a_package_registers_a_scheme_by_its_entry_point(monkeypatch):
     assert type(build_scheme(row, SHAPE)[0]).__name__ == "Kinked"
 
 
-def test_factors_of_another_length_are_refused() -> None:
+def test_factors_of_another_length_are_refused():
     words = ["scheme=qk_rope", "model.head_dim=16"]
     lists = "short_factor: [1, 1, 1, 1], long_factor: [1, 1, 1, 1]"
     rescale = f"scheme.rescale={{rope_type: longrope, factor: 2, original_max_position_embeddings: 32, {lists}}}"

@@ -1,51 +1,17 @@
 """Schemes of one's own, for tests to name as `trials.py:Class`: each a trial of the seam in a few lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from posbench.config import SchemeConfig
-from posbench.schemes import Scheme, Turn, turn
+from posbench.schemes import Scheme
 
 
 def trial(name, *, attention=None, **options):
     """Return the configuration of a scheme class of this file."""
     return SchemeConfig(name.lower(), f"{Path(__file__)}:{name}", options, attention or {})
-
-
-class Turned(Scheme):
-    """Gates of `heads` heads that turn queries and keys (`locate`) and also fade what is far (`bias`)."""
-
-    per_layer = True
-
-    def __init__(self, shape, heads=1):
-        super().__init__(shape)
-        self.heads, self.w = heads, self.normal(heads * 2, shape.d_model)
-
-    def gate(self, x, pos):
-        return (
-            nn.functional.softplus(x.to(self.w.dtype) @ self.w.T)
-            .double()
-            .unflatten(-1, (self.heads, 2))
-            .transpose(1, 2)
-        )
-
-    def locate(self, pos, gates):
-        angles = gates.sum_at_query[..., :1] / torch.arange(1, self.shape.head_dim // 2 + 1)
-        return Turn(angles.cos(), angles.sin())
-
-    def q(self, x, pos):
-        return turn(x, pos)
-
-    k = q
-
-    def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: (
-            (gates.sum_at_key[b, h, j, 1] - gates.sum_at_query[b, h, i, 1]) * gates.at_key[b, h, j, 0]
-        )
 
 
 class Back(Scheme):
@@ -314,29 +280,6 @@ class BumpByQuery(Scheme):
 
     def q(self, x, pos):
         return x + (pos[: x.shape[2], None] * 0.001).sin().to(x.dtype)
-
-
-class Sharp(Scheme):
-    """Rotations whose cosines and sines are mixed with large numbers: a good scheme that makes large scores."""
-
-    keeps_norms = False
-    is_relative = False
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.mix = self.normal(shape.head_dim // 2, shape.head_dim // 2)
-
-    def prepare(self, pos, length):
-        pairs = torch.arange(self.shape.head_dim // 2, dtype=torch.float64)
-        angles = pos[..., None] * 10000.0 ** (-pairs / len(pairs))
-        return angles.cos(), angles.sin()
-
-    def q(self, x, pos):
-        cos, sin = (part.to(self.mix.dtype) @ (15 * self.mix) for part in pos)
-        a, b = x.to(self.mix.dtype).chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
-
-    k = q
 
 
 class Rounds(Scheme):

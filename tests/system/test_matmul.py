@@ -1,7 +1,5 @@
 """Products by weights through oneDNN against torch's own, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ from posbench.system import matmul
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("width", "out"), [(24, 10), (10, 24)])
-def test_onednn_gives_the_same_products(compiled: bool, width: int, out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_gives_the_same_products(compiled, width, out, monkeypatch):
     monkeypatch.setattr(matmul, "ONEDNN_IS_FASTER", True)
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(*shape, generator=generator) for shape in ((3, 7, width), (out, width), (out,), (3, 7, out))]

@@ -1,11 +1,9 @@
 """`posbench bench` times schemes, and optimizers if several are named."""
 
-from __future__ import annotations
-
 from posbench.tools.bench import bench_training, contenders
 
 
-def test_each_scheme_is_timed_with_each_optimizer() -> None:
+def test_each_scheme_is_timed_with_each_optimizer():
     assert contenders(["model=tiny"], ["nope"]) == {"nope": ["model=tiny", "scheme=nope"]}
     words = ["train.optimizer=adamw,muon", "model=tiny"]
     assert contenders(words, ["nope", "alibi"]) == {

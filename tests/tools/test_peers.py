@@ -1,7 +1,5 @@
 """The benchmark beside other libraries times the step that training takes, at the speed that training has."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -28,7 +26,7 @@ print(result["contenders"]["posbench qk_rope"]["most"] / alone)
 
 
 @pytest.mark.slow
-def test_it_measures_what_training_does() -> None:
+def test_it_measures_what_training_does():
     """While the threads that had drawn weights stayed alive, the ratio was 0.5."""
     ratio = float(subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout)
     assert ratio == pytest.approx(1, abs=0.15)

@@ -1,13 +1,10 @@
 """Reference vectors: equal to transformers and to our hooks, and ports that are wrong in known ways are named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,12 +22,9 @@ from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from posbench.config import ConfigError, SchemeConfig
-from posbench.schemes import Placement, Scheme, Shape, build_scheme
-from posbench.schemes.alibi import slopes
-from posbench.schemes.t5 import buckets_of
+from posbench.config import ConfigError
 from posbench.tools.vectors.publishing import Sizes, chosen, write
-from tests.cli.commands import Give, posbench  # noqa: F401
+from tests.cli.commands import posbench  # noqa: F401
 from tests.rows import Float64
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +38,7 @@ ROTATED = ["default", "linear", "dynamic", "yarn", "yarn_mscale", "yarn_untrunca
 # ---------------------------------------------------------------- the published file
 
 
-def test_published_values_do_not_change(tmp_path: Path) -> None:
+def test_published_values_do_not_change(tmp_path):
     """Libraries of other machines may round the last bits differently, so values computed again are not bytes."""
     sums = dict(line.split()[::-1] for line in (PUBLISHED / "SHA256SUMS").read_text().splitlines())
     for name, digest in sums.items():
@@ -63,34 +57,26 @@ def test_published_values_do_not_change(tmp_path: Path) -> None:
     assert written["entries"].keys() == ABOUT["entries"].keys() and written["mistakes"] == ABOUT["mistakes"]
 
 
-def test_inputs_are_exact_in_every_format() -> None:
-    for name in ("q", "k", "v", "sinks"):
-        tensor = torch.from_numpy(RIGHT[name])
-        assert 1 < tensor.abs().max() <= 2
-        for dtype in (torch.bfloat16, torch.float16):
-            assert torch.equal(tensor.to(dtype).float(), tensor)
-
-
 # ---------------------------------------------------------------- transformers
 
 
-def inputs(name: str) -> torch.Tensor:
+def inputs(name):
     return torch.from_numpy(RIGHT[name]).double()[None]
 
 
-def close(name: str, theirs: torch.Tensor, limit: float = 1e-9) -> bool:
+def close(name, theirs, limit=1e-9):
     """Return whether a tensor [1, heads, T, .] is the published one."""
     return bool(np.abs(theirs[0].numpy() - RIGHT[name]).max() < limit)
 
 
-def cos_and_sin(width: int, base: float = 10000.0) -> tuple[torch.Tensor, torch.Tensor]:
+def cos_and_sin(width, base=10000.0):
     """Return cosines and sines [1, T, width / 2] in float64."""
     angles = torch.from_numpy(POSITIONS).double()[:, None] / base ** (torch.arange(0, width, 2).double() / width)
     return angles.cos()[None], angles.sin()[None]
 
 
 @pytest.fixture
-def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_float64(monkeypatch):
     """Let transformers compute angles in float64."""
     monkeypatch.setattr(modeling_llama, "torch", Float64())
     monkeypatch.setattr(rope_utils, "torch", Float64())
@@ -100,7 +86,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("entry", [*ROTATED, "proportional"])
-def test_rope_types_are_those_of_transformers(entry: str, in_float64: None) -> None:
+def test_rope_types_are_those_of_transformers(entry, in_float64):
     parameters = ABOUT["entries"][entry]["settings"]["rope_parameters"]
     length = 4096 if entry == "dynamic" else LENGTH
     config = LlamaConfig(
@@ -120,7 +106,7 @@ def test_rope_types_are_those_of_transformers(entry: str, in_float64: None) -> N
     assert close(f"{entry}.scores", scores.tril(), limit)
 
 
-def test_layouts_are_those_of_gptj_gpt_neox_and_deepseek() -> None:
+def test_layouts_are_those_of_gptj_gpt_neox_and_deepseek():
     cos, sin = cos_and_sin(D)
     for name in ("q", "k"):
         theirs = modeling_gptj.apply_rotary_pos_emb(inputs(name).transpose(1, 2), sin, cos)
@@ -134,12 +120,12 @@ def test_layouts_are_those_of_gptj_gpt_neox_and_deepseek() -> None:
         assert close(f"last_quarter.{name}", modeling_deepseek_v4.apply_rotary_pos_emb(inputs(name), cos, sin))
 
 
-def test_outputs_and_sinks_are_those_of_gpt_oss_and_deepseek() -> None:
+def test_outputs_and_sinks_are_those_of_gpt_oss_and_deepseek():
     T = len(POSITIONS)
     later = torch.full((T, T), -torch.inf).triu(1)
     layer = SimpleNamespace(num_key_value_groups=2, sinks=inputs("sinks")[0], training=False)
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q, k, v):
         return modeling_gpt_oss.eager_attention_forward(layer, q, k, v, later, D**-0.5)[0].transpose(1, 2)
 
     assert close("sinks.o", attend(inputs("q"), inputs("k"), inputs("v")))
@@ -150,7 +136,7 @@ def test_outputs_and_sinks_are_those_of_gpt_oss_and_deepseek() -> None:
     assert close("deepseek_v4.o", o, 1e-6)  # it rotates in float32
 
 
-def test_biases_are_those_of_bloom_and_t5() -> None:
+def test_biases_are_those_of_bloom_and_t5():
     for heads in (8, 12, 129):
         theirs = BloomModel.build_alibi_tensor(None, torch.ones(1, 2), heads, torch.float32).view(heads, 2)[:, 1]
         assert np.allclose(RIGHT[f"alibi_{heads}.slopes"], theirs.numpy(), rtol=1e-6, atol=0)
@@ -162,62 +148,10 @@ def test_biases_are_those_of_bloom_and_t5() -> None:
 # ---------------------------------------------------------------- our hooks
 
 
-def hooks(kind: str, **options: object) -> Scheme:
-    shape = Shape(d_model=256, num_heads=4, num_kv_heads=2, head_dim=D, context_length=4096)
-    return build_scheme(SchemeConfig("mine", kind, options), shape).double()[0]  # type: ignore[return-value]
-
-
-def our_rotation(entry: str, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Return the tensors of an entry on q and k, with YaRN's factor moved from q to both q and k."""
-    pos = scheme.prepare(torch.from_numpy(POSITIONS), LENGTH)
-    q, k = scheme.q(inputs("q"), pos), scheme.k(inputs("k"), pos)
-    scores = (q @ k.repeat_interleave(2, 1).mT / 8).tril()
-    factor = getattr(pos, "temperature", torch.tensor(1.0)) ** 0.5
-    return {f"{entry}.q": q[0] / factor, f"{entry}.k": k[0] * factor, f"{entry}.scores": scores[0]}
-
-
-def our_values() -> dict[str, torch.Tensor]:
-    """Return the entries that the hooks of our schemes compute: all but other layouts of channels, and sinks."""
-    values: dict[str, torch.Tensor] = {}
-    for entry in ROTATED:
-        parameters = dict(ABOUT["entries"][entry]["settings"]["rope_parameters"])
-        base, _ = parameters.pop("rope_theta"), parameters.pop("partial_rotary_factor")
-        rescale = None if entry == "default" else parameters
-        values |= our_rotation(entry, hooks("rotary", sites=["q", "k"], base=base, rescale=rescale))
-    values |= our_rotation("proportional", hooks("p_rope", sites=["q", "k"], base=1e6, fraction=0.25))
-    values |= our_rotation("first_quarter", hooks("partial_rotary", sites=["q", "k"], fraction=0.25))
-    scheme = hooks("rotary", sites=["v", "o"])
-    pos = scheme.prepare(torch.from_numpy(POSITIONS), LENGTH)
-    v = scheme.v(inputs("v"), pos)
-    scores = inputs("q") @ inputs("k").repeat_interleave(2, 1).mT / 8
-    masked = scores.masked_fill(torch.ones(5, 5).triu(1) == 1, -torch.inf)
-    values |= {"vo.v": v[0], "vo.o": scheme.o(masked.softmax(-1) @ v.repeat_interleave(2, 1), pos)[0]}
-    scheme = hooks("xpos")
-    pos = scheme.prepare(torch.from_numpy(POSITIONS), LENGTH)
-    decayed = scheme.q(inputs("q"), pos) @ scheme.k(inputs("k"), pos).repeat_interleave(2, 1).mT / 8
-    values["xpos.scores"] = decayed[0].tril()
-    scheme = hooks("alibi")
-    positions = torch.from_numpy(POSITIONS)[None]
-    bias = scheme.bias(inputs("q"), inputs("k"), None, Placement(None, 0, 0, LENGTH, positions))
-    index = torch.arange(5)
-    zero, heads = torch.tensor(0), torch.arange(4)[:, None, None]
-    values["alibi.scores"] = scores[0] + bias(zero, heads, index[:, None], index)
-    values |= {f"alibi_{heads}.slopes": slopes(heads) for heads in (8, 12, 129)}
-    values["t5.buckets"] = buckets_of(torch.from_numpy(RIGHT["distances"]), 32, 128)
-    return values
-
-
-def test_our_hooks_pass_the_check(posbench: Give) -> None:  # noqa: F811
-    save_torch({name: tensor.contiguous() for name, tensor in our_values().items()}, "ours.safetensors")
-    result = posbench("vectors", "--check", "ours.safetensors")
-    assert result.status == 0, result.out
-    assert "17 of 17 entries are right; 4 are not in ours.safetensors" in result.out
-
-
 # ---------------------------------------------------------------- ports that are wrong
 
 
-def turned(x: np.ndarray, frequencies: np.ndarray, back: bool = False) -> np.ndarray:
+def turned(x, frequencies, back=False):
     """Return x [heads, T, r] rotated as complex numbers, pairs (t, t + r/2), as a port would."""
     half = x.shape[-1] // 2
     angles = POSITIONS[:, None] * frequencies
@@ -225,11 +159,11 @@ def turned(x: np.ndarray, frequencies: np.ndarray, back: bool = False) -> np.nda
     return np.concatenate((z.real, z.imag), axis=-1)
 
 
-def frequencies_of(width: int, base: float = 10000.0) -> np.ndarray:
+def frequencies_of(width, base=10000.0):
     return np.asarray(base ** (-np.arange(0, width, 2) / width))
 
 
-def adjacent_pairs() -> dict[str, np.ndarray]:
+def adjacent_pairs():
     order = [*range(0, D, 2), *range(1, D, 2)]
     values = {}
     for name in ("q", "k"):
@@ -238,41 +172,18 @@ def adjacent_pairs() -> dict[str, np.ndarray]:
     return {f"default.{name}": array for name, array in values.items()}
 
 
-def missing_inverse() -> dict[str, np.ndarray]:
+def missing_inverse():
     v = np.repeat(turned(RIGHT["v"], frequencies_of(D)), 2, axis=0)
     scores = RIGHT["q"].astype(float) @ np.repeat(RIGHT["k"], 2, axis=0).transpose(0, 2, 1) / 8
     weights = np.tril(np.exp(scores))
     return {"vo.o": weights / weights.sum(-1, keepdims=True) @ v}
 
 
-def bfloat16_frequencies() -> dict[str, np.ndarray]:
-    rounded = torch.from_numpy(frequencies_of(D)).to(torch.bfloat16).double().numpy()
-    return {f"default.{name}": turned(RIGHT[name], rounded).astype(np.float32) for name in ("q", "k")}
-
-
-def sines_of_one() -> dict[str, np.ndarray]:
-    angles = POSITIONS[:, None] * frequencies_of(D, 1e6)[:8]
-    cos = np.pad(np.cos(angles), ((0, 0), (0, 24)), constant_values=1)
-    sin = np.pad(np.sin(angles), ((0, 0), (0, 24)), constant_values=1)
-    first, second = np.split(RIGHT["q"], 2, axis=-1)
-    return {"proportional.q": np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)}
-
-
-def first_channels() -> dict[str, np.ndarray]:
-    values = {}
-    for name in ("q", "k"):
-        x = RIGHT[name].astype(float)
-        z = (x[..., :16:2] + 1j * x[..., 1:16:2]) * np.exp(1j * POSITIONS[:, None] * frequencies_of(16))
-        x[..., :16:2], x[..., 1:16:2] = z.real, z.imag
-        values[f"last_quarter.{name}"] = x
-    return values
-
-
-PORTS = [adjacent_pairs, missing_inverse, bfloat16_frequencies, sines_of_one, first_channels]
+PORTS = [adjacent_pairs, missing_inverse]
 
 
 @pytest.mark.parametrize("port", PORTS, ids=lambda port: port.__name__)
-def test_wrong_ports_are_named(port, posbench: Give) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_wrong_ports_are_named(port, posbench):  # noqa: F811
     """By the command, and by the script in the documents, which knows only distances."""
     values = port()
     save_file(values, "mine.safetensors")
@@ -285,7 +196,7 @@ def test_wrong_ports_are_named(port, posbench: Give) -> None:  # type: ignore[no
     assert (checked.returncode, checked.stdout) == (1, f"{entry} looks like {port.__name__}\n")
 
 
-def test_the_page_can_be_followed_without_posbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_can_be_followed_without_posbench(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "vectors.md").read_text(encoding="utf-8")
     assert len(page.split()) <= 500
     for name in ("positions-1.safetensors", "positions-1.json", "check.py"):
@@ -306,17 +217,7 @@ def test_the_page_can_be_followed_without_posbench(tmp_path: Path, monkeypatch: 
     assert checked.returncode == 1 and "['query'] are no names of entries" in checked.stderr
 
 
-def test_every_mistake_is_told_from_the_others_of_its_entry() -> None:
-    """By distances alone; `dynamic` taken for short is not rescaled."""
-    for name, entry in ABOUT["entries"].items():
-        listed = {mistake: json.dumps(distances) for mistake, distances in entry["mistakes"].items()}
-        same = {mistake for mistake, text in listed.items() if list(listed.values()).count(text) > 1}
-        assert same == ({"not_rescaled", "short_input"} if name == "dynamic" else set())
-        assert set(listed) <= set(ABOUT["mistakes"])
-    assert ABOUT["entries"]["default"]["mistakes"]["adjacent_pairs"]["q"][-1] == 1.43
-
-
-def test_float32_angles_are_right_and_bfloat16_values_with_their_rounding(posbench: Give) -> None:  # noqa: F811
+def test_float32_angles_are_right_and_bfloat16_values_with_their_rounding(posbench):  # noqa: F811
     angles = torch.from_numpy(POSITIONS).float()[:, None] * torch.from_numpy(frequencies_of(D)).float()
     first, second = torch.from_numpy(RIGHT["q"]).chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
@@ -330,7 +231,7 @@ def test_float32_angles_are_right_and_bfloat16_values_with_their_rounding(posben
     assert posbench("vectors", "--check", "bfloat16.safetensors", "--rounding", "1e-2").status == 0
 
 
-def test_unknown_mistakes_say_where_they_begin(posbench: Give) -> None:  # noqa: F811
+def test_unknown_mistakes_say_where_they_begin(posbench):  # noqa: F811
     q = RIGHT["default.q"].copy()
     q[1, 2, 5] += 0.5
     later = np.triu(np.full((5, 5), -np.inf), 1)
@@ -345,7 +246,7 @@ def test_unknown_mistakes_say_where_they_begin(posbench: Give) -> None:  # noqa:
     assert result.status == 1 and "q has shape [4, 5, 32] and must have [4, 5, 64]" in result.out
 
 
-def test_other_sizes_and_some_entries(posbench: Give) -> None:  # noqa: F811
+def test_other_sizes_and_some_entries(posbench):  # noqa: F811
     sizes = ("--heads", "3", "--kv-heads", "1", "--head-dim", "32", "--positions", "0,7,300", "--schemes", "yarn,t5")
     written = posbench("vectors", "out", *sizes)
     assert written.status == 0 and "out/positions-1.safetensors: " in written.out
@@ -367,11 +268,11 @@ def test_other_sizes_and_some_entries(posbench: Give) -> None:  # noqa: F811
         (("--check", "missing.safetensors"), "missing.safetensors is no file"),
     ],
 )
-def test_refusals_say_what_to_do(words: tuple[str, ...], message: str, posbench: Give) -> None:  # noqa: F811
+def test_refusals_say_what_to_do(words, message, posbench):  # noqa: F811
     assert message in posbench("vectors", *words).refusal
 
 
-def test_files_that_cannot_be_checked_are_refused(posbench: Give) -> None:  # noqa: F811
+def test_files_that_cannot_be_checked_are_refused(posbench):  # noqa: F811
     Path("text.safetensors").write_text("not tensors, but long enough for a header")
     assert "is not safetensors" in posbench("vectors", "--check", "text.safetensors").refusal
     save_file({"q_out": np.ones(3)}, "mine.safetensors")

@@ -1,7 +1,5 @@
 """A run on several processes (gloo, on CPUs) has the same batches and losses, and resumes on any number of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -13,21 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from posbench import compose, load_run
 from posbench.config import ConfigError
-from posbench.runs import Run
 from posbench.training import train
-from posbench.training.processes import Processes, ProcessGroup, check_divides
+from posbench.training.processes import check_divides
 
 STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def words(tmp_path_factory):
     """Return the overrides of a tiny run on a small text, float32, two micro-batches a step."""
     folder = tmp_path_factory.mktemp("distributed")
     random = np.random.default_rng(0)
@@ -45,35 +40,35 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(words: list[str]) -> Run:
+def alone(words):
     """Return the run on one process."""
     return train(compose([*words, "experiment_name=alone"]))
 
 
-def command(words: list[str], name: str, nproc: int, strategy: str) -> list[str]:
+def command(words, name, nproc, strategy):
     """Return the command `torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}", f"launch.strategy={strategy}"]
 
 
-def environment() -> dict[str, str]:
+def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def column(run: Run, name: str, kind: str = "train") -> list[float]:
+def column(run, name, kind="train"):
     metrics = run.metrics
     return list(metrics[metrics["kind"] == kind][name])
 
 
-def losses(run: Run) -> list[float]:
+def losses(run):
     return column(run, "loss")
 
 
-def folder_of(words: list[str], name: str) -> Path:
+def folder_of(words, name):
     return Path(compose([*words, f"experiment_name={name}"]).runs_dir) / name / "qkvo_rope/seed=0"
 
 
-def assert_same(run: Run, alone: Run) -> None:
+def assert_same(run, alone):
     """Check that both runs have equal batches and that their losses agree."""
     assert run.manifest.fingerprints.batches == alone.manifest.fingerprints.batches
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(alone))).max() < 1e-5
@@ -89,20 +84,8 @@ def assert_same(run: Run, alone: Run) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_that_share_the_parameters_begin_with_another_runs_weights(words: list[str], alone: Run) -> None:
-    overrides = [word for word in words if not word.startswith(("model", "scheme", "train.steps"))]
-    overrides += ["scheme=nope", f"train.from_run={alone.path}", "train.steps=4"]
-    expected = train(compose([*overrides, "experiment_name=one"]))
-    subprocess.run(command(overrides, "two", 2, "fsdp"), check=True, capture_output=True, env=environment())
-    shared = load_run(Path(compose([*overrides, "experiment_name=two"]).runs_dir, "two", *expected.path.parts[-2:]))
-    assert losses(shared) == pytest.approx(losses(expected), abs=1e-5)
-    assert column(shared, "loss", "validation")[0] == pytest.approx(column(expected, "loss", "validation")[0], abs=1e-6)
-    assert shared.manifest.continued == expected.manifest.continued
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_several_processes_train_as_one(words: list[str], alone: Run, strategy: str) -> None:
+def test_several_processes_train_as_one(words, alone, strategy):
     done = subprocess.run(
         command(words, strategy, 2, strategy), capture_output=True, text=True, env=environment(), timeout=300
     )
@@ -115,7 +98,7 @@ def test_several_processes_train_as_one(words: list[str], alone: Run, strategy: 
 
 
 @pytest.mark.slow
-def test_two_processes_train_with_muon_as_one(words: list[str]) -> None:
+def test_two_processes_train_with_muon_as_one(words):
     words = [*words, "train.optimizer=muon", "train.steps=12"]
     done = subprocess.run(
         command(words, "muon", 2, "ddp"), capture_output=True, text=True, env=environment(), timeout=300
@@ -127,7 +110,7 @@ def test_two_processes_train_with_muon_as_one(words: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_train_on_a_task_as_one(tmp_path: Path) -> None:
+def test_several_processes_train_on_a_task_as_one(tmp_path):
     """Each has other numbers of answers, and the loss is of all of them."""
     words = ["data=copy", "scheme=qkvo_rope", "model=tiny", "train.steps=10", "train.batch_size=8", "train.log_every=1"]
     words += ["train.accumulation=2", "train.validation_tokens=400", "tracking=none", f"runs_dir={tmp_path}"]
@@ -142,14 +125,14 @@ def test_several_processes_train_on_a_task_as_one(tmp_path: Path) -> None:
     assert abs(run.manifest.loss - whole.manifest.loss) < 1e-6
 
 
-def until(condition: object, seconds: float = 120) -> None:
+def until(condition, seconds=120):
     began = time.monotonic()
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() - began < seconds
         time.sleep(0.05)
 
 
-def workers(pid: int) -> dict[int, int]:
+def workers(pid):
     """Return the process id of each rank that the torchrun `pid` started."""
     pids = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -165,7 +148,7 @@ def workers(pid: int) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="workers are found by /proc")
-def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words: list[str], alone: Run) -> None:
+def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words, alone):
     started = subprocess.Popen(
         command(words, "killed", 2, "fsdp"), stderr=subprocess.PIPE, text=True, env=environment()
     )
@@ -182,7 +165,7 @@ def test_a_killed_rank_ends_the_run_which_goes_on_in_one_process(words: list[str
 
 
 @pytest.mark.slow
-def test_a_signal_to_everybody_leaves_a_checkpoint(words: list[str], alone: Run) -> None:
+def test_a_signal_to_everybody_leaves_a_checkpoint(words, alone):
     """Cluster managers signal every process of a job, and torchrun passes on what it hears: that counts as one."""
     started = subprocess.Popen(
         command(words, "stopped", 2, "ddp"),
@@ -214,13 +197,13 @@ with StopSignals("a run", echo_seconds=float(sys.argv[1])) as signals:
 
 
 @pytest.mark.parametrize(("echo", "survived"), [(0.0, 1), (0.5, 2), (5.0, 3)])
-def test_a_signal_that_comes_again_at_once_is_its_echo(echo: float, survived: int) -> None:
+def test_a_signal_that_comes_again_at_once_is_its_echo(echo, survived):
     done = subprocess.run([sys.executable, "-c", TWICE, str(echo)], capture_output=True, text=True, timeout=60)
     assert done.stdout.count("alive") == survived and done.returncode == (0 if survived == 3 else 143)
 
 
 @pytest.mark.slow
-def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
+def test_a_sweep_within_one_process_group_is_refused(words):
     arguments = [sys.executable, "-m", "posbench", "train", *words, "-m", "seed=0,1"]
     done = subprocess.run(
         arguments, capture_output=True, text=True, env={**environment(), "RANK": "0", "WORLD_SIZE": "2"}, timeout=60
@@ -228,17 +211,6 @@ def test_a_sweep_within_one_process_group_is_refused(words: list[str]) -> None:
     assert done.returncode == 2 and "a sweep (-m) cannot run under torchrun" in done.stderr
 
 
-def test_a_batch_that_does_not_divide_among_the_processes_is_refused(words: list[str]) -> None:
+def test_a_batch_that_does_not_divide_among_the_processes_is_refused(words):
     with pytest.raises(ConfigError, match="do not divide among 3 processes: take a multiple of 6"):
         check_divides(compose(words), 3)
-
-
-@given(size=st.integers(1, 6), rows=st.integers(1, 5))
-def test_shares_are_the_batch(size: int, rows: int) -> None:
-    part = torch.arange(size * rows)
-    shares = []
-    for rank in range(size):
-        member = ProcessGroup.__new__(ProcessGroup)
-        member.rank, member.size = rank, size
-        shares.append(member.share_of(part))
-    assert torch.equal(torch.cat(shares), part) and torch.equal(Processes().share_of(part), part)

@@ -1,11 +1,7 @@
 """A run that begins with another model's weights, under its own scheme or another."""
 
-from __future__ import annotations
-
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,22 +10,18 @@ import torch
 from posbench.analysis.agreement import disagreements
 from posbench.analysis.table import results
 from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture
 from posbench.runs import Run
-from posbench.runs.finding import pack_experiment
-from posbench.system.signals import Stopped
 from posbench.training import train
 from tests.conftest import small_run
-from tests.training.conftest import after_step
 
-Make = Callable[..., Config]
 STEPS = ["train.steps=4", "train.lr=1e-2"]
 STILL = ["train.lr=1e-12", "train.weight_decay=0"]  # weights stay as they are
 
 
 @pytest.fixture(scope="session")
-def _trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _trained(documents, cache, tmp_path_factory):
     """Train 12 steps under three schemes, and keep a checkpoint after 8."""
     runs = tmp_path_factory.mktemp("trained") / "runs"
     for scheme in ("qk_rope", "nope", "t5"):
@@ -38,13 +30,13 @@ def _trained(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def runs(_trained: Path, tmp_path: Path) -> Path:
+def runs(_trained, tmp_path):
     return Path(shutil.copytree(_trained, tmp_path / "runs"))
 
 
 @pytest.fixture
-def words(documents: Path, cache: Path, runs: Path) -> Callable[..., list[str]]:
-    def make(from_run: str | Path, *more: str) -> list[str]:
+def words(documents, cache, runs):
+    def make(from_run, *more):
         # Leave out the settings of sizes, which come from the run that is continued.
         usual = [word for word in small_run(documents, cache, runs) if not word.startswith("model")]
         return [*usual, *STEPS, f"train.from_run={from_run}", *more]
@@ -52,14 +44,11 @@ def words(documents: Path, cache: Path, runs: Path) -> Callable[..., list[str]]:
     return make
 
 
-Words = Callable[..., list[str]]
-
-
-def losses(run: Run) -> dict[int, float]:
+def losses(run):
     return {row["step"]: row["loss"] for row in run.logged if row["kind"] == "validation"}
 
 
-def test_it_begins_where_the_other_run_ended(runs: Path, words: Words) -> None:
+def test_it_begins_where_the_other_run_ended(runs, words):
     source = Run(runs / "demo/qk_rope/seed=0")
     run = train(compose(words(source.path, "scheme=qk_rope")))
     assert run.path.parent.name == "qk_rope_then_qk_rope"
@@ -74,7 +63,7 @@ def test_it_begins_where_the_other_run_ended(runs: Path, words: Words) -> None:
     assert run.load_model().embedding.weight.shape == source.load_model().embedding.weight.shape
 
 
-def test_under_another_scheme_it_begins_as_that_reads_the_weights(runs: Path, words: Words) -> None:
+def test_under_another_scheme_it_begins_as_that_reads_the_weights(runs, words):
     source = Run(runs / "demo/qk_rope/seed=0")
     run = train(compose(words("demo/qk_rope", "scheme=nope", *STILL)))  # a row: its run of the same seed
     tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -85,7 +74,7 @@ def test_under_another_scheme_it_begins_as_that_reads_the_weights(runs: Path, wo
     assert (logits - rotated).abs().max() > 1e-3
 
 
-def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has_read(runs: Path, words: Words) -> None:
+def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has_read(runs, words):
     """This makes three runs comparable: trained with rotations, without, and without only at the end."""
     checkpoint = runs / "demo/qk_rope/seed=0/checkpoints/step=00000008"
     run = train(compose(words(checkpoint, "scheme=nope", "train.schedule=constant", "train.warmup_ratio=0")))
@@ -101,7 +90,7 @@ def test_the_last_steps_under_another_scheme_read_what_a_run_trained_through_has
 
 
 @pytest.mark.slow
-def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs: Path, words: Words) -> None:
+def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs, words):
     names = Run(runs / "demo/t5/seed=0").load_weights()
     same = train(compose(words("demo/t5", "scheme=t5", *STILL))).load_weights()
     scheme_names = [name for name in names if name.startswith("scheme.")]
@@ -112,24 +101,7 @@ def test_parameters_of_the_scheme_are_taken_over_where_both_have_them(runs: Path
     assert without.keys() == names.keys() - {*scheme_names}
 
 
-@pytest.mark.slow
-def test_one_that_was_cut_off_ends_with_the_same_bytes(runs: Path, words: Words) -> None:
-    def config(name: str) -> Config:
-        return compose(words("demo/qk_rope", "scheme=nope", f"experiment_name={name}", "train.checkpoint_every=1"))
-
-    def interrupt() -> None:
-        raise Stopped(2, "now")
-
-    whole = train(config("whole"))
-    with pytest.raises(Stopped):
-        train(config("cut"), observe=after_step(2, interrupt))
-    resumed = train(config("cut"))
-    assert resumed.manifest.weights == whole.manifest.weights
-    prints = [replace(run.manifest.fingerprints, code="") for run in (whole, resumed)]
-    assert prints[0] == prints[1]
-
-
-def test_with_other_windows_it_stands_in_no_table_with_its_source(runs: Path, words: Words) -> None:
+def test_with_other_windows_it_stands_in_no_table_with_its_source(runs, words):
     run = train(compose(words("demo/qk_rope", "scheme=nope", "train.context_length=64")))
     assert run.manifest.identity["train.context_length"] == 64
     again = train(compose(words(run.path, "scheme=nope", "train.context_length=64", "experiment_name=again")))
@@ -138,26 +110,14 @@ def test_with_other_windows_it_stands_in_no_table_with_its_source(runs: Path, wo
     assert again.manifest.training_flops == pytest.approx(run.manifest.training_flops + 4 * 256 * per_token)
 
 
-def test_a_pack_of_its_weights_is_another_source(runs: Path, words: Words, tmp_path: Path) -> None:
-    place = Path(shutil.copytree(runs / "demo", tmp_path / "packed/demo"))
-    pack_experiment(place, None, pytest.fail, True)
-    shutil.rmtree(place)
-    folder, packed = (
-        train(compose(words(path, "scheme=nope", f"experiment_name={name}")))
-        for name, path in (("a", runs / "demo/qk_rope/seed=0"), ("b", place / "qk_rope/seed=0"))
-    )
-    assert packed.manifest.continued["weights"] != folder.manifest.continued["weights"]
-    assert packed.manifest.fingerprints.batches == folder.manifest.fingerprints.batches
-
-
-def test_another_source_is_another_run(runs: Path, words: Words) -> None:
+def test_another_source_is_another_run(runs, words):
     train(compose(words("demo/qk_rope", "scheme=nope", "scheme.name=mine")))
     with pytest.raises(ConfigError, match=r"train.from_run: [0-9a-f]{12} -> [0-9a-f]{12}"):
         train(compose(words("demo/nope", "scheme=nope", "scheme.name=mine")))
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(runs, words, tmp_path):
     with pytest.raises(ConfigError, match=r"leave out model\.d_model=64"):
         compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
     with pytest.raises(ConfigError, match="no run or experiment 'demo/absent'"):
@@ -180,21 +140,21 @@ def test_what_does_not_fit_is_refused(runs: Path, words: Words, tmp_path: Path) 
         compose(words(tmp_path / "gpt2", "scheme=nope"))
 
 
-def test_without_a_scheme_it_goes_on_under_its_own(runs: Path, words: Words) -> None:
+def test_without_a_scheme_it_goes_on_under_its_own(runs, words):
     config = compose(words("demo/nope"))
     assert (config.scheme.kind, config.scheme.name) == ("nope", "nope_then_nope")
     (path := runs / "demo/nope/seed=0/run.json").write_text(path.read_text().replace('"nope"', '"t5_then_nope"'))
     assert compose(words("demo/nope")).scheme.name == "t5_then_nope_then_nope"
 
 
-def test_a_shell_completes_the_path_with_its_seed(runs: Path, words: Words) -> None:
+def test_a_shell_completes_the_path_with_its_seed(runs, words):
     path = runs / "demo/nope/seed=0"
     config = compose(words(f"{path}/", "scheme=qk_rope"))
     assert config.train.from_run == f"{path}/" and config.scheme.name == "nope_then_qk_rope"
 
 
 @pytest.mark.slow
-def test_a_loss_above_the_first_is_not_divergence(runs: Path, words: Words) -> None:
+def test_a_loss_above_the_first_is_not_divergence(runs, words):
     run = train(compose(words("demo/qk_rope", "scheme=qk_rope", "train.lr=0.5", "scheme.name=worse")))
     assert losses(run)[4] > losses(run)[0]
     row = results(runs / "demo/worse").iloc[0]
@@ -206,11 +166,11 @@ def test_a_loss_above_the_first_is_not_divergence(runs: Path, words: Words) -> N
 LONGER = ["train.context_length=128", "train.batch_size=1"]  # the source was trained at 32
 
 
-def frequencies(run: Run, length: int, *under: str) -> torch.Tensor:
+def frequencies(run, length, *under):
     return run.load_model(under).scheme.first.angles(torch.ones(1), length)[0]
 
 
-def yarn_by_hand(width: int, L: int, s: float) -> list[float]:
+def yarn_by_hand(width, L, s):
     """YaRN's frequencies (arXiv 2309.00071): with r turns in L tokens, w / s below 1 turn and w above 32 turns."""
     rescaled = []
     for t in range(width // 2):
@@ -221,9 +181,7 @@ def yarn_by_hand(width: int, L: int, s: float) -> list[float]:
 
 
 @pytest.mark.parametrize("more", [[], ["scheme.factor=4"], ["scheme=qk_rope"]])
-def test_yarn_extends_the_context_of_the_run_that_is_continued(
-    more: list[str], runs: Path, words: Words, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_yarn_extends_the_context_of_the_run_that_is_continued(more, runs, words, capsys):
     run = train(compose(words("demo/qk_rope", *LONGER, "scheme.rescale=yarn", *more)))
     scheme = run.config.scheme
     assert (scheme.trained_length, scheme.options["factor"]) == (32, 4)
@@ -241,7 +199,7 @@ def test_yarn_extends_the_context_of_the_run_that_is_continued(
     assert train(compose(words("demo/qk_rope", *LONGER, "scheme.rescale=yarn", *more))).manifest == run.manifest
 
 
-def test_continued_twice_it_keeps_its_rotation_unless_asked_to_rescale_again(runs: Path, words: Words) -> None:
+def test_continued_twice_it_keeps_its_rotation_unless_asked_to_rescale_again(runs, words):
     first = train(
         compose(words("demo/qk_rope", "train.context_length=64", "train.batch_size=2", "scheme.rescale=yarn"))
     )
@@ -256,13 +214,13 @@ def test_continued_twice_it_keeps_its_rotation_unless_asked_to_rescale_again(run
     assert (after.trained_length, after.options["factor"]) == (64, 2)
 
 
-def test_a_factor_that_follows_the_window_stays_so(runs: Path, words: Words) -> None:
+def test_a_factor_that_follows_the_window_stays_so(runs, words):
     scheme = compose(words("demo/qk_rope", *LONGER, "scheme.rescale=dynamic_ntk")).scheme
     assert scheme.trained_length == 32 and "factor" not in scheme.options
 
 
 @pytest.mark.parametrize("scheme", ["hope", "clipped_rope", "fire", "qk_rope_context"])
-def test_formulas_with_the_training_length_keep_it(scheme: str, runs: Path, words: Words) -> None:
+def test_formulas_with_the_training_length_keep_it(scheme, runs, words):
     assert compose(words("demo/qk_rope", *LONGER, f"scheme={scheme}")).scheme.trained_length == 32
     layers = build_architecture(compose(words("demo/qk_rope", *LONGER, f"scheme={scheme}"))).scheme
     source = build_architecture(compose(words("demo/qk_rope", "train.context_length=32", f"scheme={scheme}"))).scheme

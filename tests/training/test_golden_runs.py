@@ -4,18 +4,14 @@ Weights are drawn in float64 and hashed, so they are equal on every machine. Los
 six digits. A change that is meant to move them writes the values that the failing test shows to golden_runs.json.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from posbench.catalogue.choices import choices
-from posbench.config import Config
-from posbench.runs import Run, find_runs
+from posbench.runs import find_runs
 from posbench.runs.fingerprints import comparable_fingerprint, config_fingerprint, identity
 from posbench.training import train
 from posbench.verify import certificate_config
@@ -26,7 +22,7 @@ GOLDEN = json.loads(FILE.read_text())
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 
 
-def summary(run: Run) -> dict[str, object]:
+def summary(run):
     """Return a digest of the initial weights that schemes share, and the logged losses of 12 steps."""
     weights = run.manifest.fingerprints.initial_weights
     losses = [round(row["loss"], 6) for row in run.logged if row["kind"] == "train"]
@@ -34,33 +30,33 @@ def summary(run: Run) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("scheme", rows())
-def test_a_short_run_of_every_scheme_is_what_it_was(scheme: str, config: Callable[..., Config]) -> None:
+def test_a_short_run_of_every_scheme_is_what_it_was(scheme, config):
     layers = max(4, certificate_config(scheme).model.num_layers)  # all schemes of a list that alternates
     now, golden = summary(train(config(f"scheme={scheme}", f"model.num_layers={layers}"))), GOLDEN[scheme]
     assert now["weights"] == golden["weights"]
     assert now["losses"] == pytest.approx(golden["losses"], abs=2e-5)
 
 
-def experiments() -> list[Path]:
+def experiments():
     """Return the folder of each reference experiment whose runs began with initial weights."""
     return sorted({run.path.parents[1] for run in find_runs(REFERENCE) if not run.manifest.continued})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", experiments(), ids=lambda folder: str(folder.relative_to(REFERENCE)))
-def test_a_packed_runs_configuration_has_the_fingerprint_it_had(experiment: Path) -> None:
+def test_a_packed_runs_configuration_has_the_fingerprint_it_had(experiment):
     run = next(run for run in find_runs(experiment) if not run.manifest.continued)
     manifest = run.manifest
     device = {key: manifest.identity[f"device.{key}"] for key in ("type", "dtype", "compiled")}
     assert config_fingerprint(identity(run.config, device)) == config_fingerprint(manifest.identity)
 
 
-def test_a_setting_that_came_later_at_its_default_does_not_part_runs() -> None:
+def test_a_setting_that_came_later_at_its_default_does_not_part_runs():
     identity = find_runs(REFERENCE / "demo_cpu")[0].manifest.identity
     older = {key: value for key, value in identity.items() if key not in ("train.grad_clip", "model.tied_embeddings")}
     assert comparable_fingerprint(older) == comparable_fingerprint(identity)
     assert comparable_fingerprint(identity | {"train.grad_clip": 2.0}) != comparable_fingerprint(identity)
 
 
-def test_every_scheme_has_golden_values() -> None:
+def test_every_scheme_has_golden_values():
     assert set(GOLDEN) == set(choices("scheme"))

@@ -1,30 +1,24 @@
 """A run that goes on from a checkpoint, with its moments and schedule, is the uninterrupted run if nothing changes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.data import dataset_of
-from posbench.runs import Run
 from posbench.training import train
 from posbench.training.loop import Training
 
-Make = Callable[..., Config]
 WSD = ("train.schedule=wsd", "train.decay_ratio=0.5", "train.checkpoint_every=3", "train.keep_checkpoints=9")
 
 
-def checkpoint_of(run: Run, step: int) -> str:
+def checkpoint_of(run, step):
     return f"train.from_run={run.path}/checkpoints/step={step:08d}"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_without_a_change_it_ends_with_the_bytes_of_the_uninterrupted_run(config: Make, optimizer: str) -> None:
+def test_without_a_change_it_ends_with_the_bytes_of_the_uninterrupted_run(config, optimizer):
     words = (*WSD, f"train.optimizer={optimizer}")
     whole = train(config(*words))
     on = train(config(*words, checkpoint_of(whole, 6), "train.keep_schedule=true", "experiment_name=on"))
@@ -35,13 +29,13 @@ def test_without_a_change_it_ends_with_the_bytes_of_the_uninterrupted_run(config
     assert steps[0] == steps[1], "the log of the first steps is the source's"
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bytes(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_resumed_it_ends_with_the_same_bytes(config, monkeypatch):
     source = train(config(*WSD))
     words = (*WSD, checkpoint_of(source, 6), "train.keep_schedule=true", "scheme.base=100")
     whole = train(config(*words, "experiment_name=whole"))
     save = Training._save
 
-    def cut(training: Training) -> None:
+    def cut(training):
         save(training)
         if training.state.steps_done == 9:
             raise RuntimeError("the power is cut")
@@ -55,7 +49,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(config: Make, monkeypatc
     assert resumed.manifest.continued and resumed.manifest.continued["tokens"] == 6 * 128
 
 
-def test_longer_windows_keep_moments_and_schedule_and_tokens_per_step(config: Make) -> None:
+def test_longer_windows_keep_moments_and_schedule_and_tokens_per_step(config):
     source = train(config(*WSD))
     words = (*WSD, checkpoint_of(source, 6), "train.keep_schedule=true")
     on = train(config(*words, "train.context_length=64", "train.batch_size=2", "experiment_name=long"))
@@ -69,7 +63,7 @@ def test_longer_windows_keep_moments_and_schedule_and_tokens_per_step(config: Ma
     assert identity["train.context_length"] == 32 and identity["scheme.continued.context_length"] == 64
 
 
-def test_cut_windows_have_the_targets_of_the_longer_ones_in_the_same_order(config: Make) -> None:
+def test_cut_windows_have_the_targets_of_the_longer_ones_in_the_same_order(config):
     long = config("train.context_length=64", "train.batch_size=2")
     cut = config("train.drawn_length=64", "train.batch_size=4")
     corpus = dataset_of(long, lambda text: None)
@@ -83,7 +77,7 @@ def test_cut_windows_have_the_targets_of_the_longer_ones_in_the_same_order(confi
         config("train.drawn_length=48")
 
 
-def test_what_cannot_go_on_is_refused(config: Make) -> None:
+def test_what_cannot_go_on_is_refused(config):
     source = train(config(*WSD))
     words = (*WSD, checkpoint_of(source, 6), "train.keep_schedule=true", "experiment_name=on")
     with pytest.raises(ConfigError, match=r"needs steps of 128 tokens.*is 256"):

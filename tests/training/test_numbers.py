@@ -1,29 +1,23 @@
 """Numbers that go wrong are caught before the update, named, counted, and end a run that has too many of them."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.runs import Run, run_folder, state_of
 from posbench.training import Died, loop, train
-from posbench.training.step import Observer, TrainingStep
 from tests.training.conftest import after_step, files
 
-Make = Callable[..., Config]
 
-
-def poisoned(steps: set[int]) -> Observer:
+def poisoned(steps):
     """Return an observer that makes the loss of these steps (0-based) NaN and checks that no update follows."""
-    initial: dict[str, torch.Tensor] = {}
+    initial = {}
 
-    def observe(phase: str, n: int, step: TrainingStep) -> None:
+    def observe(phase, n, step):
         weight = step.model.norm.weight
         if n not in steps or phase not in ("batch", "optimizer"):
             return
@@ -41,7 +35,7 @@ def poisoned(steps: set[int]) -> Observer:
     return observe
 
 
-def test_a_step_of_nan_is_skipped_named_and_counted(config: Make) -> None:
+def test_a_step_of_nan_is_skipped_named_and_counted(config):
     console = Console(record=True, width=300)
     run = train(config(), console, poisoned({4}))
     assert run.manifest.status == "finished" and run.manifest.skipped_steps == 1
@@ -52,7 +46,7 @@ def test_a_step_of_nan_is_skipped_named_and_counted(config: Make) -> None:
     assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
 
 
-def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> None:
+def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config):
     with pytest.raises(Died, match=r"3 steps were not finite, .* the last was step 11: .*last 3 .*lower train\.lr"):
         train(config("train.max_skipped_steps=2"), observe=poisoned({8, 9, 10}))
     run = Run(run_folder(config()))
@@ -68,10 +62,8 @@ def test_a_run_of_nan_dies_says_why_and_is_refused_until_asked(config: Make) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("step", "phase", "moment"), [(5, "optimizer", "at step 6"), (11, "checkpoint", "at step 12")])
-def test_a_validation_that_is_not_finite_ends_the_run(
-    config: Make, value: float, step: int, phase: str, moment: str
-) -> None:
-    def spoil(happened: str, n: int, trained: TrainingStep) -> None:
+def test_a_validation_that_is_not_finite_ends_the_run(config, value, step, phase, moment):
+    def spoil(happened, n, trained):
         if (happened, n) == (phase, step):
             with torch.no_grad():
                 trained.model.norm.weight[0] = value
@@ -91,9 +83,7 @@ class Broken(Scheme):
 """
 
 
-def test_nan_before_any_update_is_not_blamed_on_the_learning_rate(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_before_any_update_is_not_blamed_on_the_learning_rate(config, tmp_path, monkeypatch):
     """A scheme that is NaN at step 0, and one whose first steps are all skipped."""
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text(BROKEN, encoding="utf-8")
@@ -108,13 +98,13 @@ def test_nan_before_any_update_is_not_blamed_on_the_learning_rate(
         train(config("scheme=qk_rope", "train.max_skipped_steps=1"), observe=poisoned(set(range(12))))
 
 
-def test_steps_that_were_not_skipped_in_a_row_are_the_learning_rates_fault(config: Make) -> None:
+def test_steps_that_were_not_skipped_in_a_row_are_the_learning_rates_fault(config):
     with pytest.raises(Died, match=r"2 steps were not finite.*the last was step 9: .*\. Lower train\.lr$"):
         train(config("train.max_skipped_steps=1"), observe=poisoned({4, 8}))
 
 
 @pytest.mark.slow
-def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(config: Make) -> None:
+def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(config):
     with pytest.raises(ConfigError, match=r"out of memory on cpu.* peak before was \d\.\d\d GB") as refused:
         train(config(), observe=after_step(1, lambda: torch.empty(10**15)))
     for words in ("batch_size=4", "context_length=32", "accumulation=1", "Raise train.accumulation", "lower train."):
@@ -125,15 +115,13 @@ def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(con
     assert train(config("train.accumulation=2")).config.train.accumulation == 2
 
 
-def test_a_model_that_does_not_fit_is_named_before_anything_is_written(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_fit_is_named_before_anything_is_written(config, monkeypatch):
     monkeypatch.setattr(loop, "build_model", lambda *_: torch.empty(10**15))
     with pytest.raises(ConfigError, match="when 4000000000000000 bytes more were asked for"):
         train(config())
     assert not run_folder(config()).exists()
 
 
-def test_another_error_stays_what_it_is(config: Make) -> None:
+def test_another_error_stays_what_it_is(config):
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         train(config(), observe=after_step(1, lambda: torch.ones(2) @ torch.ones(3)))

@@ -1,26 +1,19 @@
 """A run that was cut off in any way resumes to the same bytes; finished and foreign runs are not touched."""
 
-from __future__ import annotations
-
 import json
-import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.data import dataset_of
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.request import Request
@@ -29,23 +22,20 @@ from posbench.runs import Run, checkpoint, run_folder, state_of, tracking
 from posbench.schemes import SCHEMES, Scheme
 from posbench.system.signals import Stopped
 from posbench.training import loop, train
-from posbench.training.step import TrainingStep
 from tests.conftest import small_run
 from tests.faults.kills import digest
 from tests.training.conftest import after_step, files
 
-Make = Callable[..., Config]
 
-
-def signalled(number: int = signal.SIGTERM) -> Callable[[], None]:
+def signalled(number=signal.SIGTERM):
     return lambda: os.kill(os.getpid(), number)
 
 
-def crash() -> None:
+def crash():
     raise RuntimeError("the machine is on fire")
 
 
-def cut_off(config: Config, step: int = 6) -> Run:
+def cut_off(config, step=6):
     """Return a run that ended after step `step` (0-based) without a recorded reason, as after a SIGKILL."""
     with pytest.raises(RuntimeError, match="on fire"):
         train(config, observe=after_step(step, crash))
@@ -55,18 +45,18 @@ def cut_off(config: Config, step: int = 6) -> Run:
 
 
 @pytest.fixture(scope="session")
-def _cut(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _cut(documents, cache, tmp_path_factory):
     return cut_off(compose(small_run(documents, cache, tmp_path_factory.mktemp("cut")))).path
 
 
 @pytest.fixture
-def cut(_cut: Path, config: Make) -> Run:
+def cut(_cut, config):
     """Return the run that was cut off after 7 steps."""
     return Run(Path(shutil.copytree(_cut, run_folder(config()))))
 
 
 @pytest.fixture(scope="session")
-def whole(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def whole(documents, cache, tmp_path_factory):
     """Return the digest of the same run without an interruption."""
     return digest(train(compose(small_run(documents, cache, tmp_path_factory.mktemp("whole")))).path)
 
@@ -75,9 +65,7 @@ def whole(documents: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (3, signal.SIGTERM), (4, signal.SIGTERM)])
-def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(
-    config: Make, whole: dict[str, Any], step: int, number: int
-) -> None:
+def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(config, whole, step, number):
     with pytest.raises(Stopped, match=f"at step {step + 1} of 12, with a checkpoint") as stopped:
         train(config(), observe=after_step(step, signalled(number)))
     assert stopped.value.exit_status == 128 + number
@@ -95,13 +83,11 @@ def test_a_signal_leaves_a_checkpoint_and_the_run_goes_on_to_the_same_bytes(
 class Jitter(Scheme):
     """Noise on the stream in training; otherwise none."""
 
-    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+    def embed(self, x, pos):
         return x + 0.3 * torch.randn_like(x) if self.training else x
 
 
-def test_a_scheme_that_draws_in_training_draws_alike_after_a_resume_and_is_scored_without(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheme_that_draws_in_training_draws_alike_after_a_resume_and_is_scored_without(config, monkeypatch):
     monkeypatch.setitem(SCHEMES, "jitter", Jitter)
     row = ("scheme=nope", "scheme.name=jitter", "scheme.kind=jitter")
     whole = train(config(*row))
@@ -114,12 +100,10 @@ def test_a_scheme_that_draws_in_training_draws_alike_after_a_resume_and_is_score
     assert scored.header["nll_mean"] == pytest.approx(whole.manifest.loss, abs=1e-6)
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(config, monkeypatch):
     build = loop.build_model
 
-    def meanwhile(*arguments: Any) -> Decoder:
+    def meanwhile(*arguments):
         monkeypatch.setattr(loop, "build_model", build)
         train(config("train.lr=1e-3"))
         return build(*arguments)
@@ -130,30 +114,8 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(
     assert Run(run_folder(config())).manifest.identity["train.lr"] == 1e-3
 
 
-def test_the_first_step_of_a_process_is_timed_apart(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first step compiles, so it does not count in tokens per second. The steps advance the clock."""
-    clock, take = [0.0], TrainingStep.__call__
-
-    def step(self: TrainingStep, n: int, *arguments: object) -> torch.Tensor:
-        clock[0] += 100 if n in (0, 3) else 2
-        return take(self, n, *arguments)
-
-    monkeypatch.setattr(TrainingStep, "__call__", step)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    run_config = config("scheme=nope", "train.steps=6", "train.log_every=1", "train.checkpoint_every=1")
-    tokens = run_config.train.tokens_per_step
-    with pytest.raises(Stopped):
-        train(run_config, observe=after_step(2, signalled(signal.SIGTERM)))
-    run = train(run_config)
-    costs = run.manifest.costs
-    assert costs is not None
-    assert (costs.first_step_seconds, costs.train_seconds, costs.tokens_per_second) == (200, 8, tokens / 2)
-    speeds = run.metrics.query("kind == 'train'")["tokens_per_second"].tolist()
-    assert [None if math.isnan(speed) else speed for speed in speeds] == 2 * [None, tokens / 2, tokens / 2]
-
-
 @pytest.mark.slow
-def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tmp_path: Path) -> None:
+def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words, tmp_path):
     words = [*words, "train.steps=100000", "train.checkpoint_every=100000"]
     process = subprocess.Popen([sys.executable, "-m", "posbench", "train", *words], cwd=tmp_path)
     until = time.monotonic() + 60
@@ -165,16 +127,14 @@ def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words: list[str], tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_signal_while_text_is_prepared_stops_there_and_leaves_nothing(config, tmp_path, monkeypatch, number):
     monkeypatch.setattr(loop, "dataset_of", lambda *_, **__: signalled(number)())
     with pytest.raises(Stopped, match="same command again") as stopped:
         train(config())
     assert stopped.value.exit_status == 128 + number and not (tmp_path / "runs").exists()
 
 
-def test_a_signal_while_code_is_compiled_stops_at_once(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_code_is_compiled_stops_at_once(config, monkeypatch):
     monkeypatch.setattr(Decoder, "compile_blocks", lambda self: None)
     run = Run(run_folder(config("train.compile=true")))
     with pytest.raises(Stopped, match="before its next step"):
@@ -184,17 +144,13 @@ def test_a_signal_while_code_is_compiled_stops_at_once(config: Make, monkeypatch
         train(config("train.compile=true"), observe=after_step(1, signalled(), "forward"))
 
 
-def test_a_signal_in_the_last_validation_stops_there_and_the_run_is_finished_by_the_same_command(
-    config: Make, whole: dict[str, Any]
-) -> None:
+def test_a_signal_in_the_last_validation_stops_there_and_the_run_is_finished_by_the_same_command(config, whole):
     with pytest.raises(Stopped, match="after its last step"):
         train(config(), observe=after_step(11, signalled(), "checkpoint"))
     assert digest(train(config()).path) == whole
 
 
-def test_a_signal_after_the_last_word_ends_a_sweep_and_the_run_stays_finished(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_after_the_last_word_ends_a_sweep_and_the_run_stays_finished(config, monkeypatch):
     monkeypatch.setattr(tracking.Tracker, "finish", lambda self, failed=False: signalled()())
     with pytest.raises(Stopped, match="after it was finished"):
         train(config())
@@ -204,7 +160,7 @@ def test_a_signal_after_the_last_word_ends_a_sweep_and_the_run_stays_finished(
 # Resumed
 
 
-def test_rows_behind_the_checkpoint_and_a_torn_last_line_are_written_once(config: Make, whole: dict[str, Any]) -> None:
+def test_rows_behind_the_checkpoint_and_a_torn_last_line_are_written_once(config, whole):
     run = cut_off(config(), step=10)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 12, "lo')
@@ -215,7 +171,7 @@ def test_rows_behind_the_checkpoint_and_a_torn_last_line_are_written_once(config
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 2, "status": "died", "identity": 7}'])
-def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, content: str) -> None:
+def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config, content):
     folder = run_folder(config("train.steps=1"))
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(content)
@@ -225,9 +181,7 @@ def test_a_half_written_folder_without_a_checkpoint_is_begun_anew(config: Make, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "empty", "torn"])
-def test_a_lost_manifest_is_made_again_from_the_checkpoint(
-    config: Make, cut: Run, whole: dict[str, Any], damage: str
-) -> None:
+def test_a_lost_manifest_is_made_again_from_the_checkpoint(config, cut, whole, damage):
     cut.update_manifest(started="then")
     manifest = cut.path / "run.json"
     manifest_before = json.loads(manifest.read_text())
@@ -238,7 +192,7 @@ def test_a_lost_manifest_is_made_again_from_the_checkpoint(
     assert cut.manifest.started == manifest_before["started"] == "then"
 
 
-def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, cut: Run, whole: dict[str, Any]) -> None:
+def test_files_lost_or_left_by_a_killed_writer_are_written_again(config, cut, whole):
     (cut.path / "config.yaml").unlink()
     (cut.path / "tokenizer.json").write_text("{")
     (cut.path / ".run.json.123.tmp").write_text("{")
@@ -248,7 +202,7 @@ def test_files_lost_or_left_by_a_killed_writer_are_written_again(config: Make, c
     assert digest(train(config()).path) == whole
 
 
-def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> None:
+def test_what_changed_since_the_run_began_is_said(config, cut):
     from rich.console import Console
 
     cut.update_manifest(versions={**cut.manifest.versions, "torch": "1.0"})
@@ -260,16 +214,14 @@ def test_what_changed_since_the_run_began_is_said(config: Make, cut: Run) -> Non
 # Refused, or not touched
 
 
-def test_a_run_of_two_codes_is_the_run_of_neither(config: Make, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_codes_is_the_run_of_neither(config, cut, monkeypatch):
     old = cut.manifest.fingerprints.code
     monkeypatch.setattr(loop.fingerprints, "code_fingerprint", lambda *_: "newcode")
     cut_off(config(), 8)
     assert train(config()).manifest.fingerprints.code == f"{old}+newcode"
 
 
-def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(config, monkeypatch):
     run = train(config())
     files_before = files(run.path)
     for name in ("build_model", "Batches"):
@@ -278,14 +230,14 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(
     assert files(run.path) == files_before
 
 
-def test_a_manifest_of_another_format_is_refused_in_a_sentence(config: Make, cut: Run) -> None:
+def test_a_manifest_of_another_format_is_refused_in_a_sentence(config, cut):
     file = cut.path / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
     with pytest.raises(ConfigError, match="has format 99; this posbench reads format 2: use the version that wrote it"):
         train(config())
 
 
-def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config: Make, cut: Run) -> None:
+def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config, cut):
     files_before = files(cut.path)
     with pytest.raises(
         ConfigError, match=r"\(recorded -> now\): scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"
@@ -300,7 +252,7 @@ def test_another_configuration_in_the_same_folder_is_refused_with_the_difference
     assert "trunk_tokens" not in str(refused.value)  # only branches have it
 
 
-def test_a_run_that_nobody_trains_is_interrupted(config: Make) -> None:
+def test_a_run_that_nobody_trains_is_interrupted(config):
     states = []
     look = after_step(6, lambda: states.append(state_of(Run(run_folder(config())))))
     run = train(config(), observe=look)
@@ -315,14 +267,12 @@ def test_a_run_that_nobody_trains_is_interrupted(config: Make) -> None:
 # A full disk
 
 
-def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
-    config: Make, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(config, whole, monkeypatch):
     import safetensors
 
     save_file = checkpoint.save_file
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(tensors, path):
         save_file(tensors, path)
         if "step=00000008" in str(path):
             raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")

@@ -1,11 +1,7 @@
 """Runs that train as one have the losses that they have alone, each with its own rate, clipping, health and folder."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +9,7 @@ import torch
 
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
-from posbench.config import Config, ConfigError
+from posbench.config import ConfigError
 from posbench.data import Batch
 from posbench.model.decoder import build_model
 from posbench.runs import Run, run_folder
@@ -24,13 +20,12 @@ from posbench.training.stack import Stack, refusal_to_stack, stack_key
 from posbench.training.stacked_runs import stacks_of, train_stacked
 from posbench.training.step import Died, TrainingStep
 
-Make = Callable[..., Config]
 V = 64
 # Rows with layers of several kinds need as many layers as their pattern has.
 PATTERNS = {"window_rope_nope": 3, "deepseek_v4": 4, "hype": 4, "hybrid_kda_nope": 4}
 
 
-def configs_of(scheme: str, *words: str) -> list[Config]:
+def configs_of(scheme, *words):
     """Return three configurations that differ in seed and rate."""
     layers = PATTERNS.get(scheme, 6 if scheme in ("llama_4", "gemma_3", "qwen3_next", "inkling_layers") else 2)
     common = [f"scheme={scheme}", "model=tiny", f"model.num_layers={layers}", "train.context_length=32"]
@@ -38,34 +33,23 @@ def configs_of(scheme: str, *words: str) -> list[Config]:
     return [compose([*common, f"seed={seed}", f"train.lr={rate}"]) for seed, rate in ((0, 1e-3), (1, 4e-3), (2, 2e-3))]
 
 
-def steps_of(configs: list[Config], dtype: torch.dtype) -> list[TrainingStep]:
+def steps_of(configs, dtype):
     device = replace(choose_device(configs[0].train), dtype=dtype)
     return [TrainingStep(config, build_model(config, V).to(dtype), device) for config in configs]
 
 
-def batches(number: int) -> list[Batch]:
+def batches(number):
     random = np.random.default_rng(number)
     return [Batch(random.integers(0, V, (4, 33))) for _ in range(3)]
 
 
-def sent(batch: Batch) -> Batch:
+def sent(batch):
     return batch.each(torch.from_numpy)
-
-
-def difference(configs: list[Config], dtype: torch.dtype, steps: int) -> float:
-    """Return the largest difference of a loss, relative to it, between runs alone and in a stack."""
-    alone, copies = steps_of(configs, dtype), steps_of(configs, dtype)
-    stack, worst = Stack(copies, configs), 0.0
-    for n in range(steps):
-        expected = torch.stack([step(n, sent(batch))[0] for step, batch in zip(alone, batches(n), strict=True)])
-        losses = stack([n] * 3, batches(n))[:, 0]
-        worst = max(worst, float((losses / expected - 1).abs().max()))
-    return worst
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_compiled_stack_takes_the_same_steps(optimizer: str) -> None:
+def test_a_compiled_stack_takes_the_same_steps(optimizer):
     configs = configs_of("alibi", f"train.optimizer={optimizer}")
     plain = Stack(steps_of(configs, torch.float64), configs)
     copies = steps_of(configs, torch.float64)
@@ -85,7 +69,7 @@ FAST = ("fire", "transformer_xl", "qk_rope", "alibi", "path", "gdn", "canon_nope
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
-def test_a_copys_losses_are_those_of_the_run_alone(row: str) -> None:
+def test_a_copys_losses_are_those_of_the_run_alone(row):
     """Losses are summed in float32, so they are compared through the weights that they lead to."""
     configs = configs_of(row, "train.grad_clip=0")
     alone, copies = steps_of(configs, torch.float64), steps_of(configs, torch.float64)
@@ -101,15 +85,7 @@ def test_a_copys_losses_are_those_of_the_run_alone(row: str) -> None:
             )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(), ("train.optimizer=muon",), ("train.accumulation=2",), ("model.qk_norm=true", "model.tied_embeddings=true")],
-)
-def test_over_fifty_steps_in_float32_losses_stay_together(words: tuple[str, ...]) -> None:
-    assert 0 < difference(configs_of("qk_rope", *words), torch.float32, 50) < 1e-3
-
-
-def test_a_copy_with_bad_weights_changes_nothing_in_the_others_and_keeps_its_own() -> None:
+def test_a_copy_with_bad_weights_changes_nothing_in_the_others_and_keeps_its_own():
     configs = configs_of("qk_rope", "train.optimizer=muon")
     alone, copies = steps_of(configs, torch.float64), steps_of(configs, torch.float64)
     for step in (alone[1], copies[1]):
@@ -124,7 +100,7 @@ def test_a_copy_with_bad_weights_changes_nothing_in_the_others_and_keeps_its_own
     torch.testing.assert_close(copies[0].model.embedding.weight, alone[0].model.embedding.weight, rtol=0, atol=1e-8)
 
 
-def test_only_runs_that_differ_in_seed_and_rates_are_stacked(config: Make) -> None:
+def test_only_runs_that_differ_in_seed_and_rates_are_stacked(config):
     first = config()
     same = [config("seed=3"), config("train.lr=0.1"), config("scheme.lr=0.1", "train.weight_decay=0", "seed=9")]
     assert {stack_key(first), *map(stack_key, same)} == {stack_key(first)}
@@ -143,9 +119,7 @@ def test_only_runs_that_differ_in_seed_and_rates_are_stacked(config: Make) -> No
         config("launch.stack=many")
 
 
-def test_a_scheme_that_torch_cannot_stack_trains_alone_and_the_reason_is_said(
-    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheme_that_torch_cannot_stack_trains_alone_and_the_reason_is_said(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
         "from posbench.schemes import Scheme\n\n\n"
@@ -153,21 +127,21 @@ def test_a_scheme_that_torch_cannot_stack_trains_alone_and_the_reason_is_said(
         "    def q(self, x, pos):\n"
         "        return x if float(x.sum()) > -1e9 else -x\n"
     )
-    said: list[str] = []
+    said = []
     assert stacks_of([config("scheme=mine.py:Peeks", "launch.stack=4")], said.append) == []
     assert "its runs train one by one" in said[0] and "torch cannot stack them" in said[0]
     assert refusal_to_stack(config("scheme=qk_rope")) is None
 
 
-def logged(run: Run) -> list[dict[str, Any]]:
+def logged(run):
     return [{key: row[key] for key in ("step", "kind", "loss")} for row in run.logged if row["kind"] != "order"]
 
 
-def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config, monkeypatch):
     """12 runs; one is cut off and resumed, one diverges. All others are as alone, and none waits for the dead one."""
     names = [(seed, rate) for rate in (1e-3, 2e-3, 4e-3) for seed in range(4)]
 
-    def make(seed: int, rate: float, *words: str) -> Config:
+    def make(seed, rate, *words):
         return config(
             f"seed={seed}", f"scheme.lr={rate}", f"experiment_name=lr={rate}", "train.checkpoint_every=4", *words
         )
@@ -175,7 +149,7 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config: Make, mo
     configs = [make(seed, rate) for seed, rate in names]
     validate, victim = Training.validate, run_folder(configs[5])
 
-    def dying(training: Training) -> None:
+    def dying(training):
         if training.run.path == victim and training.state.steps_done > 4:
             raise Died("its validation loss is NaN")
         validate(training)
@@ -184,7 +158,7 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config: Make, mo
     interrupted = make(2, 1e-3, "train.max_skipped_steps=9")
     save = Training._save
 
-    def stopping(training: Training) -> None:
+    def stopping(training):
         save(training)
         if training.run.path == run_folder(interrupted) and training.state.steps_done == 4:
             raise RuntimeError("the power is cut")

@@ -1,7 +1,5 @@
 """Batch n is a pure function of the seed, n and the tokens; an epoch sees every window once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,14 +10,14 @@ from posbench.data import Split
 from posbench.data.text.corpus import TextBatches
 
 
-def counting(num_tokens: int, name: str = "train") -> Split:
+def counting(num_tokens, name="train"):
     """Return a split whose token number i is i, so that a window shows its position in the split."""
     starts = np.array([0, num_tokens], np.int64)
     return Split(name, np.arange(num_tokens, dtype=np.uint32), starts, np.array([num_tokens], np.int64), None)
 
 
 @given(context=st.integers(1, 20), extra=st.integers(1, 300), batch=st.integers(1, 7), seed=st.integers(0, 2**63 - 1))
-def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, seed: int) -> None:
+def test_an_epoch_is_every_window_once(context, extra, batch, seed):
     split = counting(context + extra)
     batches = TextBatches(split, context, batch, seed)
     count = batches.windows_per_epoch
@@ -35,7 +33,7 @@ def test_an_epoch_is_every_window_once(context: int, extra: int, batch: int, see
 
 
 @given(n=st.integers(0, 10_000), earlier=st.lists(st.integers(0, 10_000), max_size=4))
-def test_a_batch_does_not_depend_on_what_was_read_before(n: int, earlier: list[int]) -> None:
+def test_a_batch_does_not_depend_on_what_was_read_before(n, earlier):
     split = counting(997)
     fresh, used = TextBatches(split, 10, 4, seed=3), TextBatches(split, 10, 4, seed=3)
     for number in earlier:
@@ -43,7 +41,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(n: int, earlier: list[i
     assert np.array_equal(fresh.batch(n).tokens, used.batch(n).tokens)
 
 
-def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
+def test_seeds_and_epochs_differ_in_order_and_phase():
     split = counting(5_000)
     count = TextBatches(split, 16, 1, 0).windows_per_epoch
     orders = [
@@ -55,7 +53,7 @@ def test_seeds_and_epochs_differ_in_order_and_phase() -> None:
     assert len({min(order) for order in orders}) > 4, "the cuts fall elsewhere each epoch"
 
 
-def test_the_draws_are_pinned() -> None:
+def test_the_draws_are_pinned():
     """Numbers written down once: no change of NumPy or of this code may change a seed's batches unnoticed."""
     batches = TextBatches(counting(1_000), 8, 4, seed=7)
     assert [row[0] for row in batches.batch(0).tokens] == PINNED_FIRST
@@ -66,7 +64,7 @@ PINNED_FIRST = [422, 126, 782, 110]
 PINNED_LATER = [675, 875, 275, 451]
 
 
-def test_a_split_shorter_than_a_context_is_refused_with_its_counts() -> None:
+def test_a_split_shorter_than_a_context_is_refused_with_its_counts():
     assert TextBatches(counting(11), 10, 2, 0).batch(0).tokens.tolist() == [list(range(11))] * 2
     with pytest.raises(ConfigError, match=r"validation split has 10 tokens in 1 documents"):
         TextBatches(counting(10, "validation"), 10, 2, 0)

@@ -1,7 +1,5 @@
 """The share of a text that a copier predicts equals a loop that follows the definition word by word."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from posbench.data.text.copying import DISTANCES, MATCHES, copied_share
@@ -10,12 +8,12 @@ from posbench.data.text.corpus import Split
 LENGTH = 48
 
 
-def split_of(tokens: np.ndarray) -> Split:
+def split_of(tokens):
     ends = np.array([0, len(tokens)])
     return Split("train", tokens.astype(np.uint16), ends, ends[1:], None)
 
 
-def predicted(window: np.ndarray, distance: int, least: int) -> bool:
+def predicted(window, distance, least):
     """Predict the last token by the longest match in the window before it."""
     *context, target = window.tolist()
     best = (-1, -1)
@@ -27,7 +25,7 @@ def predicted(window: np.ndarray, distance: int, least: int) -> bool:
     return best[0] >= least and context[best[1]] == target
 
 
-def test_the_share_is_that_of_a_plain_loop() -> None:
+def test_the_share_is_that_of_a_plain_loop():
     tokens = np.random.default_rng(0).integers(0, 3, 5 * 2 * LENGTH)
     tokens[60:90] = tokens[40:70]
     windows = np.lib.stride_tricks.sliding_window_view(tokens, LENGTH + 1)
@@ -40,5 +38,5 @@ def test_the_share_is_that_of_a_plain_loop() -> None:
     assert share[0, 0] > 0.1 and not share[:, 2:].any()  # 64 tokens back is out of sight
 
 
-def test_text_shorter_than_two_contexts_has_no_share() -> None:
+def test_text_shorter_than_two_contexts_has_no_share():
     assert not copied_share(split_of(np.arange(30)), LENGTH).any()

@@ -1,7 +1,5 @@
 """Every format gives the same documents, and what cannot be read is named with what to do."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -9,7 +7,6 @@ import json
 import lzma
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -19,37 +16,35 @@ import pyarrow.parquet as pq
 import pytest
 from prose import prose
 
-from posbench.config import Config, ConfigError, DataConfig
+from posbench.config import ConfigError, DataConfig
 from posbench.data import prepare
 from posbench.data.text.preparation import SOURCES
 from posbench.data.text.sources import joined_articles
-
-Files = Callable[..., Config]
 
 TEXTS = ["one\n", "two é\r\nlines", '  "three", with a comma', "12", "NA", "2020-01-01"]
 TABLE = pa.table({"id": range(len(TEXTS)), "text": TEXTS})
 LINES = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(TEXTS)).encode()
 
 
-def documents(config: Config) -> dict[str, list[str]]:
+def documents(config):
     """Return the texts that the source yields, by stream."""
     return {name: list(texts) for name, texts in SOURCES[config.data.source](config.data).streams().items()}
 
 
-def zstandard(data: bytes) -> bytes:
+def zstandard(data):
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as file:
         file.write(data)
     return bytes(sink.getvalue())
 
 
-def parquet(table: pa.Table) -> bytes:
+def parquet(table):
     file = io.BytesIO()
     pq.write_table(table, file)
     return file.getvalue()
 
 
-def tar(data: bytes) -> bytes:
+def tar(data):
     """Pack one file into an archive."""
     archive, member = io.BytesIO(), tarfile.TarInfo("a.txt")
     member.size = len(data)
@@ -58,8 +53,8 @@ def tar(data: bytes) -> bytes:
     return archive.getvalue()
 
 
-def write_arrow(open_writer: Callable[..., pa.RecordBatchWriter]) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
+def write_arrow(open_writer):
+    def write(path):
         with pa.OSFile(str(path), "wb") as sink, open_writer(sink, TABLE.schema) as writer:
             writer.write_table(TABLE)
 
@@ -88,29 +83,27 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_the_same_documents(files: Files, tmp_path: Path, name: str) -> None:
+def test_every_format_gives_the_same_documents(files, tmp_path, name):
     FORMATS[name](tmp_path / name)
     assert documents(files(path=tmp_path / name)) == {"train": TEXTS}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("cut", [[], ["data.cut_bytes=1000"]])
-def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(
-    files: Files, tmp_path: Path, encoding: str, cut: list[str]
-) -> None:
+def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(files, tmp_path, encoding, cut):
     text = "Grüße, “one” line\r\nand another"
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode(encoding)))
     assert documents(files(*cut, path=tmp_path)) == {"train": [text, text]}
 
 
-def test_json_rows_may_be_null_and_have_other_keys_of_other_types(files: Files, tmp_path: Path) -> None:
+def test_json_rows_may_be_null_and_have_other_keys_of_other_types(files, tmp_path):
     rows = [{"text": "a" * 12_000_000, "id": 1}, {"text": None}, {"id": "x", "new": [1], "text": "b"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [text[:2] for text in documents(files(path=tmp_path / "a.jsonl"))["train"]] == ["aa", "b"]
 
 
-def test_half_a_surrogate_pair_is_replaced_and_counted(files: Files, tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_replaced_and_counted(files, tmp_path):
     rows = [r'{"text": "half \ud83d"}', r'{"text": "\ude00\ud83d\ude00 \u00e9"}', r'{"text": "\ud83d\ude00"}']
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     source = SOURCES["files"](files(path=tmp_path).data)
@@ -118,13 +111,13 @@ def test_half_a_surrogate_pair_is_replaced_and_counted(files: Files, tmp_path: P
     assert source.repaired == 2
 
 
-def test_a_quote_in_tsv_is_a_character(files: Files, tmp_path: Path) -> None:
+def test_a_quote_in_tsv_is_a_character(files, tmp_path):
     texts = ['"Yes, he said.', 'No "quotes" end', '"', "NA"]
     (tmp_path / "a.tsv").write_text("".join(f"{row}\n" for row in ["text\tid", *(f"{text}\t1" for text in texts)]))
     assert documents(files(path=tmp_path))["train"] == texts
 
 
-def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, tmp_path: Path) -> None:
+def test_globs_lists_and_folders_are_read_in_order_each_file_once(files, tmp_path):
     for name in ("b.txt", "a.txt", "deep/c.txt.gz", "deep/d.png", "LICENSE", ".git/f.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(gzip.compress(name.encode()) if name.endswith(".gz") else name.encode())
@@ -136,9 +129,7 @@ def test_globs_lists_and_folders_are_read_in_order_each_file_once(files: Files, 
 
 
 @pytest.mark.parametrize("path", ["saved", ".", "saved/*.arrow"])
-def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(files, tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     datasets.Dataset.from_dict({"text": ["stale"] * 3}).save_to_disk("saved", num_shards=3)
     saved = datasets.Dataset(TABLE)
@@ -150,7 +141,7 @@ def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "deep/a.json.gz", "a.csv"])
-def test_text_beside_rows_is_not_the_data_set(files: Files, tmp_path: Path, name: str) -> None:
+def test_text_beside_rows_is_not_the_data_set(files, tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     FORMATS[name.removeprefix("deep/")](tmp_path / name)
     for file_name in ("README.md", "deep_load.py", "dataset_infos.json"):
@@ -160,7 +151,7 @@ def test_text_beside_rows_is_not_the_data_set(files: Files, tmp_path: Path, name
     assert SOURCES["files"](config.data).skipped == {".md": 1, ".py": 1}
 
 
-def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Path) -> None:
+def test_text_files_are_cut_at_blank_lines_when_asked(files, tmp_path):
     text = "\n\n".join(prose(n, 60) for n in range(40)) + "é" * 5000
     (tmp_path / "book.txt").write_text(text)
     (tmp_path / "other.txt").write_bytes(b"Another file\r\nis another document.")
@@ -172,7 +163,7 @@ def test_text_files_are_cut_at_blank_lines_when_asked(files: Files, tmp_path: Pa
     assert all(len(piece.encode()) <= 4000 for piece in rest)
 
 
-def test_rows_of_wikitext_are_joined_to_articles() -> None:
+def test_rows_of_wikitext_are_joined_to_articles():
     rows = ["", " = First = \n", "", " Words , with = signs = within\n", " = = Section = = \n", " x = y = z \n"]
     rows += [" = Not a title = \n", "", " = Second ( the = sign ) = \n", "", " End .\n"]
     articles = [article for article in joined_articles(rows) if article.strip()]
@@ -214,9 +205,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_read_is_named_and_leaves_nothing(
-    files: Files, tmp_path: Path, name: str, files_left: Callable[[], list[str]]
-) -> None:
+def test_what_cannot_be_read_is_named_and_leaves_nothing(files, tmp_path, name, files_left):
     content, message = BAD[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -226,14 +215,14 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("a.pdf", "1 .pdf"), (".hidden.txt", "nothing")])
-def test_a_folder_without_text_says_what_it_skipped(files: Files, tmp_path: Path, name: str, skipped: str) -> None:
+def test_a_folder_without_text_says_what_it_skipped(files, tmp_path, name, skipped):
     (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=rf"has no text and no rows \(skipped: {skipped}\)") as raised:
         prepare(files(path=tmp_path))
     assert "did you mean" not in str(raised.value)
 
 
-def test_held_out_files_must_not_be_trained_on(files: Files, tmp_path: Path) -> None:
+def test_held_out_files_must_not_be_trained_on(files, tmp_path):
     (tmp_path / "a.txt").write_text(prose(1))
     with pytest.raises(ConfigError, match=r"a\.txt is named for two splits"):
         prepare(files(train_path=tmp_path, validation_path=tmp_path / "a.txt"))

