@@ -61,7 +61,6 @@ REFERENCE = ("qk_rope", "vo_rope", "nope", "qkvo_rope", "alibi")  # the most imp
 LATER = ("k_rope", "qkv_rope", "q_rope", "v_rope", "o_rope", "sinusoidal")  # when these have three seeds
 SPEED = "posbench nope,posbench qk_rope,posbench alibi,transformers Llama,plain GPT-2"
 SHAPES = ("125m", "350m", "25m", "1b")
-LONG = 131_072  # tokens of the longest window that is scored
 SAME_LOSS = 0.01  # nats per token between a resumed run and an uninterrupted one
 NEAR_GRADIENT = 0.05  # relative error of a gradient between two orders of bfloat16 sums
 SAME_STACK = 1e-4  # relative difference of losses between a compiled stack and plain code, in the first steps
@@ -137,7 +136,6 @@ def items_of(session: Session) -> list[Item]:
             Item("shape-A", partial(shape_gradients, shape="A"), 120),
             Item("warm-A", partial(speed, shape="A", rounds=1, steps=1), 400),
             Item("speed-A", partial(speed, shape="A"), 400, alone=True),
-            Item("profile-A-qk_rope", partial(profile, shape="A", scheme="qk_rope"), 400, alone=True),
             Item("alone-tiny-adamw", partial(alone_speed, model="tiny", optimizer="adamw"), 240),
             Item(
                 "stack-tiny-alibi-muon-3",
@@ -146,10 +144,8 @@ def items_of(session: Session) -> list[Item]:
             ),
             Item("grid-adamw-alibi", partial(stacked_grid, scheme="alibi", parts=[ADAMW_8, TABLES]), 600),
             Item("reference-nope-0", partial(reference, scheme="nope", seed=0), 240),
-            Item("long-nope", partial(long_windows, scheme="nope"), 240, alone=True),
         ]
     certified = dict.fromkeys((*REFERENCE, *sorted(choices("scheme"))))
-    profiled = [("125m", "qk_rope"), ("125m", "alibi"), ("25m", "qk_rope"), ("350m", "qk_rope")]
     return [
         *(Item(f"resume-{scheme}", partial(resume, scheme=scheme), 500) for scheme in ("t5", "qk_rope")),
         *(Item(f"beside-cpu-{scheme}", partial(beside_cpu, scheme=scheme), 500) for scheme in ("qk_rope", "alibi")),
@@ -173,18 +169,10 @@ def items_of(session: Session) -> list[Item]:
             for case in itertools.product(STACKED, REFERENCE[:2], ("adamw", "muon"), SIZES_OF_STACKS)
         ),
         *(
-            Item(f"profile-{shape}-{scheme}", partial(profile, shape=shape, scheme=scheme), 200, alone=True)
-            for shape, scheme in profiled
-        ),
-        *(
             Item(f"reference-{scheme}-{seed}", partial(reference, scheme=scheme, seed=seed), 600, alone=True)
             for schemes in (REFERENCE, LATER)
             for seed in (0, 1, 2)
             for scheme in schemes
-        ),
-        *(
-            Item(f"long-{scheme}", partial(long_windows, scheme=scheme), 200, alone=True)
-            for scheme in ("nope", "qk_rope", "alibi")
         ),
     ]
 
@@ -336,13 +324,6 @@ def speed(session: Session, shape: str, rounds: int = 5, steps: int = 10) -> Ite
     yield result
     if result["failed"]:
         raise ValueError(f"failed: {result['failed']}")
-
-
-def profile(session: Session, shape: str, scheme: str) -> Iterator[Figures]:
-    """Record the table of the time that each part of a compiled training step takes (benchmarks.profile_step)."""
-    command = [sys.executable, "-m", "benchmarks.profile_step", "--shape", shape, "--scheme", scheme, "--operations"]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    yield {"lines": output.splitlines()}
 
 
 def beside_cpu(session: Session, scheme: str) -> Iterator[Figures]:
@@ -502,22 +483,6 @@ def at_best_rates(runs: Sequence[Run]) -> list[Run]:
         rates.sort(key=lambda of_rate: np.mean([run.manifest.loss for run in of_rate]))
         chosen += [run for of_rate in rates[:2] for run in of_rate]
     return chosen
-
-
-def long_windows(session: Session, scheme: str) -> Iterator[Figures]:
-    """Measure seconds and peak memory of scoring a window of `LONG` tokens with a `kexue_25m` after two steps."""
-    length = 256 if session.rehearse else LONG
-    tiny = [*TINY, "data.path=posbench"] if session.rehearse else []
-    overrides = [f"scheme={scheme}", "experiment=kexue_25m", *tiny, "train.steps=2", "evaluation.windows=1"]
-    run = posbench.train([*overrides, *run_overrides(session, "long"), *session.overrides])
-    for number in ("first", "second"):  # the first compiles
-        if not session.rehearse:
-            torch.cuda.reset_peak_memory_stats()
-        began = time.monotonic()
-        table = posbench.evaluate(run, protocols=["fixed"], lengths=[length], again=True, quiet=True)
-        seconds = round(time.monotonic() - began, 2)
-        peak = None if session.rehearse else torch.cuda.max_memory_allocated()
-        yield {number: {"seconds": seconds, "peak_bytes": peak, "loss": float(table["loss"].iloc[0])}, "length": length}
 
 
 def do(item: Item, session: Session) -> None:
