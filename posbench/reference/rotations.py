@@ -60,6 +60,7 @@ class Rotary(Definition):
             return x
         rotated = self.matrix(p, len(x), h) @ x
         is_softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
+        # YaRN's temperature belongs to a softmax over rotated scores.
         if self.rescale is None or "k" not in self.sites or not is_softmax:
             return rotated
         if isinstance(self.rescale, Mapping):
@@ -171,6 +172,7 @@ class Fope(Hope):
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
         cosines = np.cos(angles) @ np.float32(A)
         sines = np.sin(angles) @ np.float32(B)
+        # Pairs that HoPE does not rotate stay as they are.
         R = np.eye(D)
         for t in range(n):
             u = t + D // 2
@@ -243,8 +245,7 @@ def rescaled(
 
     Arguments: base, the base of the frequencies; L, the training length in tokens; slow and fast, turns in that length
     at which YaRN's ramp ends; rounded, whether the ends of yarn_code's ramp are whole pairs. Raises: KeyError for other
-    names.
-    Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
+    names. Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
     """
     r = 2 * len(frequencies)
     result = []
@@ -281,7 +282,6 @@ def rescaled_by_parameters(
 ) -> list[float]:
     """Return the r/2 `frequencies` as transformers rescales them for an input of `length` tokens.
 
-    Arguments: parameters, with the keys of transformers' `rope_parameters`; base, the base of the frequencies.
     Sources: llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
     """
     p, s, L = parameters, parameters["factor"], parameters.get("original_max_position_embeddings", 1)
@@ -301,10 +301,7 @@ def rescaled_by_parameters(
 
 
 def attention_factor(parameters: Mapping[str, Any]) -> float:
-    """Return the factor by which transformers multiplies the rotated channels of q and of k.
-
-    Arguments: parameters, with the keys of transformers' `rope_parameters`.
-    """
+    """Return the factor by which transformers multiplies the rotated channels of q and of k."""
     kind, log_s = parameters["rope_type"], max(0.0, log(parameters["factor"]))
     if parameters.get("attention_factor") is not None:
         return float(parameters["attention_factor"])
@@ -313,15 +310,12 @@ def attention_factor(parameters: Mapping[str, Any]) -> float:
     if kind != "yarn":
         return 1.0
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    # transformers uses both scales or neither.
     if not above or not below:
         above, below = 1, 0
     return float((0.1 * above * log_s + 1) / (0.1 * below * log_s + 1))
 
 
 def temperature(name: str, s: float) -> float:
-    """Return the factor by which a RoPE rescaling multiplies scores: more than 1 for YaRN, 1 for others.
-
-    It is equation 15 of arXiv 2309.00071, inverted and squared.
-    Arguments: name, of the rescaling; s, its factor.
-    """
+    """Return the factor by which a rescaling multiplies scores: equation 15 of arXiv 2309.00071, inverted, squared."""
     return (0.1 * log(s) + 1) ** 2 if name in ("yarn", "yarn_code") else 1.0
