@@ -27,13 +27,11 @@ def conf_dir() -> Path:
 
 @cache
 def conf_dirs() -> tuple[Path, ...]:
-    """Return the folders of YAML files: posbench's, and the `conf/` of each installed package that registers schemes.
-
-    The packages are not imported.
-    """
+    """Return the folders of YAML files: posbench's, and the `conf/` of each package that registers schemes."""
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     folders = [conf_dir()]
     for module in sorted(modules - {"posbench"}):
+        # The packages are found, not imported.
         spec = find_spec(module)
         places = (spec and spec.submodule_search_locations) or ()
         folders += [Path(place, "conf") for place in places if Path(place, "conf", "scheme").is_dir()]
@@ -41,22 +39,17 @@ def conf_dirs() -> tuple[Path, ...]:
 
 
 def choices(group: str, *folders: Path) -> dict[str, Path]:
-    """Return {name: YAML file} for the names that `group=` (such as `scheme=`) accepts, sorted.
-
-    If names coincide, posbench's file is used, then a package's, then one in `folders`.
-    """
+    """Return {name: YAML file} for the names that `group=` (such as `scheme=`) accepts, sorted."""
     files: dict[str, Path] = {}
     for place in [*conf_dirs(), *folders]:
         for file in (place / group).glob("*.yaml"):
+            # The first file of a name counts: posbench's, then a package's, then one in `folders`.
             files.setdefault(file.stem, file)
     return dict(sorted(files.items()))
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the comment in the first line of the YAML file of `group=name`, or "" if there is none.
-
-    It says what the choice is, and its source.
-    """
+    """Return the comment in the first line of the YAML file of `group=name`, or "" if there is none."""
     file = choices(group, *folders).get(name)
     if file is None:
         return ""
@@ -80,19 +73,18 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
     """Return a scheme's mapping with names in `layers` and `of` replaced by the mappings of the schemes that they name.
 
-    So `layers: [{name: qk_rope, kind: rotary, ...}, {name: nope, ...}]` in a run folder needs no other file. Mappings
-    in these lists are expanded in the same way. A class in a file also names a scheme; its path is as runs record it.
-
     Arguments: row, a scheme's mapping (as in its YAML file) or name; read, a function from names to mappings.
     """
     if isinstance(row, str):
         row = read(row)
     if not isinstance(row, dict):
         return row
+    # A class in a file also names a scheme; its path is as runs record it.
     if is_class_path(row.get("kind")):
         entry = row_of_file(row["kind"])
         row = {"name": entry["name"], **row, "kind": as_recorded(entry["kind"])}
     expanded = dict(row)
+    # A run folder then needs no other file.
     for option in _LISTS_OF_ROWS:
         if isinstance(members := row.get(option), list):
             expanded[option] = [expand(member, read) for member in members]
@@ -109,6 +101,7 @@ def read_row(name: str, *folders: Path) -> SchemeConfig:
     def read(name: str) -> dict[str, Any]:
         if is_class_path(name):
             row = row_of_file(name)
+            # The user typed this name, so its file may be imported.
             trust_files(row)
         elif name not in files:
             raise ConfigError(no_choice("scheme", name, files))

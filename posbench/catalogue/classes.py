@@ -27,11 +27,8 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
-    """Return {name: class} of posbench's own classes and those that installed packages register.
-
-    A name that both use means posbench's class. Arguments: ours, {name: class}; group, the entry-point group of the
-    packages.
-    """
+    """Return {name: class} of posbench's own classes and those that installed packages register in `group`."""
+    # posbench's classes come last, so a name that both use means posbench's class.
     return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
 
@@ -51,10 +48,7 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:
-    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape).
-
-    A parameter `**options` stands for the options of the class that it extends.
-    """
+    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape)."""
     return [option.name for option in _options(cls)]
 
 
@@ -79,6 +73,7 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
 def _options(cls: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(cls).parameters.values())[1:]
     options = [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
+    # `**options` stands for the options of the class that this one extends.
     if isinstance(cls, type) and any(option.kind is option.VAR_KEYWORD for option in parameters):
         known = {option.name for option in options}
         owner = next(parent for parent in cls.__mro__ if "__init__" in vars(parent))

@@ -1,7 +1,5 @@
 """Load a class from a Python file of the user, such as `my_scheme.py:Faded` or `my_task.py:Sums`.
 
-Such a name may replace a name of posbench's: as `kind` of a scheme, `task` of a task, or `optimizer` of training.
-
 The words of a command may name any file. A file that is recorded in a run or a pack is imported only if it was named on
 the command line, if a run folder in `runs` of the working directory recorded it (its training named it), or if it is
 below the working directory. A file in a run folder is imported only if it was named.
@@ -45,14 +43,12 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 
 
 def as_recorded(kind: Any) -> Any:
-    """Return a kind with its file's path as runs record it, such as `mine.py:Faded`; other kinds stay as they are.
-
-    The path is relative to the working directory if the file is in it, otherwise absolute.
-    """
+    """Return a kind with its file's path as runs record it, such as `mine.py:Faded`; other kinds stay as they are."""
     file = parse_class_path(kind) if isinstance(kind, str) else None
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
+    # Relative to the working directory if the file is in it: a run may then be moved with its folder.
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path.as_posix()}:{file.class_name}"
@@ -71,9 +67,8 @@ def is_class_path(kind: object) -> bool:
 def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     """Return the mapping for `my_scheme.py:Faded`: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
 
-    Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`.
-
-    The file is not read. Raises: ConfigError if the file does not exist, or if no class is named.
+    Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`. The file is
+    not read. Raises: ConfigError if it does not exist, or if no class is named.
     """
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
@@ -90,10 +85,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
 
 def kinds_in(row: Any) -> list[str]:
-    """Return the classes `FILE.py:Name` that `row`, the mapping of a scheme or task, names.
-
-    These are the kinds of a scheme and of the schemes that it is made of, or the task.
-    """
+    """Return the classes `FILE.py:Name` that `row`, the mapping of a scheme or task, names, also in its lists."""
     kinds: list[str] = []
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
@@ -106,7 +98,6 @@ def kinds_in(row: Any) -> list[str]:
 
 
 def _files_in(row: Any) -> list[Path]:
-    """Return the files of the classes `kinds_in(row)`, as they are named."""
     parsed = map(parse_class_path, kinds_in(row))
     return [file.path for file in parsed if file]
 
@@ -140,8 +131,7 @@ def trust_recorded(recorded: Iterable[str]) -> None:
 def recorded_files(row: Any) -> dict[str, str]:
     """Return {path: SHA-256} of the Python files that `row`, the mapping of a scheme or task, names.
 
-    Raises: ConfigError if a file is missing or not trusted. A file is trusted if the user named it, or if it is below
-    the working directory and not in a run folder.
+    Raises: ConfigError if a file is missing or not trusted.
     """
     return {str(path): digest(_place(path)) for path in _files_in(row)}
 
@@ -149,29 +139,26 @@ def recorded_files(row: Any) -> dict[str, str]:
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
     """Return the paths in `recorded` ({path: SHA-256}) whose files have changed.
 
-    Raises: ConfigError if a file is missing or not trusted. A file is trusted if the user named it, or if it is below
-    the working directory and not in a run folder.
+    Raises: ConfigError if a file is missing or not trusted.
     """
     return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
 
 
 def source(path: Path) -> str:
-    """Return the text of a Python file that a run recorded.
-
-    Raises: ConfigError unless the user named the file, or it is below the working directory and not in a run folder.
-    """
+    """Return the text of a Python file that a run recorded. Raises: ConfigError if it is not trusted."""
     return _place(path).read_text(encoding="utf-8")
 
 
 def load(kind: str, base: type[T]) -> type[T]:
     """Import and return the class that `my_scheme.py:Faded` names, from the file as it is now.
 
-    Raises: ConfigError with file and line if the file does not exist, has no such class, fails to be imported, or was
-    named by a run and not by the user and is outside the working directory or in a run folder.
+    Raises: ConfigError with file and line if the file does not exist, has no such class, fails to be imported, or is
+    not trusted.
     """
     file = parse_class_path(kind)
     assert file is not None
     path = _place(file.path)
+    # The digest is part of the name: a file that has changed is imported anew.
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
     if name not in sys.modules:
         _execute(path, name)
@@ -198,6 +185,7 @@ def _execute(path: Path, name: str) -> None:
         line = place_of(error)
         if isinstance(error, SyntaxError):
             line = f"{path}, line {error.lineno}: "
+        # A module that failed must not be found by the next import.
         del sys.modules[name]
         raise ConfigError(f"{line}{type(error).__name__}: {error}") from error
 
@@ -210,6 +198,7 @@ def _place(path: Path) -> Path:
     place = path.expanduser().resolve()
     if place in _trusted:
         return place
+    # The run was trained elsewhere: a file of the same name that the user named stands in.
     if not place.exists():
         for file in _trusted:
             if file.name == path.name:

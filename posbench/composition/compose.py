@@ -1,15 +1,12 @@
 """Turn overrides such as `scheme=vo_rope train.lr=1e-3` into a checked `Config`.
 
 Hydra composes the YAML files of `conf/` over the dataclasses of `posbench.config`, so that an unknown key or a wrong
-type is refused. `checked_config` then makes a `Config`, whose own rules check the values. Errors of Hydra, OmegaConf
-and YAML become a `ConfigError` in plain words.
+type is refused; `Config`'s own rules check the values. Errors of Hydra, OmegaConf and YAML become a `ConfigError`.
+Hydra is extended in three ways:
 
-Hydra is extended in three ways, by its own kinds of plug-ins or by rewriting overrides:
-
-- a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), and so may a task (`data=my_task.py:Sums`);
-- packages that register schemes bring their own `conf/scheme/*.yaml`;
-- values get quotes if Hydra's grammar cannot read them without (`data.path=~/books`, `experiment_name=größe`), or would
-  read a text as a number (`experiment_name=1e3`).
+  - a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), and so may a task (`data=my_task.py:Sums`);
+  - packages that register schemes bring their own `conf/scheme/*.yaml`;
+  - values get quotes if Hydra could not read them without (`data.path=~/books`), or would read a text as a number.
 """
 
 from __future__ import annotations
@@ -80,14 +77,14 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the settings of a scheme or task whose class is in a file, for Hydra.
+        """Return the settings of a scheme or task whose class is in a file.
 
-        Arguments: config_path, the file and class, such as `scheme/my_scheme.py:Faded`. Raises: ConfigError if the file
-        does not exist.
+        Arguments: config_path, such as `scheme/my_scheme.py:Faded`. Raises: ConfigError if the file does not exist.
         """
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
+            # A task also changes the schema and the defaults of other groups.
             row["defaults"] = [{f"override /{key}": "task"} for key in _TASK_GROUPS]
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": None})
 
@@ -133,13 +130,13 @@ def hydra_word(word: str) -> str:
     """Return the override `word` with the quotes that Hydra's grammar needs to read it as the user meant it.
 
     `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers (`experiment_name=1e3`).
-    Overrides with quotes, functions, mappings or references stay as they are, except `train.lr_of={...}`, which is
-    merged with an experiment's learning rates.
-    Raises: ConfigError for a list of schemes, because Hydra would silently use the last one.
+    Raises: ConfigError for a list of schemes.
     """
     key, equals, value = word.partition("=")
+    # Merged with an experiment's learning rates instead of replacing them.
     if key == "train.lr_of" and value.startswith("{"):
         return f"++{word}"
+    # Hydra would silently use the last scheme of a list.
     if key == "scheme" and value.startswith("["):
         names = ",".join(re.findall(r"[^\[\]\s,'\"]+", value))
         raise ConfigError(f"{word} is a list, and a run has one scheme: write scheme={names}, and add -m")
@@ -154,9 +151,11 @@ def hydra_word(word: str) -> str:
         return part[0]
 
     parts = key + equals + re.sub(r"[^\[\],]+", quoted_part, value)
+    # The user's own quotes, functions, mappings and references stay as they are.
     plain = word if re.search(r"[\"'(){}\\]", value) else parts
     if not takes_text or value[:1] in ("", "'", '"'):
         return plain
+    # Try the word as it is first: quotes would turn a sweep over values into one text.
     tries = [plain, key + equals + quoted(value)]
     if value[0] == "[":
         tries.insert(1, parts)
@@ -174,13 +173,13 @@ def _is_readable(word: str) -> bool:
 def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
     """Return the overrides `words`, with `experiment=task` appended if they name a task but no experiment.
 
-    The default experiment is for text.
     Arguments: folders, the user's configuration folders, in which names such as that of a task are also looked up.
     """
     datasets = []
     for word in words:
         if word.startswith("data="):
             datasets += word.removeprefix("data=").split(",")
+    # The default experiment is for text.
     has_experiment = any(word.lstrip("+").startswith("experiment=") for word in words)
     needs_experiment = not has_experiment and any(_names_task(name, *folders) for name in datasets)
     return [*words, _TASK_EXPERIMENT] if needs_experiment else [*words]
@@ -195,14 +194,12 @@ def _names_task(name: str, *folders: Path) -> bool:
 
 
 def register() -> None:
-    """Register our plug-ins, sweeper and dataclasses with Hydra.
-
-    The dataclasses are in a group `schema`, so that `scheme=glob(*)` does not sweep over them.
-    """
+    """Register our plug-ins, sweeper and dataclasses with Hydra."""
     store = ConfigStore.instance()
     for name, data in (("text", OmegaConf.structured(DataConfig)), ("task", _open())):
         schema = OmegaConf.structured(Config)
         schema.scheme, schema.data = _open(), data
+        # In a group `schema`, so that `scheme=glob(*)` does not sweep over the dataclasses.
         store.store(group="schema", name=name, node=schema, provider="posbench")
     sweeper = {"_target_": "hydra_plugins.posbench_sweeper.PosbenchSweeper", "params": None}
     store.store(group="hydra/sweeper", name="posbench", node=sweeper, provider="posbench")
@@ -217,8 +214,9 @@ def _open() -> DictConfig:
 
 @contextmanager
 def _hydra() -> Iterator[ConfigLoader]:
-    """Yield Hydra's loader for `conf/`. The state of a Hydra application that is running is restored afterwards."""
+    """Yield Hydra's loader for `conf/`."""
     register()
+    # Hydra's state is global: restore the state of an application that is running.
     state, config = GlobalHydra.instance(), HydraConfig.instance()
     outer, outer_config = state.hydra, config.cfg
     state.clear()
@@ -237,7 +235,6 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     """Yield the configuration that Hydra composes from the overrides `words`, including Hydra's own group `hydra`.
 
     Inside this context, Hydra's global state is the same as inside a job.
-    Arguments: mode, whether Hydra composes for one run or for a sweep.
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
@@ -266,8 +263,7 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 def checked_config(composed: DictConfig) -> Config:
     """Return a checked `Config` made from what Hydra composed. Call this while Hydra's session or job is open.
 
-    Arguments: composed, the settings of a run. Raises: ConfigError for an unknown key, a wrong type, a missing value or
-    a value out of its range.
+    Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
     """
     content = copy.deepcopy(composed)
     with plain_errors():
@@ -284,6 +280,7 @@ def checked_config(composed: DictConfig) -> Config:
     trust_files(mapping["scheme"])
     mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])
     trust_files(mapping["train"])
+    # What follows from a task's problems, or from the model that the run continues.
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     if mapping["train"].get("from_run"):
@@ -301,8 +298,6 @@ def checked_config(composed: DictConfig) -> Config:
 def _compute_windows(mapping: dict[str, Any]) -> None:
     """Set `train.context_length` and `data.window` in the configuration `mapping` of a run on a task.
 
-    They are how many tokens a model reads of the longest problem in training (`data.lengths`) and of the longest
-    allowed in tests (`data.longest`).
     Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
     """
     from posbench.data import Problems
@@ -311,6 +306,7 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
     trust_files(mapping["data"])
     task = TaskConfig.from_mapping(mapping["data"])
     problems = Problems(task)
+    # How many tokens a model reads of the longest problem in training, and of the longest that may be tested.
     for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
         value, computed = mapping[group].setdefault(name, None), problems.window(length)
         if value not in (None, "???", computed):
@@ -322,9 +318,8 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
 
 
 def _continue(mapping: dict[str, Any]) -> None:
-    """Set what follows from the model that `train.from_run` names, if it is set, in `mapping`, a run's configuration.
+    """Set model sizes, scheme and tokenizer in `mapping` as the model that `train.from_run` names has them.
 
-    It is model sizes, scheme, tokenizer and the scheme's name.
     Raises: ConfigError if `train.from_run` names no model, if the user gave sizes, or if posbench cannot use its
     positions or tokenizer and the user gave no others.
     """
@@ -338,7 +333,6 @@ def _continue(mapping: dict[str, Any]) -> None:
     keys = {word.lstrip("+").partition("=")[0] for word in words}
 
     def options_of(group: str) -> dict[str, Any]:
-        """Return {option: value} for what the user gave as `group.option=value` on the command line."""
         options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
         return {option: mapping[group][option] for option in options}
 
@@ -348,6 +342,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     start = start_of(from_run, mapping["seed"], mapping["runs_dir"])
     assert start is not None
     mapping["model"] = start.model
+    # The source's tokenizer, unless the user chose another.
     if start.tokenizer_file is not None and not keys & {"tokenizer", "tokenizer.kind"}:
         if start.tokenizer_file.is_file() or "tokenizer.path" in keys:
             mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
@@ -357,6 +352,7 @@ def _continue(mapping: dict[str, Any]) -> None:
                 f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
+    # The source's scheme, with the options that the user gave, unless the user chose a scheme.
     if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
         row = {key: value for key, value in start.positions.checked_row(from_run).items() if key != "lr"}
         if "scheme.rescale" in keys:
@@ -377,9 +373,7 @@ def _continue(mapping: dict[str, Any]) -> None:
 def _with_trained_positions(config: Config) -> Config:
     """Return the configuration of a run that continues a model, with the factor by which it rescales rotations.
 
-    The factor is training context / the context that the source's positions were trained in. It is set if the run
-    rescales to longer windows and the user gave no factor, so that evaluation rotates as training did. The source's
-    context, `scheme.trained_length`, is recorded only if it changes what the run computes.
+    The factor is training context / the context that the source's positions were trained in.
     """
     from posbench.model.architecture import build_architecture
     from posbench.schemes import Scheme
@@ -388,19 +382,18 @@ def _with_trained_positions(config: Config) -> Config:
     length, scheme = config.train.context_length, config.scheme
     layers = build_architecture(config).scheme
     reads_length = any(part.reads_length for part in layers.modules() if isinstance(part, Scheme))
+    # The source's context is recorded only if it changes what the run computes.
     if scheme.trained_length in (None, length) or not reads_length:
         return replace(config, scheme=replace(scheme, trained_length=None))
     row = scheme.to_mapping()
+    # Set here, so that evaluation rotates as training did; a factor of the user's stays.
     if length > scheme.trained_length:
         row = with_factor(row, length / scheme.trained_length)
     return replace(config, scheme=SchemeConfig.from_mapping(row))
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench.
-
-    Arguments: scheme, its configuration.
-    """
+    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench."""
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -411,10 +404,7 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the settings of the scheme called `name`, from its YAML file, as Hydra finds it in its search path.
-
-    Call this while Hydra's session is open.
-    """
+    """Return the settings of the scheme called `name`, from its YAML file, as Hydra finds it in its search path."""
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -436,10 +426,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a sentence on an error of Hydra or YAML that names the field, the value and the remedy.
-
-    If the error is not a known one, return its own text in one line.
-    """
+    """Return a sentence on an error of Hydra or YAML that names the field, the value and the remedy."""
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])
@@ -454,6 +441,7 @@ def _explanation(error: BaseException) -> str:
         return no_setting(str(error.full_key))
     if isinstance(error, OmegaConfBaseException):
         return _wrong_value(error)
+    # Hydra wraps errors in errors; an unknown one keeps its own text, in one line.
     cause = error.__cause__ or error.__context__
     return text if cause is None else _explanation(cause) + location
 

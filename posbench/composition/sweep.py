@@ -1,8 +1,8 @@
 """Run `posbench train` as a Hydra application, for one run or a sweep. All jobs are checked before the first one runs.
 
-Hydra calls a `SweepJob` for one run. In a sweep, a launcher calls it for each job, in this process or another one, and
-its `Outcome` is returned to the sweeper. If `train.branch_tokens` names shorter runs (branches), they are trained
-after all runs that they branch off (trunks). So are runs that go on from a trunk in another way (arms, `train.arms`).
+In a sweep, a launcher calls the `SweepJob` for each job, in this process or another one, and returns its `Outcome`.
+Shorter runs (branches, `train.branch_tokens`) and runs that go on in another way (arms, `train.arms`) are trained after
+all runs that they start from (trunks).
 """
 
 from __future__ import annotations
@@ -79,14 +79,10 @@ def run_application(
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
-    In a sweep, the other jobs run even if one fails.
-
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
-    called with the configuration of each run; say, called with what a sweep will run, each run that begins, and each
-    failure; is_finished, returns True for run folders that need no training; check, called with the configuration of
-    each job of a sweep before the first job begins, raises ConfigError for one that the job would refuse; stacks,
-    returns which jobs of a sweep run as one, and stacked_job runs these, and returns each one's result or error.
-    Returns: an `Outcome` for each job of the sweep, or for the single run.
+    called with the configuration of each run; is_finished, returns True for run folders that need no training; check,
+    raises ConfigError for a job that would be refused, before the first job begins; stacks, returns which jobs of a
+    sweep run as one, and stacked_job runs these, and returns each one's result or error.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
@@ -96,6 +92,7 @@ def run_application(
     flags: list[str] = []  # kept apart because Hydra refuses flags among overrides
     folders = [Path(value) for flag, value in pairwise(words) if flag in ("-cd", "--config-dir")]
     folders += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
+    # A flag's value follows it as a word of its own.
     for previous, word in pairwise(["", *with_experiment(words, *folders)]):
         is_flag = word.startswith("-") or (previous in _FLAGS_WITH_VALUES and "=" not in word)
         if is_flag:
@@ -118,10 +115,7 @@ def run_application(
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect.
-
-    Arguments: overrides, words such as `seed=1`; flags, options such as `-m` or `--cfg`, with their values.
-    """
+    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect."""
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -170,11 +164,7 @@ class SweepJob:
     outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
-        """Run one job and return its outcome, which includes errors: Hydra would print them in its own words.
-
-        Arguments: composed, what Hydra composed as the job's configuration. Raises: Stopped and KeyboardInterrupt,
-        which end a sweep.
-        """
+        """Run one job and return its outcome. Raises: Stopped and KeyboardInterrupt, which end a sweep."""
         name, was_finished, number = "", False, None
         try:
             config = checked_config(composed)
@@ -187,6 +177,7 @@ class SweepJob:
                 SWEEP_CLOCK.set(clock)
                 self.say(f"run {number + 1} of {len(self.work)}: {name}{clock.left(0)}")
             outcome = Outcome(name, None, self.job(config), was_finished)
+        # Errors are part of the outcome, because Hydra would print them in its own words.
         except Exception as error:
             is_picklable = self.work is None or isinstance(error, ConfigError)  # other errors may not be
             if not is_picklable:
@@ -203,8 +194,8 @@ class SweepJob:
         return outcome
 
     def _number(self) -> int:
-        """Return the job's number in the sweep, from 0."""
         number = int(HydraConfig.get().job.num)
+        # A launcher numbers its jobs from the first on; some of the sweep's may be left out.
         if self.numbers is None:
             return number
         return self.numbers[number - self.numbers[0]]
@@ -213,12 +204,13 @@ class SweepJob:
         """Store in the journal what happened to a job, so that the sweep knows it if a worker process is killed."""
         if self.journal is None:
             return
+        # Renamed when complete: the worker may be killed while it writes.
         temporary = self.journal / f"{number}.{event}.tmp"
         temporary.write_bytes(pickle.dumps(content))
         temporary.replace(self.journal / f"{number}.{event}")
 
     def noted(self, event: str) -> dict[int, Any]:
-        """Return {number of a job: what it noted} for an event, `begun` or `outcome`, from the journal."""
+        """Return {number of a job: what it noted} for an event, `begun` or `outcome`."""
         assert self.journal is not None
         return {int(file.stem): pickle.loads(file.read_bytes()) for file in self.journal.glob(f"*.{event}")}
 
@@ -256,10 +248,11 @@ class PosbenchSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Run a job for each combination of values in `arguments` and in the sweep of an experiment that they name.
 
-        Shorter runs (branches) are run last. Raises: ConfigError before the first job if a job is refused.
+        Raises: ConfigError before the first job if a job is refused.
         """
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
+        # Compose and check every job before the first one runs.
         values = swept_values(self.master)
         combinations = dict.fromkeys(itertools.product(*values.values()))
         trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
@@ -272,6 +265,7 @@ class PosbenchSweeper(Sweeper):
         jobs = [*trunks, *branches]
         check_folders(jobs)
         self.task.work = self._work(jobs)
+        # joblib runs this many at a time, a cluster all of them.
         launcher = str(self.master.hydra.launcher)
         default = len(jobs) if "submitit" in launcher else 1
         self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))
@@ -295,7 +289,6 @@ class PosbenchSweeper(Sweeper):
                 self._run(arms, len(jobs))
 
     def _work(self, jobs: Sequence[Job]) -> list[int]:
-        """Return for each job the tokens that it trains on, 0 if it is finished."""
         work = []
         for job in jobs:
             is_finished = self.task.is_finished(Path(job.config.runs_dir, run_name(job.config)))
@@ -304,7 +297,6 @@ class PosbenchSweeper(Sweeper):
         return work
 
     def _announce(self, jobs: Sequence[Job], noun: str) -> None:
-        """Print how many jobs follow, and how many of them are finished."""
         assert self.task.work is not None
         num_finished = self.task.work[-len(jobs) :].count(0)
         line = count_of(len(jobs), noun)
@@ -340,11 +332,9 @@ class PosbenchSweeper(Sweeper):
         return outcomes
 
     def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
-        """Run the jobs, {number in the sweep: job}, and return {number: outcome}.
-
-        If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new ones,
-        and those that were running are tried again, one at a time, so that it is known which one is killed.
-        """
+        """Run the jobs, {number in the sweep: job}, and return {number: outcome}."""
+        # If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new
+        # ones, and those that were running are tried again, one at a time, so that it is known which one is killed.
         waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
         while waiting or interrupted:
             is_alone = not waiting
@@ -368,10 +358,7 @@ class PosbenchSweeper(Sweeper):
         return outcomes
 
     def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
-        """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began.
-
-        All of them ended, unless a worker process was killed.
-        """
+        """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began."""
         self.task.numbers = list(jobs)
         if self.task.journal:
             for file in self.task.journal.iterdir():
@@ -396,17 +383,16 @@ class PosbenchSweeper(Sweeper):
 
 
 def words_of_arms(trunk: Job) -> list[list[str]]:
-    """Return the overrides of each arm of a run: the run's own, except for what its checkpoint decides, and the arm's.
-
-    The last override of a key counts.
-    """
+    """Return the overrides of each arm: the run's own, except for what its checkpoint decides, and the arm's."""
     kept = {}
     for word in trunk.words:
         key = word.partition("=")[0]
+        # The checkpoint decides the scheme and the model, but not the scheme's learning rate.
         if key == "scheme.lr" or not key.startswith(("scheme", "model", "experiment_name")):
             kept[key] = word
     words_of_arms = []
     for words in trunk.config.arm_words():
+        # The last override of a key counts.
         by_key = kept | {word.partition("=")[0]: word for word in words}
         words_of_arms.append(list(by_key.values()))
     return words_of_arms
@@ -430,7 +416,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
 
-    Arguments: outcomes, of the runs of a sweep, whose results are the runs' manifests; console, prints the table.
+    Arguments: outcomes, of the runs of a sweep, whose results are the runs' manifests.
     """
     if len(outcomes) < 2:
         return
@@ -474,9 +460,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
     """Return {key: overrides, one per value} of a sweep, such as `{"seed": ["seed=0", "seed=1"]}`.
 
-    If a key has several overrides, the last one counts. Must be called inside the session of Hydra that `composed`
-    belongs to, which expands `glob(*)`.
-    Arguments: composed, the configuration of the sweep with Hydra's own settings.
+    Call this inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
     Raises: ConfigError if several experiments are named; Hydra's errors.
     """
     overrides = _overrides(composed)
@@ -495,13 +479,11 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    """Return {key: override} for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence.
-
-    `hydra.sweeper.params` is read only if the user names an experiment or sets it. Otherwise it is the sweep of the
-    default experiment, but `posbench train -m seed=0,1` means two runs.
-    """
+    """Return {key: override} for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence."""
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
+    # Only if the user names an experiment or sets them: otherwise these are the sweep of the default experiment, but
+    # `posbench train -m seed=0,1` means two runs.
     takes_params = any(word.startswith(("experiment=", "hydra.sweeper.params")) for word in words)
     params: Any = {}
     if takes_params:

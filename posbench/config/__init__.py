@@ -1,7 +1,4 @@
-"""Define a run's configuration: `Config` (config.py), its groups (fields.py), rules for values (rules.py) and units.
-
-This package imports no torch and nothing else of posbench.
-"""
+"""Define a run's configuration, without torch: `Config`, its groups (fields.py), rules for values and units."""
 
 from posbench.config.config import Config, is_text, no_setting, type_words
 from posbench.config.fields import (

@@ -73,7 +73,7 @@ class Config(Group):
             )
 
     def _resolve_learning_rate(self) -> None:
-        """Set `train.lr` to the run's rate, and `scheme.lr` to the same if the scheme has a rate of its own."""
+        # A rate of the scheme's own comes first, then its entry in train.lr_of, then train.lr.
         if self.scheme.lr is None:
             rates = self.train.lr_of or {}
             self.scheme = replace(self.scheme, lr=rates.get(self.scheme.name))
@@ -81,7 +81,7 @@ class Config(Group):
             self.train = replace(self.train, lr=self.scheme.lr)
 
     def check_vocabulary(self, entries: int) -> None:
-        """Raise ConfigError if `model.vocab_size` is set and less than `entries`, the tokenizer's vocabulary size."""
+        """Raise ConfigError if `model.vocab_size` is less than `entries`, the tokenizer's vocabulary size."""
         remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
         if self.train.from_run:
             remedy = (
@@ -115,10 +115,7 @@ class Config(Group):
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """Return the overrides that turn this run into each shorter run that branches off it.
-
-        Returns: a list of overrides for each number of tokens in `train.branch_tokens`, to append to this run's own.
-        """
+        """Return the overrides to append to this run's, one list for each shorter run that branches off it."""
         branches = []
         for tokens in self.train.branch_tokens:
             name = branch_name(self.experiment_name, tokens)
@@ -127,10 +124,7 @@ class Config(Group):
         return branches
 
     def arm_words(self) -> list[list[str]]:
-        """Return the overrides of each run (arm) that goes on from where the decay of this run's rate begins.
-
-        Returns: a list of overrides for each arm of this run's scheme in `train.arms`.
-        """
+        """Return the overrides of each run (arm) that goes on from where the decay of this run's rate begins."""
         run = f"{self.runs_dir}/{self.experiment_name}/{self.scheme.name}/seed={self.seed}"
         shared = [
             f"train.from_run='{run}/checkpoints/step={self.train.decay_begins:08d}'",
@@ -150,10 +144,12 @@ class Config(Group):
 
         Raises: ConfigError for an unknown key or a value out of its range, an error of OmegaConf for a wrong type.
         """
+        # Imported here, so that `posbench --help` starts without OmegaConf.
         from omegaconf import OmegaConf
         from omegaconf.errors import ConfigKeyError
 
         schema = OmegaConf.structured(cls)
+        # `data` has two classes: text by default, and any mapping for a task.
         if mapping.get("data", {}).get("source") != "task":
             schema.data = OmegaConf.structured(DataConfig)
         try:
@@ -176,6 +172,7 @@ def _without_references(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_references(inner) for inner in value]
     if isinstance(value, str):
+        # Backslashes before it are doubled, because OmegaConf would read them as escapes.
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     return value
 
@@ -231,6 +228,7 @@ def no_setting(key: str) -> str:
     """Return the error message for an unknown key, with the most similar known keys, if any."""
     group, _, name = key.rpartition(".")
     name = _ALIASES.get(name, name)
+    # The right name in the wrong group is a better hint than a similar spelling, unless many groups have it.
     same = [known for known in settings() if known == f"{group}.{name}" or (not group and known.endswith(f".{name}"))]
     hint = nearest(key, settings())
     if 0 < len(same) < 3:

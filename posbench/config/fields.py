@@ -1,11 +1,7 @@
 """Define the groups of a configuration: one dataclass per group, which checks its own values.
 
-A `Config` that exists is valid: each dataclass checks itself when it is made, so nothing is built, downloaded or
-written from a configuration that cannot run. This module imports no torch; the rules that only a scheme knows (its own
-options) are checked by `posbench.schemes.build_scheme`.
-
-Words: a *group* is a folder of `conf/`; a *field* is a key of it. Errors are `ConfigError`, a `ValueError` that names
-the field, the value and the remedy.
+A `Config` that exists is valid, so nothing is built, downloaded or written from a configuration that cannot run. Only a
+scheme's own options are checked later, by `posbench.schemes.build_scheme`.
 """
 
 # ruff: noqa: RUF009 (the functions called as defaults return `dataclasses.field`s)
@@ -42,10 +38,7 @@ from posbench.config.rules import (
 
 @dataclass
 class Group:
-    """Base class of the groups of a configuration (model, data, train, ...), which checks each field when it is made.
-
-    Subclasses check several fields together.
-    """
+    """Base class of the groups of a configuration (model, data, train, ...), which checks each field when made."""
 
     group: ClassVar[str | None] = None  # folder of conf/; None means the class name, such as `model` for ModelConfig
 
@@ -143,17 +136,17 @@ class ModelConfig(Group):
 
     @property
     def kv_heads(self) -> int:
-        """Return the number of key/value heads, Hkv: `num_kv_heads`, or `num_heads` if that is None."""
+        """Return Hkv, the number of key/value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head_width(self) -> int:
-        """Return the number of channels of one head, D: `head_dim`, or `d_model / num_heads` if that is None."""
+        """Return D, the channels of one head."""
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def ffn_width(self) -> int:
-        """Return SwiGLU's number of hidden channels: `ffn_dim`, or 8/3 `d_model` rounded up to a multiple of 16."""
+        """Return SwiGLU's number of hidden channels."""
         if self.ffn_dim is not None:
             return self.ffn_dim
         return math.ceil(8 * self.d_model / 3 / 16) * 16
@@ -163,8 +156,7 @@ class ModelConfig(Group):
 class DataConfig(Group):
     """The source of the text and its splits, which consist of whole documents.
 
-    The class variables and methods give facts that are known before any data is read and differ between text and tasks;
-    `TaskConfig` has the same ones.
+    `TaskConfig` has the same class variables and methods.
     """
 
     shortest: ClassVar[int] = 2  # shortest length that can be scored, in tokens
@@ -218,14 +210,12 @@ class DataConfig(Group):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return the settings besides the text that decide a run's results: `document_mask` if it is on, or {}.
-
-        The text has a fingerprint of its own.
-        """
+        """Return the settings besides the text that decide a run's results."""
+        # The text has a fingerprint of its own.
         return {"document_mask": True} if self.document_mask else {}
 
     def trained_length(self, context_length: int) -> int:
-        """Return the longest length that a run trains on, in tokens: `context_length`."""
+        """Return the longest length that a run trains on, in tokens."""
         return context_length
 
     def to_mapping(self) -> dict[str, Any]:
@@ -264,7 +254,7 @@ class TaskConfig(Group):
         )
 
     def trained_length(self, context_length: int) -> int:
-        """Return the longest length that a run trains on, in items, from `lengths`; `context_length` is ignored."""
+        """Return the longest length that a run trains on, in items."""
         return int(self.lengths[1])
 
     @classmethod
@@ -441,7 +431,7 @@ class TrainConfig(Group):
         )
 
     def _check_whole(self, key: str, tokens: int) -> None:
-        """Raise ConfigError unless `tokens` is a whole number of steps. Arguments: key, the key in the message."""
+        """Raise ConfigError unless `tokens`, the value of `key`, is a whole number of steps."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         require(
             tokens == whole,
@@ -451,22 +441,18 @@ class TrainConfig(Group):
 
     @property
     def tokens_per_step(self) -> int:
-        """Return the number of tokens of one optimizer step, `batch_size * context_length`."""
         return self.batch_size * self.context_length
 
     @property
     def num_steps(self) -> int:
-        """Return the number of optimizer steps of the run: `steps`, or `tokens` divided by the tokens of a step."""
+        """Return the number of optimizer steps of the run."""
         if self.steps is not None:
             return self.steps
         return int(self.tokens // self.tokens_per_step)
 
     @property
     def is_branch(self) -> bool:
-        """Return whether the run is a shorter version of a longer one, from whose checkpoint it can start (a branch).
-
-        The number of tokens of the longer run, `trunk_tokens`, is then set.
-        """
+        """Return whether the run is a branch: a shorter version of a longer run, from whose checkpoint it can start."""
         return self.trunk_tokens is not None
 
     @property
@@ -491,20 +477,14 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the steps from whose checkpoints other runs start: shorter versions of this run (branches), and arms.
-
-        At these steps the learning rate of a shorter run, or of this run, begins to decay.
-        """
+        """Return the steps from whose checkpoints other runs start: shorter versions (branches), and arms."""
         steps = {self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens}
         if self.arms:
             steps.add(self.decay_begins)
         return frozenset(steps)
 
     def is_ordered(self, step: int) -> bool:
-        """Return whether the order of tokens more than 32 back is scored after `step`: what it is worth to the model.
-
-        This happens every `order_every` tokens and at the end.
-        """
+        """Return whether the order of tokens more than 32 back is scored after `step`."""
         if not self.order_every:
             return False
         previous_count, count = ((n * self.tokens_per_step) // self.order_every for n in (step - 1, step))
@@ -512,11 +492,8 @@ class TrainConfig(Group):
 
     @property
     def steps_between_validations(self) -> int:
-        """Return `validate_every`, or by default a tenth of the run's steps.
-
-        For a branch, the shorter version of a longer run, it is a tenth of the longer run's steps. So both validate at
-        the same steps.
-        """
+        """Return `validate_every`, or by default a tenth of the run's steps."""
+        # A branch counts its trunk's steps, so both validate at the same steps.
         return self.validate_every or max(1, math.ceil(self.trunk_steps / 10))
 
 
@@ -581,12 +558,12 @@ class ExperimentConfig(Group):
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the `experiment` group of a run's configuration if the runs' folder is named after it, otherwise {}.
 
-    A run that named no experiment has the settings of the default one, the demo, in this group. A name may continue the
-    experiment's with `-` or `_`.
     Arguments: config, the configuration as nested mappings; name, the folder of the runs.
     """
     experiment = config.get("experiment", {})
     chosen = str(experiment.get("name"))
+    # A run that named no experiment has the settings of the default one, the demo, in this group. A name may continue
+    # the experiment's with `-` or `_`.
     if name == chosen or name.startswith((f"{chosen}-", f"{chosen}_")):
         return experiment
     return {}

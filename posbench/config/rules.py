@@ -22,9 +22,9 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the text `"; did you mean 'qk_rope'?"` with the word of `known` that is closest to `word`.
+    """Return the text `"; did you mean 'qk_rope'?"` with the word of `known` closest to `word`, or "" if none is close.
 
-    Return "" if none is close. Arguments: cutoff, how similar it must be, from 0 to 1.
+    Arguments: cutoff, how similar it must be, from 0 to 1.
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -33,8 +33,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def check_name(key: str, name: str) -> str:
     """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    So no run is outside the runs folder or hidden in it. Raises: ConfigError for any other name, which tells the
-    setting `key`.
+    Raises: ConfigError for any other name, so no run is outside the runs folder or hidden in it.
     """
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
@@ -71,7 +70,7 @@ def ruled(rule: Rule, default: Any = MISSING) -> Any:
 
 
 def between(low: float, high: float = math.inf) -> Rule:
-    """Return a rule that accepts finite numbers from `low` to `high` and raises ConfigError for other values."""
+    """Return a rule that accepts finite numbers from `low` to `high`."""
 
     def rule(key: str, value: Any) -> Any:
         is_valid = isinstance(value, (int, float)) and low <= value <= high and math.isfinite(value)  # excludes NaN
@@ -85,12 +84,12 @@ def between(low: float, high: float = math.inf) -> Rule:
 
 
 def at_least(low: float) -> Rule:
-    """Return a rule that accepts finite numbers of `low` or more and raises ConfigError for other values."""
+    """Return a rule that accepts finite numbers of `low` or more."""
     return between(low)
 
 
 def one_of(*known: str) -> Rule:
-    """Return a rule that accepts the words in `known` and raises ConfigError for other values."""
+    """Return a rule that accepts the words in `known`."""
 
     def rule(key: str, value: Any) -> Any:
         hint = nearest(str(value), known)
@@ -112,7 +111,7 @@ def class_name(*known: str) -> Rule:
 
 
 def list_of(rule: Rule) -> Rule:
-    """Return a rule that applies `rule` to each member of a list, and raises ConfigError for anything but a list."""
+    """Return a rule that applies `rule` to each member of a list."""
 
     def list_rule(key: str, values: Any) -> list[Any]:
         require(isinstance(values, list), f"{key}={values!r} is not a list: give {key}=[...]")
@@ -122,10 +121,7 @@ def list_of(rule: Rule) -> Rule:
 
 
 def token_count(key: str, value: Any, unit: str = "tokens") -> int:
-    """Return `value`, a number or text such as `200k` or `1e6` (k is 1,000), as a whole number.
-
-    Raises: ConfigError, with the `key` and the `unit`, if it is not a whole number.
-    """
+    """Return `value`, a number or text such as `200k` or `1e6` (k is 1,000), as a whole number."""
     count = whole_number(value)
     if count is None:
         raise ConfigError(f"{key}={value!r} is not a number of {unit}: give a whole number, or 200k, 20M, 2.5B, 1e6")
@@ -133,18 +129,12 @@ def token_count(key: str, value: Any, unit: str = "tokens") -> int:
 
 
 def step_count(key: str, value: Any) -> int:
-    """Return `value`, such as 50 or `2k` (2,000), as a number of steps.
-
-    Raises: ConfigError, which names the setting `key`, if it is not 1 or more.
-    """
+    """Return `value`, such as 50 or `2k` (2,000), as a number of steps, 1 or more."""
     return int(at_least(1)(key, token_count(key, value, "steps")))
 
 
 def parse_length(key: str, value: Any, least: int = 2) -> int:
-    """Return `value`, such as 512 or `8k` (8,192), as a length.
-
-    Raises: ConfigError, which names the setting `key`, unless it is from `least` to 2^24.
-    """
+    """Return `value`, such as 512 or `8k` (8,192), as a length from `least` to 2^24."""
     count = whole_number(value, 1024)
     if count is None or not least <= count <= 1 << 24:
         raise ConfigError(
@@ -154,10 +144,7 @@ def parse_length(key: str, value: Any, least: int = 2) -> int:
 
 
 def stack_size(key: str, value: Any) -> Any:
-    """Return `value`, which says how many runs train as one: auto, off, or a number of 1 or more.
-
-    Raises: ConfigError, which names the setting `key`, for any other value.
-    """
+    """Return `value`, which says how many runs train as one: auto, off, or a number of 1 or more."""
     if value in ("auto", "off"):
         return value
     if value is False:  # YAML reads `off` so
@@ -166,18 +153,13 @@ def stack_size(key: str, value: Any) -> Any:
 
 
 def scored_length(key: str, value: Any) -> int:
-    """Return `value`, such as 512 or `8k` (8,192), as a length to score, in tokens or items of a task.
-
-    Raises: ConfigError, which names the setting `key`, if it is below 1.
-    """
+    """Return `value`, such as 512 or `8k` (8,192), as a length to score, in tokens or items of a task."""
     return parse_length(key, value, least=1)
 
 
 def trained_lengths(key: str, value: Any) -> list[int]:
-    """Return `value` if it is [shortest, longest], lengths to train on, in items of a task.
-
-    Raises: ConfigError, which names the setting `key`, if it is not.
-    """
+    """Return `value` if it is [shortest, longest], lengths to train on, in items of a task."""
+    # type, because isinstance counts true and false as integers.
     is_valid = isinstance(value, list) and len(value) == 2 and all(type(length) is int for length in value)
     require(
         is_valid and 1 <= value[0] <= value[1],
@@ -190,29 +172,20 @@ LEARNING_RATE = between(1e-12, 10)
 
 
 def learning_rates(key: str, value: Any) -> dict[str, float]:
-    """Return `value` if it maps names of schemes to learning rates.
-
-    Raises: ConfigError, which names the setting `key`, for any other value.
-    """
+    """Return `value` if it maps names of schemes to learning rates."""
     require(isinstance(value, dict), f"{key}={value!r} is not a mapping: give {{scheme: rate}}")
     return {scheme: LEARNING_RATE(f"{key}.{scheme}", rate) for scheme, rate in value.items()}
 
 
 def schemes_of_a_group(key: str, value: Any) -> str:
-    """Return `value` if it is a text that names two or more schemes, separated by spaces.
-
-    Raises: ConfigError, which names the setting `key`, for any other value.
-    """
+    """Return `value` if it is a text that names two or more schemes, separated by spaces."""
     is_valid = isinstance(value, str) and len(value.split()) > 1
     require(is_valid, f"{key}={value!r} names no pair: give names of schemes, such as ['qk_rope alibi nope']")
     return str(value)
 
 
 def user_path(key: str, value: Any) -> Any:
-    """Return `value`, a path or a list of paths, with `~` expanded.
-
-    Raises: ConfigError, which names the setting `key`, for any other value.
-    """
+    """Return `value`, a path or a list of paths, with `~` expanded."""
     if isinstance(value, list):
         return [user_path(key, path) for path in value]
     require(isinstance(value, (str, Path)), f"{key}={value!r} is not a path or a list of paths")

@@ -20,6 +20,7 @@ def whole_number(value: Any, thousand: int = 1000) -> int | None:
     match = _NUMBER.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         return None
+    # Decimal, because 1e23 as a float is not a whole power of ten.
     number = Decimal(match[1].replace("_", "")) * thousand ** _POWERS[match[2].lower()]
     return int(number) if number == number.to_integral_value() else None
 
@@ -54,14 +55,12 @@ def short_length(tokens: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least two: `42 s`, `33 h`, `2.4 days`.
-
-    It has two significant digits, or no decimals from 10 on.
-    """
+    """Return a time in the largest unit of which it has at least two: `42 s`, `33 h`, `2.4 days`."""
     units = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
     fitting = (pair for pair in units if seconds >= 2 * pair[0])
     size, unit = next(fitting, units[-1])
     count = seconds / size
+    # Two significant digits, or no decimals from 10 on.
     if count >= 10:
         return f"{count:,.0f} {unit}"
     return f"{count:.2g} {unit}"
@@ -73,6 +72,7 @@ def decimals(half_width: float, most: int = 4) -> int:
         return 3
     if not half_width:
         return most
+    # The exponent after rounding to two digits: 0.0996 is 1.0e-01.
     exponent = int(f"{half_width:.1e}".partition("e")[2])
     return min(max(1 - exponent, 0), most)
 
@@ -92,10 +92,8 @@ def perplexity_text(value: Any, half_width: float = math.nan) -> str:
 
 
 def perplexity_half(value: Any, half_width: float) -> str:
-    """Return half an interval of a perplexity as text, with the decimals of `perplexity_text`.
-
-    Arguments: value, the perplexity; half_width, half its interval in nats.
-    """
+    """Return half an interval of a perplexity as text; `half_width` is in nats."""
+    # The interval of a loss in nats is relative for a perplexity: d exp(x) = exp(x) dx.
     half = value * half_width
     if value >= 1e6:
         return f"{half:.1e}"
@@ -103,12 +101,10 @@ def perplexity_half(value: Any, half_width: float) -> str:
 
 
 def number(value: Any, digits: int = 3, sign: bool = False) -> str:
-    """Return a number as text: `1.234`, or `+0.012` with `sign`; a dash for NaN.
-
-    With `sign`, a value that would round to zero gets one more digit: `+0.0003`.
-    """
+    """Return a number as text: `1.234`, or `+0.012` with `sign`; a dash for NaN."""
     if math.isnan(value):
         return DASH
+    # A difference that would round to zero gets one more digit: `+0.0003`.
     if sign and not round(value, digits):
         return f"{value:+.{digits + 1}f}" if round(value, digits + 1) else "0"
     plus = "+" if sign else ""

@@ -17,8 +17,7 @@ class PosbenchConfig(PreTrainedConfig):
     """The content of `config.json` for a posbench model.
 
     `sizes` has the fields of `ModelConfig`, `scheme` the keys of `conf/scheme/*.yaml`, `context_length` is the training
-    length in tokens, and `longest` a greater length that the model may read, or None. The sizes that other programs
-    look for, such as `hidden_size` and `max_position_embeddings`, are derived from them.
+    length in tokens, and `longest` a greater length that the model may read, or None.
     """
 
     model_type = "posbench"
@@ -37,6 +36,7 @@ class PosbenchConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.sizes is not None:
+            # The names that other programs look for.
             model = ModelConfig(**self.sizes)
             self.hidden_size, self.head_dim = model.d_model, model.head_width
             self.num_hidden_layers, self.num_attention_heads = model.num_layers, model.num_heads
@@ -61,7 +61,7 @@ class PosbenchConfig(PreTrainedConfig):
         )
 
     def build(self) -> Decoder:
-        """Return the posbench decoder, on the CPU. Its weights are not initialised, because they will be loaded.
+        """Return the posbench decoder, on the CPU, without initialised weights.
 
         Raises: ConfigError if the scheme is unknown (such as a plug-in that is not installed) or refuses its options.
         """

@@ -1,7 +1,4 @@
-"""Write a run's model and tokenizer as a folder that transformers reads (`posbench export`).
-
-Before the folder gets its name, the model is loaded as a user would load it, and its logits are compared with ours.
-"""
+"""Write a run's model and tokenizer as a folder that transformers reads (`posbench export`)."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ def export_model(
 
     The folder must be empty or not exist yet.
     Arguments: config, the run's configuration; name, the model's name in the folder's README; as_trained, whether the
-    model was trained with this scheme, so that it is meant for its training length. Otherwise a rescaling extends it.
+    model was trained with this scheme, so that it is meant for its training length.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
     """
@@ -87,6 +84,7 @@ def export_model(
         theirs.save_pretrained(temporary)
         padding_side = "right" if stock is None else "left"
         exported_tokenizer(tokenizer, longest, padding_side).save_pretrained(temporary)
+        # Load the model as a user would, and compare its logits, before the folder gets its name.
         loaded = AutoModelForCausalLM.from_pretrained(temporary, dtype=torch.float32, local_files_only=True).eval()
         difference, largest = _compare(model, loaded, config.train.context_length)
         result = Export(folder, type(loaded).__name__, stock is not None, difference, largest)
@@ -107,6 +105,7 @@ def _in_transformers(
         return theirs.eval()
     cls: Any = getattr(transformers, stock.name)
     theirs = cls(cls.config_class(**stock.config, **special))
+    # Not strict: a tied head is not stored.
     missing, unexpected = theirs.load_state_dict(stock.weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     theirs.tie_weights()
@@ -117,7 +116,6 @@ def _in_transformers(
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
     """Return the largest difference between both models' logits on random tokens, and posbench's largest logit.
 
-    Arguments: model, posbench's; theirs, the same model in transformers.
     Raises: ConfigError if the difference is larger than rounding explains.
     """
     generator = torch.Generator().manual_seed(0)
@@ -126,6 +124,7 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
     expected: Tensor = model(tokens)
     difference = float((theirs(tokens).logits - expected).abs().max())
     largest = float(expected.abs().max())
+    # `not <=` also refuses NaN.
     if not difference <= TOLERANCE * max(1.0, largest):
         raise ConfigError(
             f"the logits of {type(theirs).__name__} differ from posbench's by up to {difference:.2g}: nothing was "
@@ -167,14 +166,11 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def longest_read(model: Decoder, as_trained: bool) -> int:
-    """Return how many tokens the model is meant to read.
-
-    It is the number of tokens of a task's longest problem, or else the training length. If RoPE was rescaled after
-    training (`as_trained` is False), it is the length that the largest factor extends the trained positions to.
-    """
+    """Return how many tokens the model is meant to read."""
     shape = model.scheme.shape
     if shape.longest or as_trained:
         return shape.longest or shape.context_length
+    # RoPE rescaled after training extends the trained positions.
     rotations = [scheme for scheme in model.scheme.modules() if isinstance(scheme, Rotary)]
     return max([shape.context_length, *(_extended_length(rotary) for rotary in rotations)])
 
@@ -194,6 +190,7 @@ def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) ->
     Arguments: longest, how many tokens the model reads; padding_side, `left` for generation, `right` for models that
     refuse padding before a sequence.
     """
+    # A copy, because the post-processor would change the run's tokenizer.
     copy: Any = Tokenizer.from_str(tokenizer.to_str())
     bos_id, special = find_bos(tokenizer), {}
     if bos_id is not None:

@@ -1,7 +1,7 @@
 """Load a causal model that transformers knows, from a folder or a GGUF file, and refuse what it would load wrongly.
 
 transformers fills in missing tensors with random numbers, warns, or raises an error of Python. Here a person gets one
-sentence. No code in a folder is run.
+sentence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
 
 @lru_cache(maxsize=8)  # reading large weights takes as long as loading them
 def _digest(is_gguf: bool, files: tuple[tuple[Path, int], ...]) -> str:
-    """Return the SHA-256 of weight files. Arguments: files, each with the time of its last change."""
+    """Return the SHA-256 of weight files, each given with the time of its last change."""
     paths = [path for path, _ in files]
     return sum_of(paths[0]) if is_gguf else pretrained.digest(paths)
 
@@ -111,8 +111,8 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of the weights."""
         files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
+        # With the time of their last change, so that files that were replaced are read again.
         return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
 
     @property
@@ -132,6 +132,7 @@ class Source:
         rotations = rotations_in(self.config)
         known: Any = self.config.get_text_config()
         for layer_type in filter(None, rotations):
+            # transformers would read the nested parameters as one rotation's, or ignore them.
             if layer_type not in known.nested_rope_parameter_keys(rotations):
                 raise ConfigError(_nested_refused(self, layer_type, type(self.config).__name__))
         return rotations
@@ -188,6 +189,7 @@ def load(
     Raises: ConfigError if transformers cannot load it, or for tensors that do not fit its configuration.
     """
     if isinstance(source.config, _POSBENCH):
+        # Our own decoder inside it reads rescalings from its scheme.
         return _posbench_decoder(source, options, dtype, device), []
     config = _copy(source)
     with _explained(source):
@@ -215,7 +217,6 @@ _POSBENCH = PosbenchForCausalLM.config_class
 
 
 def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
-    """Return the decoder inside an exported model of our own class, with changed options of its scheme."""
     config = _copy(source)
     config.scheme = _posbench_scheme(config, options)
     model = _from_pretrained(source, config, torch.float32)
@@ -251,7 +252,7 @@ def _load(
 ) -> SubjectModel:
     """Return the model, from memory if it is the last one that was loaded.
 
-    Arguments: config, the model's, maybe changed; settings, all that was changed in it, as text: the key in memory.
+    Arguments: settings, all that was changed in its configuration, as text: the key in memory.
     """
     key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
     if _Loaded.key != key or _Loaded.model is None:
@@ -311,15 +312,12 @@ def _explained(source: Source) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """Return an error's message in one line of 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def _check_nested(source: Source, model: Any) -> None:
-    """Raise ConfigError if the model has one rotation for all layers, and `config.json` one for each type of layer.
-
-    Rotations of their own are buffers that begin with the type of layer.
-    """
+    """Raise ConfigError if the model has one rotation for all layers, and `config.json` one for each type of layer."""
+    # Rotations of their own are buffers that begin with the type of layer.
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     for layer_type in filter(None, source.rotations):
         if not any(name.startswith(layer_type) for name in buffers):

@@ -16,8 +16,7 @@ from posbench.model.decoder import initialise
 class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     """A posbench model in transformers: `input_ids` [B, T] -> `logits` [B, T, V] over the vocabulary.
 
-    `generate` reads the whole sequence for each new token. Weights stay float32; `dtype=torch.bfloat16` sets the type
-    of the activations, as in training.
+    Weights stay float32; `dtype=torch.bfloat16` sets the type of the activations, as in training.
     """
 
     config_class = PosbenchConfig
@@ -30,6 +29,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.decoder.compute_dtype = dtype if dtype is torch.bfloat16 else None
         if torch.empty(0).device.type != "meta":  # from_pretrained builds on `meta` and will load weights
             initialise(self.decoder, seed=0)
+        # Tied embeddings, and scheme parameters that layers share, are stored once.
         first: dict[nn.Parameter, str] = {}
         parameters = self.named_parameters(remove_duplicate=False)
         names = [(name, first.setdefault(parameter, name)) for name, parameter in parameters]
@@ -37,7 +37,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return {alias: first name} of shared tensors: tied embeddings, and scheme parameters that layers share."""
+        """Return {alias: first name} of shared tensors."""
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -58,10 +58,8 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the `forward` arguments that predict the next token: all tokens so far, without a cache.
-
-        Schemes differ in what could be cached, and exported models are for scoring rather than serving.
-        """
+        """Return the `forward` arguments that predict the next token: all tokens so far, without a cache."""
+        # Schemes differ in what could be cached, and exported models are for scoring rather than serving.
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(

@@ -2,9 +2,6 @@
 
 `--under` names the options as for posbench's own rotations: `base`, `rescale`, `factor`, and `rescale.KEY` for a key of
 `rope_parameters`. A model with one rotation for each type of layer takes `full_attention.rescale=yarn` for one of them.
-
-posbench's rescalings are passed on as the factors of "longrope", which divide the frequencies one by one, because
-transformers lacks some of them (`ntk`, the ramp of `yarn` by turns). So they mean the same as for posbench's decoder.
 """
 
 from __future__ import annotations
@@ -90,6 +87,7 @@ def change_rotations(
     for layer_type, settings in parameters.items():
         chosen = by_type.get(layer_type, {})
         used[layer_type], methods[layer_type] = _changed(settings, chosen, width, length, trained, name)
+    # Without options, `config` stays as it was read.
     if any(by_type.values()):
         text.rope_parameters = used.get("", used)
     return [_rotation(config, key, methods[key], length) for key in used]
@@ -124,7 +122,7 @@ def _changed(
 ) -> tuple[dict[str, Any], tuple[str, float]]:
     """Return the changed parameters of one rotation, and the method and factor of its rescaling in words.
 
-    Arguments: parameters, the rotation's in `config.json`; options, {option: value}; width, channels of a head.
+    Arguments: options, {option: value}; width, channels of a head.
     """
     common = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
     changed = dict(parameters)
@@ -132,6 +130,7 @@ def _changed(
         common["rope_theta"] = changed["rope_theta"] = _base(str(options["base"]))
     own = {key.removeprefix("rescale."): value for key, value in options.items() if key.startswith("rescale.")}
     channels = int(width * common.get("partial_rotary_factor", 1.0))
+    # Single keys of the model's own rescaling, or a whole new one.
     if own:
         if changed.get("rope_type", "default") == "default":
             raise ConfigError(f"{name} has no rescaling to change: --under rescale=yarn gives it one")
@@ -174,6 +173,8 @@ def _as_lists(
     factor = rescaling.factor_at(length)
     usual = inverse_frequencies(channels, common["rope_theta"])
     rescaled = rescaling.inv_freq(usual, common["rope_theta"], length)
+    # "longrope" divides the frequencies one by one. transformers lacks some rescalings (`ntk`, the ramp of `yarn` by
+    # turns), and so they mean the same as for posbench's decoder.
     factors = (usual / rescaled).tolist()
     parameters = {
         **common,

@@ -6,10 +6,7 @@
     Phi3ForCausalLM       only some of the channels rotated
     SmolLM3ForCausalLM    only some of the layers rotated, or none (NoPE)
 
-Any rotary frequencies can be translated. RoPE's geometric schedule is given by its base, and its rescalings by
-`rope_parameters` if transformers has them. Other frequencies are given by the factors of "longrope", which divide the
-schedule's frequencies one by one (LongRoPE, arXiv 2402.13753). Then YaRN's temperature becomes the attention factor,
-and learned frequencies are written as learned. The classes compute angles in float32, posbench in float64.
+Any rotary frequencies can be translated. The classes compute angles in float32, posbench in float64.
 """
 
 from __future__ import annotations
@@ -52,6 +49,7 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
     # Phi-3 counts the factors of a rescaling by hidden_size / num_heads, whatever head_dim is.
     if is_partial and (not all(layers_with) or _temperature(rotary) != 1.0):
         return None
+    # These classes rotate all channels in all layers.
     if (sizes.qk_norm or sizes.qkv_bias) and (is_partial or not all(layers_with)):
         return None
     config = {
@@ -109,10 +107,7 @@ def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
 
 
 def _temperature(rotary: Rotary | None) -> float:
-    """Return the factor by which YaRN, a RoPE rescaling, multiplies the attention scores, 1 without it.
-
-    Arguments: rotary, the scheme that rotates q and k, or None.
-    """
+    """Return the factor by which YaRN multiplies the attention scores, 1 without it."""
     if rotary is None or rotary.rescaling is None:
         return 1.0
     return rotary.rescaling.temperature(rotary.shape.context_length)
@@ -128,10 +123,13 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         trained = rotary.frequencies()
     usual = inverse_frequencies(width, rotary.base)
     temperature = _temperature(rotary)
+    # RoPE's geometric schedule is given by its base, and its rescalings by transformers' own, if it has them.
     if torch.equal(trained, usual) and width == rotary.shape.head_dim and (parameters := _theirs(rotary)):
         return {**common, **parameters}
     if torch.equal(frequencies, usual) and temperature == 1.0:
         return {"rope_type": "default", **common}
+    # Other frequencies, such as learned ones: the factors of "longrope" divide the schedule's frequencies one by one
+    # (LongRoPE, arXiv 2402.13753), and YaRN's temperature becomes the attention factor.
     factors = [min(float(factor), INFINITE) for factor in usual / frequencies]
     return {
         "rope_type": "longrope",
@@ -153,11 +151,9 @@ def _theirs(rotary: Rotary) -> dict[str, Any] | None:
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return {name of the tensor in transformers: tensor}, the decoder's weights.
-
-    Arguments: is_packed, whether q, k, v stay one matrix, and gate, up too, as in Phi-3.
-    """
+    """Return {name of the tensor in transformers: tensor}, the decoder's weights."""
     block = cast(Block, model.blocks[0])
+    # Phi-3 keeps q, k, v one matrix, and gate, up too.
     rows = {}
     if not is_packed:
         rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}

@@ -1,9 +1,4 @@
-"""Score a model of transformers: token losses of a window, and the attention weights of one layer at a time.
-
-The base model gives hidden states, whole or in pieces with the model's own cache. The head is applied to a few rows at
-a time, so that memory never holds the logits of a long window. The model's own `forward` does it, with hidden states
-put in place of the base model's: so a softcap or another scaling of logits is applied as the class applies it.
-"""
+"""Score a model of transformers: token losses of a window, and the attention weights of one layer at a time."""
 
 from __future__ import annotations
 
@@ -54,10 +49,7 @@ class SubjectModel:
 
     @property
     def longest(self) -> int | None:
-        """Return the longest input in tokens, which a table of positions sets, or None without such a table.
-
-        A table of learned positions has the trained length in rows, and sometimes a few more for padding.
-        """
+        """Return the longest input in tokens, which a table of positions sets, or None without such a table."""
         text: Any = self.model.config.get_text_config()
         if text.model_type in _TABLES:
             return int(getattr(text, "max_seq_len", None) or text.max_position_embeddings)
@@ -66,6 +58,7 @@ class SubjectModel:
             return None
         for name, module in self.model.named_modules():
             is_table = isinstance(module, nn.Embedding) and module is not self.model.get_input_embeddings()
+            # A table of learned positions has the trained length in rows, and sometimes a few more for padding.
             if is_table and ("pos" in name or "wpe" in name) and 0 <= module.weight.shape[0] - length <= 8:
                 return int(length)
         return None
@@ -96,6 +89,7 @@ class SubjectModel:
             logits = self.model(input_ids=tokens, use_cache=False).logits[:, -last:]
             return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
         output = self._hidden(self.base, tokens, last)
+        # The head reads a few rows at a time, so that memory never holds the logits of a long window.
         rows = max(1, _LOGITS // (self.vocab_size * len(tokens)))
         hidden = output.last_hidden_state.split(rows, dim=1)
         losses = []
@@ -106,13 +100,11 @@ class SubjectModel:
 
     @torch.no_grad()
     def _find_base(self) -> nn.Module | None:
-        """Return the module whose output the head reads, or None if no module is found.
-
-        Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading it
-        and the head one after the other gives the losses of the whole model.
-        """
+        """Return the module whose output the head reads, or None if no module is found."""
         tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]
         whole = self.nll(tokens[:, :-1], tokens[:, 1:])
+        # Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading
+        # it and the head one after the other gives the losses of the whole model.
         for part in (self.model.base_model, self.model.get_decoder()):
             if part is None or part is self.model:
                 continue
@@ -132,6 +124,7 @@ class SubjectModel:
             output = base(input_ids=tokens, use_cache=False, return_dict=True)
             output.last_hidden_state = output.last_hidden_state[:, -last:]
             return output
+        # In pieces with the model's own cache, of which only the hidden states are kept.
         cache, parts = DynamicCache(config=self.model.config.get_text_config()), []
         for part in tokens.split(piece, dim=1):
             output = base(input_ids=part, past_key_values=cache, use_cache=True, return_dict=True)
@@ -141,10 +134,8 @@ class SubjectModel:
         return output
 
     def _logits(self, base: nn.Module, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits of hidden states [B, rows, C], computed by the model's own `forward`.
-
-        Arguments: output, of the base model, for its other fields; tokens, [B, rows], of which only the shape counts.
-        """
+        """Return the logits of hidden states [B, rows, C]; of `tokens`, [B, rows], only the shape counts."""
+        # The model's own `forward` runs, so a softcap or another scaling of logits is applied as the class applies it.
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
         # The model calls its base model, which now only returns `hidden`, and then applies its own head to it.
@@ -184,6 +175,7 @@ class SubjectModel:
             if layer is None:
                 layer = number
             handles.append(module.register_forward_hook(hooked(layer)))
+        # Whole windows, by the implementation that returns weights.
         self.piece = None
         try:
             if usual != "eager":

@@ -1,7 +1,6 @@
 """Definitions of every scheme and kind of attention in NumPy and float64: slow, short and obviously right.
 
-They share no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch: rotations
-are explicit matrices, biases are computed entry by entry, attention handles one query of one head at a time. `posbench
+They share no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch. `posbench
 verify` and the tests compare all fast code with them.
 
 Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.

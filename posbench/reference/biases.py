@@ -19,11 +19,7 @@ class Alibi(Definition):
 
 
 class T5(Definition):
-    """T5: a learned bias for each head and bucket of distances (arXiv 1910.10683).
-
-    Half of the buckets hold one distance each. The others hold growing ranges up to `max_distance`, and the last one
-    also holds all longer distances.
-    """
+    """T5: a learned bias for each head and bucket of distances (arXiv 1910.10683)."""
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -31,6 +27,8 @@ class T5(Definition):
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         d, n = rows.distance(t, s), self.num_buckets // 2
         bucket = d
+        # Half of the buckets hold one distance each. The others hold growing ranges up to `max_distance`, and the last
+        # one also holds all longer distances.
         if d >= n:
             wider = n + floor(n * log(d / n) / log(self.max_distance / n))
             bucket = min(self.num_buckets - 1, wider)
@@ -61,6 +59,7 @@ class Fire(Definition):
         c = softplus(float(W["c"]))
         L = softplus(float(W["L"])) * self.config.train.context_length
         share = log(1 + c * rows.distance(t, s)) / log(1 + c * max(L, rows.positions[t]))
+        # The MLP: one hidden layer with ReLU.
         hidden = np.maximum(0, W["hidden_weight"][:, 0] * share + W["hidden_bias"])
         return float(W["output_weight"][h] @ hidden + W["output_bias"][h])
 
@@ -96,6 +95,7 @@ class Fox(Definition):
     """Forgetting gates: the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` (arXiv 2503.02130)."""
 
     def gate(self, x: Array, h: int) -> float:
+        # ln sigmoid, of a number per token and head.
         return -log(1 + exp(-float(self.weights["w"][h] @ x + self.weights["b"][h])))
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
@@ -142,7 +142,6 @@ class LogLength(Definition):
 def alibi_slopes(num_heads: int) -> list[float]:
     """Return ALiBi's slopes of H heads: for H a power of two, the geometric series with start and ratio 2 ** (-8 / H).
 
-    For other H: the series for the power of two below H, then every second entry of the series for the one above.
     Source: section 3 of arXiv 2108.12409.
     """
     power = 1
@@ -150,6 +149,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
         power *= 2
     series = [(2 ** (-8 / power)) ** h for h in range(1, power + 1)]
     if power < num_heads:
+        # The series for the power of two below H, then every second entry of the series for the one above.
         series += alibi_slopes(2 * power)[::2][: num_heads - power]
     return series
 

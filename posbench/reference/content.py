@@ -30,6 +30,7 @@ class Cope(Definition):
         gates = 1 / (1 + np.exp(-rows.keys[h][s : t + 1] @ q / sqrt(D)))
         last = self.positions - 1
         p = min(float(sum(gates)), last)
+        # Interpolate between the vectors of the two whole positions around p.
         low = floor(p)
         vector = e[low] + (p - low) * (e[min(low + 1, last)] - e[low])
         return float(q[:D] @ vector) / sqrt(D)
@@ -45,6 +46,7 @@ class Dape(Definition):
         a = [-slope * rows.distance(t, s) for slope in alibi_slopes(H)]
         scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(self.D) for g in range(H)]
         hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
+        # LeakyReLU with the slope of the authors' code.
         hidden = np.where(hidden > 0, hidden, 0.01 * hidden)
         return float(a[h] + W["outer"][h] @ hidden + W["outer_constant"][h])
 
@@ -60,15 +62,18 @@ class Path(Definition):
         w = x @ (W["B"][channels] @ W["A"]).T
         if "convolution" in W:
             w = convolved(w, W["convolution"][channels])
+            # SiLU.
             w = w / (1 + np.exp(-w))
         reflections = []
         for direction, token in zip(w, x, strict=True):
             b = 2 / (1 + np.exp(-(W["u"][g] @ token + W["c"][g])))
+            # 1 - b w w^T for the unit vector w along `direction`.
             reflections.append(np.eye(self.D) - b * np.outer(direction, direction) / float(direction @ direction))
         return reflections
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q = rows.queries[h][t]
+        # The query's own token first.
         for between in range(t, s, -1):
             q = rows.gates[h][between] @ q
         return float(rows.keys[h][s] @ (q - rows.queries[h][t])) / sqrt(self.D)
@@ -94,6 +99,7 @@ class SelectiveRope(Definition):
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
         speed = np.exp(self.weights["b"][self.pairs(h)])
+        # Every token so far adds its angles.
         return np.asarray(frequencies(self.D, self.base) * (p * speed + np.sum(gates, axis=0)))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
@@ -124,6 +130,7 @@ class Repo(Definition):
         return float(self.weights["u"][h // self.group] @ (gate / (1 + np.exp(-gate)) * content))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Array:
+        # The computed position replaces the index p.
         return np.asarray(gates[-1] * frequencies(self.D, self.base))
 
     def q(self, x: Array, p: Any, h: int) -> Array:
@@ -144,6 +151,7 @@ class GrapeAp(Definition):
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         P, slope, total = self.width, alibi_slopes(len(rows.queries))[h], 0.0
         for between in range(s + 1, t + 1):
+            # R_l n(p_l): every pair of channels turns by l radians.
             p = rows.gates[h][between]
             angles = (float(rows.positions[between]),) * (P // 2)
             turned = rotation_by(angles, P) @ p / sqrt(float(p @ p) / P + np.finfo(float).eps)

@@ -48,6 +48,7 @@ class Smear(Definition):
             return x
         y, w = np.array(x), self.weights["w"][0]
         for t in range(1, len(x)):
+            # RMSNorm with torch's float32 epsilon.
             n = x[t] / sqrt(float(x[t] @ x[t]) / len(x[t]) + 2.0**-23)
             gate = self.weights["s"][0] / (1 + exp(-float(w @ n[: len(w)])))
             y[t] += gate * x[t - 1]
@@ -64,6 +65,7 @@ class Inkling(Definition):
         return np.asarray(self.weights["W"][h * self.profiles : (h + 1) * self.profiles] @ x)
 
     def q(self, x: Array, p: Any, h: int) -> Array:
+        # Scores are divided by sqrt(D) once more.
         return self._normed(x) * self.weights["q_weight"] / sqrt(self.D)
 
     def k(self, x: Array, p: Any, h: int) -> Array:

@@ -24,7 +24,7 @@ def logits(
 ) -> Array:
     """Return the decoder's logits [T, V] float64 for `tokens` [T] at `positions`, by default offset, offset + 1, ...
 
-    Arguments: weights, the model's state dict, of arrays NumPy can read; config, the run's configuration.
+    Arguments: weights, the model's state dict, of arrays NumPy can read.
     Raises: NoDefinitionError if the scheme or the kind of attention is not defined in this package.
     """
     W = {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
@@ -33,10 +33,12 @@ def logits(
     for n in range(model.num_layers):
         entry = entry_of_layer(config.scheme, n)
         attentions.append(_attention(entry))
+        # `window` belongs to attention here.
         scheme_options = {name: value for name, value in entry.options.items() if name != "window"}
         scheme_weights = _with_prefix(W, f"scheme.layers.{n}.")
         layers.append(define(replace(entry, options=scheme_options), replace(config, scheme=entry), scheme_weights))
         layers[n].window(len(tokens))
+    # Embedding, then each layer: norm, attention, norm, SwiGLU.
     positions = positions or range(offset, offset + len(tokens))
     embedded = np.stack([W["embedding.weight"][token] for token in tokens])
     x = layers[0].after_hook("embed", embedded, positions)
@@ -61,6 +63,7 @@ def logits(
         learned = _with_prefix(w, "attention.kind.")
         inputs = Inputs(scheme, q, k, v, normed, positions)
         heads = KINDS[attention.name](inputs, **attention.options, **learned)
+        # The residual stream.
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T
@@ -78,10 +81,7 @@ class _Attention(NamedTuple):
 
 
 def _attention(entry: SchemeConfig) -> _Attention:
-    """Return the attention of a layer whose configuration is `entry`.
-
-    Raises: NoDefinitionError if its kind is not defined in this package.
-    """
+    """Return the attention of a layer. Raises: NoDefinitionError if its kind is not defined in this package."""
     options = dict(entry.attention)
     name = options.pop("kind", "softmax")
     if name not in KINDS:
@@ -100,18 +100,16 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _parts(packed: Array, config: Config, attention: str) -> tuple[list[Array], list[Array], list[Array]]:
-    """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .].
-
-    With a shared K = V, there are no values; kinds of attention that lack a part have an empty list. Shared key heads
-    repeat. Arguments: attention, the name of the kind.
-    """
+    """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .]."""
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
     heads = [packed[:, n * D : (n + 1) * D] for n in range(packed.shape[1] // D)]
 
     def repeated(heads: list[Array]) -> list[Array]:
+        # Heads of a group share a key head.
         return [head for head in heads for _ in range(H // Hkv)]
 
     if attention == "decay":
         return [], [], repeated(heads)
+    # With a shared K = V there are no values, and kinds that lack a part have an empty list.
     return heads[:H], repeated(heads[H : H + Hkv]), repeated(heads[H + Hkv :])

@@ -50,8 +50,7 @@ class Definition:
     The options of its YAML file are annotated attributes; those without a value must be given. Options in `sizes` are
     not read, because the shapes of the weights show them.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in this layer; options, values of
-    attributes. Raises: TypeError for an unknown option, or one that is missing.
+    Arguments: weights, the scheme's learned tensors in this layer. Raises: TypeError for an unknown or missing option.
     """
 
     sizes: ClassVar[Sequence[str]] = ()
@@ -83,24 +82,16 @@ class Definition:
         return x
 
     def gate(self, x: Array, h: int) -> Any:
-        """Return one token's value for head h, computed from its normed hidden state x [C]; None if unused.
-
-        The scheme reads the values of all tokens in `locate` and `bias`.
-        """
+        """Return one token's value for head h, computed from its normed hidden state x [C]; None if unused."""
         return None
 
     def gates(self, x: Array, h: int) -> list[Any]:
-        """Return the values of all tokens for head h, by default `gate` of each hidden state in x [T, C].
-
-        A scheme that reads earlier tokens overrides this in place of `gate`.
-        """
+        """Return the values of all tokens for head h, by default `gate` of each hidden state in x [T, C]."""
+        # A scheme that reads earlier tokens overrides this in place of `gate`.
         return [self.gate(row, h) for row in x]
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> Any:
-        """Return the position that the methods q, k, v and o of head h receive instead of p; by default p itself.
-
-        Arguments: gates, the values that `gate` returned for all tokens up to this one.
-        """
+        """Return the position that q, k, v and o of head h receive instead of p; `gates` ends with this token."""
         return p
 
     def q(self, x: Array, p: Any, h: int) -> Array:
@@ -120,15 +111,10 @@ class Definition:
         return x
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
-        """Return all tokens' rows x [T, .] after the hook `site`: embed, hidden, or q, k, v or o of head h.
-
-        A scheme that reads earlier tokens overrides this in place of the hook.
-        """
+        """Return all tokens' rows x [T, .] after the hook `site`: embed, hidden, or q, k, v or o of head h."""
+        # A scheme that reads earlier tokens overrides this in place of the hook.
         return np.stack([getattr(self, site)(row, p, *h) for row, p in zip(x, positions, strict=True)])
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        """Return the term added to the scaled score of query index t and key index s in head h.
-
-        Arguments: rows, the queries, keys and gates of all tokens and heads.
-        """
+        """Return the term added to the scaled score of query index t and key index s in head h."""
         return 0.0

@@ -27,6 +27,7 @@ Kind = Callable[..., list[Array]]  # (inputs, options, tensors of the kind by na
 
 def softmax_weights(scores: Sequence[float], sink: float = -inf) -> Array:
     """Return the softmax of one query's visible scores; the logit `sink` only adds to the denominator."""
+    # The largest logit is subtracted, so that exp does not overflow.
     e = np.exp(np.array([*scores, sink]) - max(*scores, sink))
     return np.asarray(e[:-1] / e.sum())
 
@@ -81,6 +82,7 @@ def linear(inputs: Inputs) -> list[Array]:
 
 def elu(x: Array) -> Array:
     """Return x [T, D] with entries y < 0 replaced by e^y - 1."""
+    # NumPy computes both branches, so exp must not overflow at large x.
     return np.where(x >= 0, x, np.exp(np.minimum(x, 0)) - 1)
 
 
@@ -113,7 +115,6 @@ def gdn(
 
     `S_t = S_(t-1) a_t (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated. a_t is
     a number, or with the option decay=channel the diagonal of a matrix (arXiv 2510.26692, equation 1).
-    Arguments: learned, the tensors of the kind by name, and its options, which they imply.
     """
     scheme, q, k, v, x, _ = inputs
     group = len(q) // len(learned["A_log"])
@@ -124,6 +125,7 @@ def gdn(
             taps = learned[f"{part}_taps"][h, 0]  # [D, tokens back]
             for t in range(len(rows)):
                 y[t] = sum(taps[:, n] * rows[t - n] for n in range(min(t + 1, taps.shape[1])))
+        # SiLU.
         return y * sigmoid(y)
 
     gate_input = x
@@ -146,6 +148,7 @@ def gdn(
             b = sigmoid(learned["W_b"][m] @ x[t])
             state = state * a @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
             o.append(state @ rows.queries[h][t] / sqrt(D))
+        # Norm and gate of the output.
         output = scheme.after_hook("o", np.stack(o), hook_positions[h], h)
         output = output / np.sqrt((output**2).mean(1, keepdims=True) + 1e-6) * learned["norm_weight"]
         if "W_z" in learned:
@@ -164,7 +167,7 @@ def mla(
     """Return the outputs [H][T, D] of latent attention (arXiv 2405.04434, section 2.1): softmax attention of `q`.
 
     The keys of a head are `[W_r x ; W_k c]` before the scheme changes them, and its values `W_v c`, with `c = norm(W_c
-    x)`. Arguments: learned, the tensors of the kind by name, and its options.
+    x)`.
     """
     heads, x = len(inputs.q), inputs.x
     c = x @ learned["W_c"].T
@@ -180,10 +183,7 @@ def gqa(
     window: int | None = None,
     **learned: Array,
 ) -> list[Array]:
-    """Return the outputs [H][T, D] of softmax attention of `q` with `kv_heads` keys `W_k x` and values `W_v x`.
-
-    Arguments: learned, W_k and W_v.
-    """
+    """Return the outputs [H][T, D] of softmax attention of `q` with `kv_heads` keys `W_k x` and values `W_v x`."""
     heads, x = len(inputs.q), inputs.x
     group = heads // kv_heads
     W_k, W_v = np.split(learned["W_k"], kv_heads), np.split(learned["W_v"], kv_heads)
@@ -207,8 +207,7 @@ def _outputs(
 ) -> list[Array]:
     """Return the outputs [H][T, D] of a kind of attention, with position added to values and outputs by the scheme.
 
-    Arguments: hook_positions, the position of each head and token, [H][T]; attend, a function (h, t, values) that
-    returns the output of head h at query t.
+    Arguments: hook_positions, [H][T]; attend, a function (h, t, values) that returns the output of head h at query t.
     """
     scheme, heads = inputs.scheme, []
     for h, head_positions in enumerate(hook_positions):
@@ -219,15 +218,13 @@ def _outputs(
 
 
 def _rows(inputs: Inputs, use_hooks: bool = True) -> tuple[Rows, list[list[Any]]]:
-    """Return queries and keys with position added, and gates, as `Rows`; and positions of heads and tokens, [H][T].
-
-    Arguments: use_hooks, whether the scheme changes q and k.
-    """
+    """Return queries and keys with position added, and gates, as `Rows`; and positions of heads and tokens, [H][T]."""
     scheme, q, k, v, x, positions = inputs
     heads = range(len(v))
     gates = [scheme.gates(x, h) for h in heads]
     hook_positions = []
     for h in heads:
+        # `locate` sees the gates up to its own token only.
         hook_positions.append([scheme.locate(p, gates[h][: t + 1], h) for t, p in enumerate(positions)])
     if use_hooks:
         q = [scheme.after_hook("q", q[h], hook_positions[h], h) for h in heads]

@@ -64,6 +64,7 @@ class Rotary(Definition):
             return x
         rotated = self.matrix(p, len(x), h) @ x
         is_softmax = self.config.scheme.attention.get("kind", "softmax") == "softmax"
+        # YaRN's temperature belongs to a softmax over rotated scores.
         if self.rescale is None or "k" not in self.sites or not is_softmax:
             return rotated
         is_rotated = np.arange(len(x)) < 2 * len(self.frequencies(len(x)))
@@ -173,6 +174,7 @@ class Fope(Hope):
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
         cosines = np.cos(angles) @ np.float32(A)
         sines = np.sin(angles) @ np.float32(B)
+        # Pairs that HoPE does not rotate stay as they are.
         R = np.eye(D)
         for t in range(n):
             u = t + D // 2
@@ -290,6 +292,7 @@ def attention_factor(parameters: Mapping[str, Any]) -> float:
     if kind not in ("yarn", "yarn_by_turns"):
         return 1.0
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    # transformers uses both scales or neither.
     if not above or not below:
         above, below = 1, 0
     return float((0.1 * above * log_s + 1) / (0.1 * below * log_s + 1))

@@ -1,7 +1,6 @@
 """Find the NumPy definition of a scheme by its kind, and define combined schemes.
 
-Shares no line with `posbench.schemes` and no kernel with torch: a definition reads only the scheme's YAML and its
-weights. Every definition in this package is registered automatically: its kind is the class name in snake case.
+Every definition in this package is registered automatically: its kind is the class name in snake case.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ class Combined(Definition):
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         members = list(enumerate(self.members))
+        # o undoes what the other hooks did, the last one first.
         if site == "o":
             members.reverse()
         for n, member in members:
@@ -61,14 +61,12 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m.
-
-    Its kind of attention is the one nearest to it in the nested lists.
-    """
+    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
     member = dict(members[n % len(members)])
+    # The kind of attention nearest to it in the nested lists.
     member["attention"] = member.get("attention") or scheme.attention
     return entry_of_layer(SchemeConfig.from_mapping(member), n)
 
@@ -82,7 +80,7 @@ def definitions() -> dict[str, type[Definition]]:
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:
     """Return a new NumPy definition of `scheme` for one layer.
 
-    Arguments: config, the run's configuration; weights, the scheme's learned tensors in that layer, by name.
+    Arguments: weights, the scheme's learned tensors in that layer, by name.
     Raises: NoDefinitionError for a kind or an option that is not defined in this package.
     """
     try:

@@ -22,10 +22,7 @@ SECONDS_BETWEEN_LINES = 30.0  # between lines of progress if the output is not a
 
 
 def console(**options: Any) -> Console:
-    """Return a rich console without markup and highlighting. Its `.out(line)` prints a line without wrapping it.
-
-    Arguments: options, passed to rich's `Console`, such as `stderr=True` for progress.
-    """
+    """Return a rich console without markup and highlighting. Its `.out(line)` prints a line without wrapping it."""
     return Console(markup=False, highlight=False, emoji=False, **options)
 
 
@@ -79,6 +76,7 @@ class SweepClock(NamedTuple):
         Arguments: work, tokens of each run, 0 for runs already finished; started, the time at which the sweep began.
         """
         numbers = [n for n, tokens in enumerate(work) if tokens]  # runs that were not finished before the sweep
+        # Runs begin in groups of `parallel`, and the time of a group is not known before it ends.
         first = sum(n < number for n in numbers) // parallel * parallel
         done, group = numbers[:first], numbers[first : first + parallel]
         return cls(started, sum(work[n] for n in done), sum(work[n] for n in group), sum(work))
@@ -96,12 +94,10 @@ SWEEP_CLOCK: ContextVar[SweepClock | None] = ContextVar("SWEEP_CLOCK", default=N
 
 
 class RunBar:
-    """Show loss, tokens/s and time left of one run: a bar on a terminal, lines in a log.
-
-    Runs that train at the same time print lines too, because their bars would overwrite each other.
-    """
+    """Show loss, tokens/s and time left of one run: a bar on a terminal, lines in a log."""
 
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
+        # Imported here, because rich's progress is slow to load and most commands show none.
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console, self.title, self.num_steps = console, title, num_steps
@@ -115,6 +111,7 @@ class RunBar:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            # Runs that train at the same time print lines too, because their bars would overwrite each other.
             disable=not console.is_terminal or multiprocessing.current_process().name != "MainProcess",
         )
         self.task = self.progress.add_task(title, total=num_steps, figures="")

@@ -74,10 +74,9 @@ class Device:
         return tensor.pin_memory().to(self.torch, non_blocking=True)
 
     def seed(self, number: int) -> None:
-        """Seed torch's random numbers on the host and on this device.
-
-        `torch.manual_seed` also notes the stack of calls for each kind of device that is not there, in 0.5 ms.
-        """
+        """Seed torch's random numbers on the host and on this device."""
+        # Not `torch.manual_seed`, which also notes the stack of calls for each kind of device that is not there, in 0.5
+        # ms.
         torch.default_generator.manual_seed(number)
         if self.is_cuda:
             torch.cuda.manual_seed(number)
@@ -90,15 +89,13 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
     def peak_memory_bytes(self) -> int:
-        """Return the peak memory since `reset_peak_memory`, bytes: allocated on a GPU, resident set on a CPU.
-
-        If the system cannot reset the peak (macOS, or no /proc), it counts from the start of the process.
-        """
+        """Return the peak memory since `reset_peak_memory`, bytes: allocated on a GPU, resident set on a CPU."""
         if self.is_cuda:
             return int(torch.cuda.max_memory_allocated(self.torch))
         status = Path("/proc/self/status")
         if status.is_file() and (line := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)):
             return int(line[1]) * 1024
+        # macOS, or no /proc: the peak cannot be reset, so it counts from the start of the process.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
@@ -147,6 +144,7 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     compiled = config.compile
     if compiled is None:
         pays = device.type == "cuda" or config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
+        # Inductor's code for CPUs needs a C++ compiler; without one, nothing is compiled.
         compiled = pays and any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     return Device(device, dtype, compiled, processes)
 
@@ -155,11 +153,8 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 
 def gpu_of_process(count: int) -> int:
-    """Return the index of this process's GPU, below `count`. A joblib worker takes one that no other worker holds.
-
-    Other processes take GPU 0. If all GPUs are held, workers take them in turn. The number of a worker is not enough,
-    because joblib replaces workers whose memory has grown and keeps counting.
-    """
+    """Return the index of this process's GPU, below `count`. A joblib worker takes one that no other worker holds."""
+    # The number of a worker is not enough, because joblib replaces workers whose memory has grown and keeps counting.
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if worker is None or count < 2:
         return 0
@@ -170,6 +165,7 @@ def gpu_of_process(count: int) -> int:
             lock.acquire(blocking=False)
             _held[gpu] = lock
             break
+    # If all GPUs are held, workers take them in turn.
     return next(iter(_held), (int(worker[1]) - 1) % count)
 
 
@@ -211,9 +207,10 @@ def matmul_rate(device: Device) -> float:
 def keep_freed_memory() -> None:
     """Tell glibc to take large blocks from its heap and never to return the heap to the system.
 
-    Each step allocates and frees the same activations. By default glibc maps and unmaps them, and the kernel clears
-    every page again. docs/internals/speed.md says what this gains. It does nothing without glibc.
+    It does nothing without glibc.
     """
+    # Each step allocates and frees the same activations. By default glibc maps and unmaps them, and the kernel clears
+    # every page again. docs/internals/speed.md says what this gains.
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_MAX, 0)
@@ -224,12 +221,12 @@ def keep_freed_memory() -> None:
 def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
     """Turn a failed allocation within the context into a ConfigError that says which setting to lower.
 
-    Arguments: advice, text that names the settings in use, and which to lower.
     Raises: ConfigError naming the bytes asked for, the peak memory and the advice.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        # torch raises a RuntimeError on CPUs, so only its text tells.
         phrases = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
         if not isinstance(error, MemoryError) and not any(phrase in str(error).lower() for phrase in phrases):
             raise

@@ -1,7 +1,4 @@
-"""Write files so that a reader sees either the old or the new content, and lock run folders.
-
-The kernel releases a lock when the process ends, for whatever reason. The lock file names the process that holds it.
-"""
+"""Write files so that a reader sees either the old or the new content, and lock run folders."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ from posbench.config import ConfigError
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises: OSError if the file cannot be read; ValueError if it is not JSON.
-    """
+    """Return the content of a JSON file. Raises: OSError if it cannot be read; ValueError if it is not JSON."""
     return json.loads(path.read_bytes())
 
 
@@ -38,11 +32,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises: OSError with the name of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A random name, so that two processes that write the same file do not mix.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
+            # Synced before the rename: after a power cut the name must not point to an empty file.
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
@@ -64,7 +60,7 @@ def explained(error: OSError) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` in UTF-8 next to `path`, sync it to disk and rename it to `path`. Create missing folders."""
+    """Write `text` in UTF-8 as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
@@ -75,12 +71,9 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def folder_beside(final: Path) -> Iterator[Path]:
-    """Create a folder `.<name>.tmp` next to `final`, yield it, and at the end remove it if it remains.
-
-    A folder that a killed process left under that name is removed first, so only one process at a time may write to
-    one `final`.
-    """
+    """Create a folder `.<name>.tmp` next to `final`, yield it, and at the end remove it if it remains."""
     temporary = final.with_name(f".{final.name}.tmp")
+    # A killed process may have left it, so only one process at a time may write to one `final`.
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -92,6 +85,7 @@ def folder_beside(final: Path) -> Iterator[Path]:
 def publish_folder(temporary: Path, final: Path) -> None:
     """Rename `temporary`, whose files are synced to disk, to `final`, replacing an existing folder."""
     sync_folder(temporary)
+    # A folder that is not empty cannot be replaced by a rename.
     if final.exists():
         shutil.rmtree(final)
     temporary.rename(final)
@@ -121,6 +115,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises: ConfigError naming the process and host that hold the lock, or why the folder cannot be written.
     """
+    # The kernel releases the lock when the process ends, for whatever reason.
     path = folder / ".lock"
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
@@ -139,6 +134,7 @@ def locked(folder: Path) -> Iterator[None]:
             f"cannot write to {folder} ({error.strerror or error}): choose another runs_dir=..."
         ) from error
     try:
+        # For the message above, in another process.
         since = datetime.now(UTC).isoformat(timespec="seconds")
         path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
@@ -151,6 +147,7 @@ def is_locked(folder: Path) -> bool:
     """Return whether a living process holds the lock of `folder`. Works in read-only folders."""
     try:
         with (folder / ".lock").open("rb") as file:
+            # A shared lock, so that processes that only ask do not exclude each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

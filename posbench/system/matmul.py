@@ -28,6 +28,7 @@ ONEDNN_IS_FASTER = _is_made_by("AuthenticAMD") and _HAS_AVX512 and torch.backend
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T (+ bias)`: x [..., C], weight [N, C], bias [N], all of one dtype -> [..., N]."""
+    # oneDNN's operation has no gradient, and torch.func cannot transform ours.
     if _by_onednn(x) and not is_plain():
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)

@@ -1,7 +1,7 @@
 """Declare a command's options as fields of a dataclass, which Typer and the Python API both read; and common options.
 
-A field is `Annotated[TYPE, typer.Option(...)]`, or, if the command line has another type for it,
-`Annotated[TYPE, Annotated[COMMAND_LINE_TYPE, typer.Option(...)]]`; the dataclass then accepts both.
+A field is `Annotated[TYPE, typer.Option(...)]`, or, for another type on the command line, `Annotated[TYPE,
+Annotated[COMMAND_LINE_TYPE, typer.Option(...)]]`; the dataclass then accepts both.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]
         keywords.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        # The annotations are evaluated, because Typer reads the signature and not the source.
         parameters = [p for p in signature(function, eval_str=True).parameters.values() if p.name != "options"]
         positional = [p for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
         whole = Signature([*positional, *keywords, *parameters[len(positional) :]])
@@ -73,6 +74,7 @@ def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
             arguments = whole.bind(*args, **kwargs).arguments
+            # None means that the option was not given: the dataclass's default holds.
             values = {field: arguments.pop(field, None) for field in hints}
             given = {field: value for field, value in values.items() if value is not None}
             return function(**arguments, options=cls(**given))

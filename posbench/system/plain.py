@@ -1,7 +1,6 @@
 """Run our own gradient functions as plain code, so that `torch.func` can transform them (`posbench.training.stack`).
 
-Our `autograd.Function`s save memory and passes over tensors, but write into tensors and hide their computation. Within
-`plain_code` they are left out, and torch takes the gradient of the computation itself.
+Our `autograd.Function`s save memory and passes over tensors, but write into tensors and hide their computation.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ def is_plain() -> bool:
 class _Ignored:
     """The context of a forward pass whose gradient torch takes by itself."""
 
+    # As many as the longest list of arguments needs, and more.
     needs_input_grad = 16 * (False,)
 
     def save_for_backward(self, *tensors: Any) -> None:

@@ -15,14 +15,16 @@ from typing import NoReturn
 class Stopped(BaseException):
     """The exception that ends training after a signal; the same command resumes it.
 
-    It is not an Exception, so that it ends a whole sweep. `exit_status` is for the shell: 130 for Ctrl-C, 143 for
-    SIGTERM.
+    `exit_status` is for the shell: 130 for Ctrl-C, 143 for SIGTERM.
     """
+
+    # Not an Exception, so that it ends a whole sweep.
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
         self.exit_status = 128 + signal_number
 
+    # Pickled by joblib, which would call the class with the message only.
     def __reduce__(self) -> tuple[type[Stopped], tuple[int, str]]:
         return Stopped, (self.exit_status - 128, str(self))
 
@@ -30,11 +32,9 @@ class Stopped(BaseException):
 class StopSignals:
     """A context manager that catches the first SIGINT or SIGTERM, but only in the main thread.
 
-    A launcher may pass on a signal that the system has sent to all processes. So a second signal within `echo_seconds`
-    is ignored.
-
     If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once. If it is true,
-    the number of the signal is stored in `received` for the training loop.
+    the number of the signal is stored in `received` for the training loop. A second signal within `echo_seconds` is
+    ignored.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -47,6 +47,7 @@ class StopSignals:
         self._since = 0.0
 
     def __enter__(self) -> StopSignals:
+        # Python sets signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {number: signal.signal(number, self._receive) for number in self._NUMBERS}
         return self
@@ -63,15 +64,13 @@ class StopSignals:
             self.stop(self.received, moment)
 
     def stop(self, number: int, moment: str) -> NoReturn:
-        """Raise Stopped for signal `number`, which may have reached another process of the run.
-
-        Its message ends with `moment`.
-        """
+        """Raise Stopped for signal `number`, which may have reached another process of the run."""
         self.received = number
         raise Stopped(number, f"{self.name} stopped {moment}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            # A launcher may pass on a signal that the system has sent to all processes.
             if time.monotonic() - self._since < self.echo_seconds:
                 return
             os._exit(128 + number)
@@ -79,23 +78,20 @@ class StopSignals:
         if not self.waits:
             self.raise_if_received("before its next step: run the same command again to resume")
         if self.speaks:
+            # Not print: a signal may arrive in the middle of one.
             os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
 
 
 def is_worker() -> bool:
-    """Return whether this process is one of several that torchrun or another launcher started.
-
-    Some platforms set RANK=0 and WORLD_SIZE=1 for every command, which is one process.
-    """
+    """Return whether this process is one of several that torchrun or another launcher started."""
+    # Some platforms set RANK=0 and WORLD_SIZE=1 for every command, which is one process.
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:
-    """Run `job` and end the process with the exit status that it asks for, without the interpreter's shutdown.
-
-    One process of several needs this: threads of its process group may need the interpreter to release a last tensor,
-    while the shutdown waits for these threads.
-    """
+    """Run `job` and end the process with the exit status that it asks for, without the interpreter's shutdown."""
+    # Threads of a process group may need the interpreter to release a last tensor, while the shutdown waits for these
+    # threads.
     status = 0
     try:
         job()

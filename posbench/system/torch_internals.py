@@ -1,15 +1,6 @@
 """Reach the parts of torch that are private, and keep two faults of its compiler out of what posbench compiles.
 
 Everything here was tried with torch 2.11 and 2.13. tests/system/test_torch_internals.py fails if a part disappears.
-
-torch 2.11 loses the gradient of an `autograd.Function` if the last thing its forward pass does is a `.to` that changes
-nothing: the gradient becomes zero, silently, on every device. `as_dtype` leaves such a `.to` out.
-
-Inductor fuses the outer loops of kernels that need each other's results, and keeps an intermediate result in a buffer
-that holds one row. If an outer loop is vectorised, sixteen rows write to that buffer and the last one wins, silently
-(pytorch issue 185702; docs/internals/decisions.md). Seen with torch 2.13, on CPUs. Inductor has no
-setting for this, so its private check is replaced; tests/schemes/test_compiled.py fails if the check or the fault
-disappears.
 """
 
 from __future__ import annotations
@@ -22,10 +13,9 @@ from torch import Tensor
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in `dtype`, or x itself if it has that dtype already.
-
-    In torch 2.11, an `autograd.Function` whose forward pass ends with a `.to` that changes nothing loses its gradient.
-    """
+    """Return x in `dtype`, or x itself if it has that dtype already."""
+    # torch 2.11 loses the gradient of an `autograd.Function` if the last thing its forward pass does is a `.to` that
+    # changes nothing: the gradient becomes zero, silently, on every device.
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -34,8 +24,9 @@ def attention_with_logsumexp(
 ) -> tuple[Tensor, Tensor]:
     """Return fused attention on a CPU, [B, H, T, D], and the log-sum-exp of its scores, [B, H, T], without gradient.
 
-    It is causal if `mask` is None. `scaled_dot_product_attention` does not return the log-sum-exp.
+    It is causal if `mask` is None.
     """
+    # `scaled_dot_product_attention` does not return the log-sum-exp.
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     output, logsumexp = kernel(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
     return output, logsumexp
@@ -56,13 +47,15 @@ def allow_recompiles(number: int) -> None:
 
 @functools.cache
 def share_no_row_buffers() -> None:
-    """Keep Inductor from fusing kernels if several rows of a vectorised loop would share a buffer of one row.
-
-    Such code is silently wrong (pytorch issue 185702).
-    """
+    """Keep Inductor from fusing kernels if several rows of a vectorised loop would share a buffer of one row."""
     from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
     from torch._inductor.virtualized import V
 
+    # Inductor fuses the outer loops of kernels that need each other's results, and keeps an intermediate result in a
+    # buffer that holds one row. If an outer loop is vectorised, sixteen rows write to that buffer and the last one
+    # wins, silently (pytorch issue 185702; docs/internals/decisions.md). Seen with torch 2.13, on CPUs. Inductor has no
+    # setting for this, so its private check is replaced; tests/schemes/test_compiled.py fails if the check or the fault
+    # disappears.
     may_fuse = OuterLoopFusedSchedulerNode.check_outer_fusion_loop_level_attr
 
     @functools.wraps(may_fuse)

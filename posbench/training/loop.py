@@ -3,13 +3,8 @@
     configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> step ] -> validation -> manifest
 
 Batch n depends only on (seed, n) and the text, and each initial weight only on (seed, its name). So all schemes with
-one seed see the same batches and start from the same weights, and a run that was killed and resumed ends with the same
-bytes as an uninterrupted one (on a CPU; GPU kernels do not sum in a fixed order).
-
-The other files here: the step (step.py), optimizers and the learning rate (optimizers/, schedule.py), the processes
-that share a run (processes.py), how a run begins and resumes (resume.py).
-
-Shapes: B batch, T tokens of the context.
+one seed see the same batches and start from the same weights, and a resumed run ends with the same bytes as an
+uninterrupted one (on a CPU; GPU kernels do not sum in a fixed order).
 """
 
 from __future__ import annotations
@@ -76,9 +71,6 @@ _runs_of_process = itertools.count()
 def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
     """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 
-    Arguments: observe, called with the phase, the step's number and the training step at the end of each phase of each
-    step.
-    Returns: the finished run.
     Raises: ConfigError for errors that the user can fix, before any file is written; Stopped after Ctrl-C or SIGTERM,
     with a checkpoint; Died if losses or gradients became infinite or NaN, with the reason in the manifest.
     """
@@ -119,6 +111,7 @@ def opened(
     architecture = checked_architecture(config)
     check_protocols(config)
     corpus = _prepared_data(config, processes, console.out)
+    # What the run continues, if train.from_run names a source.
     start = continued_start(config)
     if start is not None:
         start.check_tokenizer(config, corpus.tokenizer_fingerprint)
@@ -130,6 +123,7 @@ def opened(
         yield None
         return
 
+    # Text, model and optimizer, still without a file of the run.
     keep_freed_memory()
     if not device.is_stacked:
         gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
@@ -142,7 +136,9 @@ def opened(
         manifest = processes.broadcast(manifest)
         step = TrainingStep(config, model, device, processes)
         manifest = replace(manifest, optimizer=step.optimizer.record)
+    # From here on the run belongs to this process: its lock, its files, its failures.
     with locked(run.path) if processes.is_first else nullcontext():
+        # Another process may have trained it while this one prepared text.
         if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
             raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
         _introduce(config, manifest, console.out)
@@ -157,7 +153,6 @@ def opened(
 
 
 def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
-    """Print what a run will train on, and what is unusual about it."""
     line = f"{manifest.run_name}: {short_count(manifest.tokens)} tokens"
     if manifest.text_tokens:
         epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
@@ -181,7 +176,7 @@ def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
 
 
 def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
-    """Return the data set of `config`: a task's problems, or text as tokens, prepared by the first process for all.
+    """Return the data set of `config`, prepared by the first process for all.
 
     Raises: ConfigError if there is too little text to validate on, or no document is long enough to score order.
     """
@@ -204,10 +199,8 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
 @contextmanager
 def _evaluated(model: Decoder) -> Iterator[Decoder]:
-    """Yield the model in evaluation mode, then set it to training mode again.
-
-    A scheme in a user's file may compute different things in the two modes.
-    """
+    """Yield the model in evaluation mode, then set it to training mode again."""
+    # A scheme in a user's file may compute different things in the two modes.
     model.eval()
     yield model
     model.train()
@@ -242,11 +235,9 @@ class Training:
         self.has_own_memory = next(_runs_of_process) == 0 or self.device.is_cuda
 
     def begin(self) -> None:
-        """Write the run folder's first files, and load the weights to start from.
-
-        These are in the run's newest checkpoint, in the checkpoint of a longer run that this one branches off, or given
-        by `start`; otherwise they were drawn from the seed.
-        """
+        """Write the run folder's first files, and load the weights to start from."""
+        # Weights come from the run's newest checkpoint, from the checkpoint of a longer run that this one branches off,
+        # or from `start`; otherwise they were drawn from the seed.
         folder, resumed, trunk = self.run.path, None, None
         if self.is_first:
             self._write_inputs()
@@ -271,6 +262,7 @@ class Training:
                 self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
             else:
                 self._introduce_weights(start, fresh, unused)
+        # The log up to the checkpoint; rows after it are written again.
         if self.is_first:
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             if exact:
@@ -285,8 +277,8 @@ class Training:
             self.run.write_manifest(self.manifest)
 
     def _write_inputs(self) -> None:
-        """Write the manifest, and the configuration, tokenizer and scheme files that made the run."""
         folder = self.run.path
+        # Temporary files of a process that was killed.
         runs.remove_unfinished(folder)
         self.run.write_manifest(self.manifest)
         write_text(folder / "config.yaml", yaml.safe_dump(self.config.to_mapping(), sort_keys=False))
@@ -295,7 +287,7 @@ class Training:
             write_text(folder / Path(name).name, own_files.source(Path(name)))  # for readers; never imported
 
     def _adopt(self, previous: Manifest, is_resumed: bool) -> None:
-        """Record in the manifest the versions and the code that trained a checkpoint which this run continues exactly.
+        """Record the versions and the code that trained a checkpoint which this run continues exactly.
 
         Arguments: previous, the manifest in the checkpoint; is_resumed, whether it is this run's own.
         """
@@ -304,6 +296,7 @@ class Training:
             versions[name] = fingerprints.versions_used(previous.versions.get(name), version)
         self.manifest = replace(self.manifest, versions=versions)
         if is_resumed:
+            # Only its own checkpoint shares the run's fingerprints.
             code = fingerprints.versions_used(previous.fingerprints.code, self.manifest.fingerprints.code)
             prints = replace(previous.fingerprints, code=code)
             self.manifest = replace(self.manifest, fingerprints=prints, branched_at=previous.branched_at)
@@ -311,7 +304,6 @@ class Training:
             self.manifest = replace(self.manifest, branched_at=self.state.steps_done)
 
     def _introduce_weights(self, start: Start, fresh: Sequence[str], unused: Sequence[str]) -> None:
-        """Print which weights the run starts from, without their moments. Arguments: fresh and unused, from `load`."""
         tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
         line = (
             f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
@@ -327,7 +319,7 @@ class Training:
     # ------------------------------------------------------------ loop
 
     def take_steps(self) -> None:
-        """Take all remaining steps, with logging, validations and checkpoints, the last one after the last step.
+        """Take all remaining steps, with logging, validations and checkpoints.
 
         Raises: Stopped after a signal, with a checkpoint; Died if losses or gradients are not finite.
         """
@@ -342,9 +334,10 @@ class Training:
     def steps(self) -> Generator[tuple[int, Batch], Tensor | None, None]:
         """Yield (n, batch) for each remaining step n (0-based), and receive [loss, gradient norm] of the step.
 
-        Whoever takes the steps decides how: one by one (`take_steps`), or those of several runs as one (`Stack`).
         Raises: as `take_steps`.
         """
+        # A generator, because whoever takes the steps decides how: one by one, or those of several runs as one
+        # (`Stack`).
         train, state, step = self.config.train, self.state, self.step
         validate_every = train.steps_between_validations
         checkpoint_every = train.checkpoint_every or max(1, math.ceil(train.num_steps / 10))
@@ -358,6 +351,7 @@ class Training:
             first, row_steps, row_seconds = state.steps_done, 0, 0.0
             self.bar.advance(first)
             began = time.perf_counter()
+            # The loop: batch, step, then whatever is due after it.
             for n in range(first, train.num_steps):
                 # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
                 batch = self.batches.batch(self.first_batch + n)
@@ -379,6 +373,7 @@ class Training:
                 is_validated = not is_last and done % validate_every == 0  # `finish` validates after the last step
                 is_ordered = train.is_ordered(done)
                 is_saved = is_last or done % checkpoint_every == 0 or done in branching_steps or bool(signal_number)
+                # The first step compiles and would distort the speed.
                 if n > first:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
                 if n == first or is_logged or is_validated or is_ordered or is_saved:
@@ -399,6 +394,7 @@ class Training:
                     if is_saved:
                         self._save()
                         self.observe("checkpoint", n, step)
+                    # Validations and checkpoints do not count as training time.
                     began = time.perf_counter()
 
                 if signal_number:
@@ -410,7 +406,7 @@ class Training:
         self._log_validation(self._validation_scores()[1])
 
     def _fetch_losses(self) -> None:
-        """Fetch the losses of the steps since the last call from the device, and print a line per skipped step.
+        """Fetch the losses of the steps since the last call, and print a line per skipped step.
 
         Raises: Died if more steps were skipped than `train.max_skipped_steps`.
         """
@@ -427,12 +423,9 @@ class Training:
                 )
 
     def _remedy(self, steps: int) -> str:
-        """Return a sentence that says what to do about a loss that is not finite after this number of steps.
-
-        A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped, and
-        may not be if the last ones were.
-        """
         scheme, state = self.config.scheme, self.state
+        # A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped, and
+        # may not be if the last ones were.
         name = scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name
         check = f"posbench verify {name}"
         if steps == state.skipped_steps:
@@ -443,9 +436,9 @@ class Training:
         return "Lower train.lr"
 
     def _log_step(self, steps: int, seconds: float) -> None:
-        """Log a metrics row about the steps since the previous row: mean loss, gradient norms, learning rate, speed.
+        """Log the mean loss, gradient norms, learning rate and speed of the steps since the previous row.
 
-        Arguments: steps, number of steps timed since then (not a process's first, which compiles); seconds, their time.
+        Arguments: steps, number of steps timed since then; seconds, their time.
         """
         state, train = self.state, self.config.train
         row = {
@@ -478,10 +471,6 @@ class Training:
         return rows, header
 
     def _log_validation(self, header: dict[str, Any]) -> None:
-        """Log a row of metrics.jsonl with the loss of a validation.
-
-        Arguments: header, the means of the validation's scores, such as `nll_mean` in nats per token.
-        """
         row = {
             "kind": "validation",
             "step": self.state.steps_done,
@@ -509,18 +498,16 @@ class Training:
 
     @property
     def tokens_done(self) -> int:
-        """Return the number of tokens trained on so far, including those of the model that the run started from."""
+        """Return the tokens trained on so far, including those of the model that the run started from."""
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Write a row to metrics.jsonl, to the tracker (wandb) and to the progress bar."""
         if self.is_first:
             runs.append_metrics(self.run.path / "metrics.jsonl", row)
         self.tracker.log(row)
         self.bar.show(row)
 
     def _save(self) -> None:
-        """Write a checkpoint of the current step."""
         weights = checkpoint.weights_of(self.step.model)  # all processes take part, since weights may be sharded
         moments = self.step.optimizer.state()
         if self.is_first:
@@ -543,14 +530,17 @@ class Training:
         Raises: Died if the loss is not finite; Stopped after a signal.
         """
         config, state = self.config, self.state
+        # Before the validation, whose memory is not training's.
         peak_memory_bytes = self.device.peak_memory_bytes() if self.has_own_memory else None
         rows, header = self._validation_scores(lambda tokens: self._stop_if_asked())
         if not self.is_first:
             return
+        # The result names the weights that it scored.
         weights = checkpoint.weights_digest(self.run.path / "checkpoints", state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         self.run.store(ResultKey(VALIDATION.name, config.train.context_length), rows, header)
         self._log_validation(header)
+        # A run of one step has no timed step.
         speed = None
         if state.train_seconds:
             speed = state.timed_steps * config.train.tokens_per_step / state.train_seconds
@@ -579,6 +569,7 @@ class Training:
         if speed is not None:
             line += f", {speed:,.0f} tokens/s"
         self.console.out(line)
+        # A run that starts from other weights begins with a low loss, so it is not compared.
         initial = initial_loss(self.run.logged)
         if initial is not None and loss > initial and self.start is None:
             self.console.out(
@@ -597,7 +588,7 @@ class Training:
     def record_failure(self) -> Iterator[None]:
         """Write the reason to the manifest if the `with` block raises, with status died (after Died) or stopped.
 
-        The tracker is always closed. Raises: the error itself, or the Stopped or ConfigError that explains it.
+        Raises: the error itself, or the Stopped or ConfigError that explains it.
         """
         failed = True
         try:

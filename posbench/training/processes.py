@@ -1,8 +1,7 @@
 """Share the training of one run among several processes, or run it in one.
 
 Every process reads the same global batch and takes its own rows of each micro-batch, so the data of a run depends on
-(seed, step) only. DDP averages the gradients, or FSDP2 shards parameters and moments. Only the first process writes.
-A run on one process makes no process group: the methods of `Processes` then return their argument or do nothing.
+(seed, step) only. DDP averages the gradients, or FSDP2 shards parameters and moments.
 """
 
 from __future__ import annotations
@@ -43,17 +42,11 @@ class Processes:
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return a module whose call is `model.loss`, the mean loss in nats, distributed over the processes.
-
-        Arguments: strategy, `ddp` or `fsdp`.
-        """
+        """Return a module whose call is `model.loss`, the mean loss in nats. `strategy` is `ddp` or `fsdp`."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one micro-batch, in which processes exchange gradients only if it is the step's last.
-
-        Arguments: module, from `wrap`; is_last, whether it is the last micro-batch of the step.
-        """
+        """Return a context for one micro-batch, in which processes exchange gradients only if it is the step's last."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -61,10 +54,7 @@ class Processes:
         return value
 
     def stop_signal(self, received: int | None) -> int | None:
-        """Return the number of a signal that any process has received, or None, the same in all processes.
-
-        Arguments: received, the number of the signal that this process has received, or None.
-        """
+        """Return the number of a signal that any process has received, or None, the same in all processes."""
         return received
 
     def broadcast(self, value: Any) -> Any:
@@ -72,10 +62,10 @@ class Processes:
         return value
 
     def announce(self, event: str) -> None:
-        """Tell the processes that wait in `wait_for(event)`, maybe for days, that `event` (any name) has happened."""
+        """Tell the processes that wait in `wait_for(event)` that `event` (any name) has happened."""
 
     def wait_for(self, event: str) -> None:
-        """Wait until the first process has announced `event`."""
+        """Wait, maybe for days, until the first process has announced `event`."""
 
 
 class Loss(nn.Module):
@@ -110,9 +100,11 @@ class ProcessGroup(Processes):
     def _sharded(self, model: Decoder) -> nn.Module:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+        # Each block first: a shard is gathered for one block at a time.
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
+        # Validation calls these methods, not the module.
         for method in ("loss", "nll", "answered"):  # these gather the shards as a call of the model does
             register_fsdp_forward_method(model, method)
         return Loss(model)
@@ -143,6 +135,7 @@ class ProcessGroup(Processes):
 
     def wait_for(self, event: str) -> None:
         store = default_store()
+        # The text may take longer than any collective may wait.
         deadline = time.monotonic() + PREPARATION.total_seconds()
         while not store.check([event]):  # `store.wait` would block signals
             if time.monotonic() > deadline:
@@ -164,8 +157,6 @@ def check_divides(config: Config, processes: int) -> None:
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
     """Join the process group of this run if a launcher has set RANK and WORLD_SIZE, and leave it at the end.
 
-    Arguments: device, the setting `train.device`.
-    Yields: a `ProcessGroup`, or `Processes` for a single process.
     Raises: ConfigError if this machine has fewer GPUs than processes.
     """
     if not is_worker():
@@ -179,6 +170,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
                 "or take train.device=cpu"
             )
         torch.cuda.set_device(local)
+        # Gloo for flags and objects on the CPU, which must not wait for the GPU.
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)

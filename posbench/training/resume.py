@@ -1,7 +1,4 @@
-"""Begin or resume a run: make or check its manifest, load other weights or a checkpoint (`posbench.runs.start`).
-
-`LoopState` is the part of a checkpoint that is neither weights nor moments.
-"""
+"""Begin or resume a run: make or check its manifest, load other weights or a checkpoint (`posbench.runs.start`)."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ _SAVED = (
 
 @dataclass
 class LoopState:
-    """The progress of a run: its steps, its losses since the last logged row (nats per token), and times."""
+    """The part of a checkpoint that is neither weights nor moments: steps, losses (nats per token), times."""
 
     steps_done: int = 0
     batches: str = ""  # SHA-256 digest of all batches consumed
@@ -62,8 +59,7 @@ class LoopState:
     def fetch(self) -> Iterator[tuple[int, float, float]]:
         """Wait for the device, fetch the losses and norms of recent steps, and add up the finite losses.
 
-        Yields: (n, loss, norm) of each step n (0-based) that was skipped because its loss or gradient norm was not
-        finite.
+        Yields: (n, loss, norm) of each step n (0-based) that was skipped because one of them was not finite.
         """
         if not self.pending:
             return
@@ -99,7 +95,7 @@ class LoopState:
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the fields from `saved`: what the method `saved` returned, plus `step`, the number of steps done."""
+        """Set the fields from what `saved` returned, plus `step`, the number of steps done."""
         self.steps_done = self.timed_steps = saved["step"]
         for name in _SAVED:  # checkpoints of older versions lack some
             setattr(self, name, saved.get(name, getattr(self, name)))
@@ -127,17 +123,18 @@ def new_manifest(
 ) -> Manifest:
     """Return the run's manifest (`run.json`) before the first step.
 
-    Arguments: corpus, the text or task to train on; model, with its initial weights; existing, the manifest of the
-    interrupted run, whose start time and wandb run are kept, or None; start, the weights to begin with instead of
-    weights drawn from the seed.
+    Arguments: existing, the manifest of the interrupted run, whose start time and wandb run are kept, or None; start,
+    the weights to begin with, or None if they are drawn from the seed.
     """
     identity = _identity(config, device, start)
+    # FLOPs are unknown if the scheme does not state its own.
     entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
     flops = None
     if model.scheme.flops_per_token(config.train.context_length) is not None:
         flops = tokens * training_flops_per_token(model.architecture, entries)
     initial_weights = fingerprints.weights_fingerprints(model)
     continued, started, wandb = None, now(), None
+    # A continued run counts what its source cost.
     if start is not None:
         if start.checkpoint is None:
             tokens += start.tokens
@@ -193,20 +190,19 @@ def existing_manifest(
 ) -> Manifest | None:
     """Return the manifest (`run.json`) that `run` already has, after checking that it agrees with `config`.
 
-    A damaged manifest is read from a checkpoint instead.
-    Arguments: corpus, the text or task to train on; say, prints a line; start, the weights to begin with instead of
-    weights drawn from the seed.
     Returns: None if the run has no manifest, or if a different run stopped there before its first checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
     """
     try:
         manifest = run.manifest
     except DamagedFile:
+        # Every checkpoint holds a copy of the manifest.
         newest = checkpoint.newest(run.path / "checkpoints", lambda text: None)
         if newest is None:
             return None
         say(f"{run.path / 'run.json'} is missing or damaged: restored from checkpoint {newest.name}")
         manifest = checkpoint.manifest_in(newest)
+    # Compare what the folder records with what this command would record.
     identity = _identity(config, device, start)
     files = own_files.recorded_files(config.to_mapping())
     digest = None if start is None else start.digest
@@ -222,6 +218,7 @@ def existing_manifest(
     if changes and not has_ended and not run.has_weights:
         return None  # The run stopped before its first checkpoint and left nothing, so the new run may use the folder.
     if changes:
+        # Without branches, trunk_tokens follows from `train.tokens`.
         if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
         # Shorten SHA-256s, which are too long to read, to 12 digits.
@@ -252,9 +249,8 @@ def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
 
 
 def load(start: Start, step: TrainingStep, state: LoopState) -> tuple[list[str], list[str]]:
-    """Load the weights of `start` into the model and, if it is a checkpoint to continue exactly, everything else.
+    """Load the weights of `start` into the model; of a checkpoint to continue exactly, also moments and progress.
 
-    Everything else is the optimizer's moments (in `step`) and the loop's progress (`state`).
     Returns: names of parameters that keep their initial values, and names of weights that were not used.
     Raises: ConfigError if `start` holds another model.
     """

@@ -11,10 +11,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of step `step` (0-based): linear warm-up, then the schedule cosine, constant or wsd.
 
     `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
-    rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395). Warm-up takes `warmup_ratio` of
-    the steps; a branch, a shorter run that starts from a longer run's checkpoint, uses the longer run's number of
-    steps.
+    rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
     """
+    # A branch, which starts from a longer run's checkpoint, has the longer run's warm-up.
     total, warmup = config.num_steps, config.warmup_steps
     if step < warmup:
         return config.lr * (step + 1) / warmup

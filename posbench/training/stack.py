@@ -2,13 +2,8 @@
 
 A step of a small model is many small kernels, and a GPU waits for their launches. Stacked, R copies of the model share
 each launch: weights, moments and batches get a leading dimension R, and `torch.func.vmap` turns products into batched
-products. Each copy has its own batch, rate, clipping, health and log (`posbench.training.stacked_runs`).
-
-The copies' own parameters and moments are views into the stacked tensors. So validation, checkpoints and resume read
-and write them as those of a run alone.
-
-If the device compiles, the whole step is traced to one list of tensor operations, which `torch.compile` fuses; on a GPU
-one CUDA graph then launches all of its kernels.
+products. The copies' own parameters and moments are views into the stacked tensors, so validation, checkpoints and
+resume work as for a run alone.
 
 Shapes: R copies, B batch, T tokens.
 """
@@ -65,6 +60,7 @@ def refusal_to_stack(config: Config) -> str | None:
     try:
         with plain_code():
             vmap(grad_and_value(loss_of))(weights, tokens)
+    # torch.func raises these for operations that it cannot transform, in a user's scheme too.
     except (RuntimeError, ValueError, TypeError) as error:
         return " ".join(str(error).split())[:200]
     return None
@@ -92,6 +88,7 @@ class Stack:
         self.moments = {}
         for name in self.weights:
             self.moments[name] = _stacked([self._moments(step, name) for step in steps])
+        # One number per copy, [R] each, of settings in which the copies may differ.
         self.factors = self._numbers(lambda step, name: step.optimizer.factors[name])
         self.decays = self._numbers(lambda step, name: step.optimizer.decays[name])
         self.beta1 = self._column([train.beta1 for train in self.trains])
@@ -108,13 +105,14 @@ class Stack:
     def __call__(self, numbers: Sequence[int], batches: Sequence[Batch]) -> Tensor:
         """Take a step of each run. Return [R, 2] on the device: loss in nats, and gradient norm before clipping.
 
-        Arguments: numbers, of each run's step (0-based), which decides its learning rate; batches, one per run, on the
-        host. A run whose loss or norm is not finite keeps its weights and moments.
+        Arguments: numbers, of each run's step (0-based); batches, one per run, on the host. A run whose loss or norm is
+        not finite keeps its weights and moments.
         """
         rates = [learning_rate(number, train) for number, train in zip(numbers, self.trains, strict=True)]
         rows = {
             name: self.device.send(np.stack(parts))
             for name, *parts in zip(Batch._fields, *batches, strict=True)
+            # Text has no answers and no positions.
             if parts[0] is not None
         }
         column = self._column(rates)
@@ -127,20 +125,20 @@ class Stack:
 
     @property
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Return what a step reads and writes: weights, buffers and moments by the name of the parameter, [R, ...]."""
+        """Return weights, buffers and moments by the name of the parameter, [R, ...]."""
         return self.weights, self.buffers, self.moments
 
     def _compiled(self, rates: Tensor, rows: dict[str, Tensor]) -> Callable[..., Tensor]:
-        """Return the step as one compiled function of tensors. Tracing it takes a step with copies of the weights."""
-
         def step(*arguments: Any) -> Tensor:  # make_fx takes no methods
             return self._step(*arguments)
 
+        # Trace the whole step to one list of operations, which `torch.compile` fuses. Tracing takes a step, hence the
+        # copies.
         operations = make_fx(step)(*tree_map(torch.clone, self.state), rates, rows)
         return torch.compile(operations, fullgraph=True)
 
     def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Take the step as one CUDA graph, which is recorded after the first steps. Its inputs have fixed buffers."""
+        """Take the step as one CUDA graph, which is recorded after the first steps."""
         if self.graph is None and self.taken <= _WARMUP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -153,6 +151,7 @@ class Stack:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.result = self.step(*self.state, self.rates, self.rows)
+        # A graph reads fixed buffers.
         self.rates.copy_(rates)
         for name, x in rows.items():
             self.rows[name].copy_(x)
@@ -169,8 +168,9 @@ class Stack:
     ) -> Tensor:
         """Compute losses and gradients, clip, and update weights and moments. Return losses and norms, [R, 2].
 
-        Arguments: weights, buffers, moments, of `state`; rates, [R]; rows, the fields of the batches, [R, B, .] each.
+        Arguments: rates, [R]; rows, the fields of the batches, [R, B, .] each.
         """
+        # Forward and backward over micro-batches, whose gradients are added.
         fixed = {}  # the same for all micro-batches
         if "answers" in rows:  # divides a micro-batch's summed loss: mean number of answers per micro-batch
             fixed["divisor"] = (rows["answers"] >= 0).sum((1, 2)) / self.accumulation
@@ -183,6 +183,7 @@ class Stack:
             losses = losses + loss.detach()
             for name, gradient in gradients.items():
                 total[name] = gradient if name not in total else total[name] + gradient
+        # Clip each copy by its own norm.
         squares = [gradient.reshape(len(gradient), -1).square().sum(1) for gradient in total.values()]
         norms = torch.stack(squares).sum(0).sqrt()
         healthy = losses.isfinite() & norms.isfinite()
@@ -223,6 +224,7 @@ class Stack:
         for name, update in updates.items():
             weight = weights[name]
             rate = _beside(rates * self.factors[name], weight)
+            # In place, because the copies' own parameters are views of these tensors.
             changed = weight * (1 - rate * _beside(self.decays[name], weight)) - rate * update
             weight.copy_(torch.where(_beside(healthy, weight), changed, weight))
 
@@ -236,6 +238,7 @@ class Stack:
             step = own["step"] + 1
             first = own["exp_avg"].lerp(gradient, _beside(1 - self.beta1, gradient))
             second = own["exp_avg_sq"].lerp(gradient.square(), _beside(1 - self.beta2, gradient))
+            # In float64: 1 - beta ** step loses digits in float32.
             correction1 = 1 - self.beta1.to(torch.float64) ** step
             correction2 = 1 - self.beta2.to(torch.float64) ** step
             root = (second / _beside(correction2.to(second.dtype), second)).sqrt()
@@ -255,6 +258,7 @@ class Stack:
             share = _beside(self.momentum, gradient)
             averaged = gradient.lerp(momentum, share)
             momentum.copy_(torch.where(_beside(healthy, momentum), averaged, momentum))
+            # Nesterov: the gradient is averaged with the new momentum once more.
             directions[name] = gradient.lerp(averaged, share)
         optimizer = self.steps[0].optimizer
         if not isinstance(optimizer, Muon):
@@ -278,12 +282,10 @@ class Stack:
         return columns
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
-        """Return one number per run, [R], in the dtype of the weights."""
         return torch.tensor(numbers, dtype=next(iter(self.weights.values())).dtype).to(self.device.torch)
 
 
 def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) -> Tensor:
-    """Return the loss of one copy, 0-d, with the weights and buffers `state` in place of the model's own."""
     named = {f"model.{name}": x for name, x in state.items()}
     first_names: dict[nn.Parameter, str] = {}
     # A weight that several modules share is given to each. A module that is registered twice, as a scheme of all layers
@@ -296,7 +298,7 @@ def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) 
 
 
 def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the tensors of each name, and make the given ones views of the result. Returns: {name: [R, ...]}."""
+    """Stack the tensors of each name, [R, ...], and make the given ones views of the result."""
     stacked = {}
     for name in tensors[0]:
         stacked[name] = torch.stack([of_run[name].detach() for of_run in tensors])

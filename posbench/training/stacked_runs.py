@@ -1,7 +1,4 @@
-"""Train several runs as one (`posbench.training.stack`), each with its own folder, checkpoints and log.
-
-A run that dies, is finished or stops leaves the stack, and the others go on.
-"""
+"""Train several runs as one (`posbench.training.stack`), each with its own folder, checkpoints and log."""
 
 from __future__ import annotations
 
@@ -87,6 +84,7 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
 
             copy.attempt(begin)
         _take_steps(copies, device, console)
+    # A signal stops every run; one error stands for all.
     stopped = [copy.error for copy in copies if isinstance(copy.error, Stopped)]
     if stopped:
         raise stopped[0]
@@ -96,16 +94,17 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
             outcomes.append(runs.run_at(runs.run_folder(copy.config)))
         elif isinstance(copy.error, Exception):
             outcomes.append(copy.error)
+        # Not an Exception: the interpreter is to exit.
         else:
             raise copy.error
     return outcomes
 
 
 def _take_steps(copies: Sequence[_Copy], device: Device, console: Console) -> None:
-    """Take steps until every copy has left."""
     while live := [copy for copy in copies if copy.training is not None]:
         console.out(f"{len(live)} runs train as one")
         steps = [copy.training.step for copy in live if copy.training]
+        # A new stack of the runs that are left whenever one has died, finished or stopped.
         stack = Stack(steps, [copy.config for copy in live])
         while all(copy.training is not None for copy in live):  # until one leaves
             numbers, batches = [], []
@@ -127,13 +126,10 @@ def stacks_here(config: Config) -> bool:
 
 
 def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
-    """Return which of the runs train as one: lists of numbers of runs. The others train alone.
-
-    `launch.stack` of the first run decides; `auto` means none on a CPU, and as many as fit into memory on a GPU.
-    Arguments: say, called with a line about runs that cannot be stacked.
-    """
+    """Return which of the runs train as one: lists of numbers of runs. The others train alone."""
     if not stacks_here(configs[0]):
         return []
+    # `launch.stack` of the first run decides; `auto` means as many as fit into memory.
     wanted, device = configs[0].launch.stack, choose_device(configs[0].train)
     groups: dict[str, list[int]] = {}
     for number, config in enumerate(configs):

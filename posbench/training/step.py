@@ -28,7 +28,7 @@ Observer = Callable[[str, int, "TrainingStep"], object]
 
 
 def unobserved(phase: str, n: int, step: TrainingStep) -> None:
-    """Do nothing. This is the default for `observe`, a function called after each phase of training step `n`."""
+    """Do nothing: the default for `observe`."""
 
 
 class TrainingStep:
@@ -48,8 +48,7 @@ class TrainingStep:
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
         """Take one training step: forward and backward over micro-batches, then the optimizer.
 
-        Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device;
-        observe, called after each phase with its name, n and this object.
+        Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device.
         Returns: [loss in nats per scored token, gradient norm before clipping], shape [2], on the device. If one of
         them is not finite, weights and moments stay as they were.
         """
@@ -62,6 +61,7 @@ class TrainingStep:
         micro_batches = batch.chunks(self.accumulation)
         for number, micro_batch in enumerate(micro_batches, 1):
             rows = micro_batch.each(self.processes.share_of)
+            # Processes exchange gradients once per step, in the last micro-batch.
             with self.processes.accumulating(self.loss, is_last=number == len(micro_batches)):
                 loss = self.loss(rows.inputs, rows.targets, rows.positions, divisor) / self.accumulation
                 observe("forward", n, self)
@@ -69,6 +69,7 @@ class TrainingStep:
                 observe("backward", n, self)
             mean_loss += loss.detach()
         mean_loss = self.processes.mean(mean_loss)
+        # The optimizer skips the step on the device, so the host need not wait for the loss.
         norm = self.optimizer.step(healthy=mean_loss.isfinite())
         observe("optimizer", n, self)
         return torch.stack((mean_loss, norm))

@@ -9,23 +9,20 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
     offset  with values and outputs rotated, is the output sum_j a_ij R_(j-i) v_j?
     future  do the logits before t stay the same if all tokens from t on change?
     batch   do two sequences with different, not consecutive positions get the same logits in one batch as separately?
-            (not tested if the scheme's methods take only positions [T]: it is marked "text", and supports neither tasks
-            nor document masks)
+            (not tested if the scheme's methods take only positions [T]: it is marked "text")
     decode  does decoding token by token, with each layer's cache, give the logits of the whole forward pass? (if the
-            scheme says that it cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
+            scheme cannot stream, as dynamic NTK: do the logits clearly move when the window grows?)
     fp64    do the logits equal those from `posbench.reference`, the definition?
     grad    do the gradients of the scheme's parameters, of sinks and of the projection to q, k and v equal finite
             differences, on every kernel?
 
-In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel of
-the kind of attention, and piece by piece with its cache, do the logits equal the definition up to rounding? Does each
-of the scheme's methods q, k, v and o by itself give its float64 result? If they make q and k longer, scores round in
-proportion, and the limit grows in proportion; a kind of attention may state such a factor too. On a GPU, or with
-`compiled`, the gradients of all weights are tested too, for text, for positions per sequence and for masked documents;
-with `compiled` the blocks are also compiled, as in training.
+In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel, and
+piece by piece with its cache, do the logits equal the definition up to rounding? Does each of the methods q, k, v and o
+by itself give its float64 result? On a GPU, or with `compiled`, the gradients of all weights are tested too, for text,
+for positions per sequence and for masked documents; with `compiled` the blocks are also compiled, as in training.
 
 A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
-plug-in's), the table says so, and fp32 and bf16 are compared with the model's own float64 logits.
+plug-in's), fp32 and bf16 are compared with the model's own float64 logits.
 """
 
 from __future__ import annotations
@@ -144,10 +141,7 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Return the kind of scheme whose logits change by `drift` when all positions grow.
-
-    It is `relative` (no change but rounding), `absolute` (a clear change) or `unclear` (in between).
-    """
+    """Return the kind of scheme whose logits change by `drift` if all positions grow: relative, absolute or unclear."""
     if drift <= EXACT:
         return "relative"
     return "absolute" if drift > APART else "unclear"
@@ -178,10 +172,12 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
     checks: dict[str, Check] = {}
     for spec in SPECS:
         if not spec.applies(random_model):
+            # setdefault: two specs share a name, and one of them may apply.
             checks.setdefault(spec.name, Check(spec.name, None, spec.limit))
             continue
         limit = spec.limit
         if spec.name in _LARGER_WITH_SCORES and not spec.at_least:
+            # Rounding errors grow in proportion to the scores.
             limit *= random_model.score_scale
         result = spec.measure(random_model)
         measured, worst_path = result if isinstance(result, tuple) else (result, "")
@@ -199,6 +195,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
     )
     if certificate.holds:
         return certificate
+    # Running the model once more to find the line of a rounding is worth it only for a failure.
     return replace(certificate, rounding=random_model.rounding)
 
 

@@ -1,8 +1,7 @@
 """Are gradients right? Check a scheme's parameters on every kernel, and all weights on the code paths of training.
 
-On a GPU every `posbench verify` checks the paths of training with uncompiled blocks; `--compiled` adds compiled blocks,
-on a CPU too. Compiled code on a GPU differs a lot from uncompiled code: it uses FlexAttention for biases and fuses
-many operations into one kernel.
+Compiled code on a GPU differs a lot from uncompiled code: it uses FlexAttention for biases and fuses many operations
+into one kernel.
 """
 
 from __future__ import annotations
@@ -37,16 +36,14 @@ FLOOR = 1.0
 def gradients(random_model: RandomModel) -> tuple[float, str]:
     """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
 
-    The tensors belong to the scheme, to the attention, and to the first layer's projection to q, k and v. A random
-    sum of the logits, of size about 1, is differentiated, and compared with its central difference when a tensor moves
-    in a direction of random +1 and -1 entries, to which each entry of the gradient contributes. The step size that
-    agrees best counts: a wrong gradient is wrong at every step, while the kinks of piecewise-linear schemes spoil only
-    steps that cross them.
+    The tensors belong to the scheme, to the attention, and to the first layer's projection to q, k and v. A random sum
+    of the logits, of size about 1, is differentiated and compared with its central difference.
     """
     model = copy.deepcopy(random_model.wide)
     parameters = learned(model)
     directions = {}
     for name, parameter in parameters.items():
+        # A direction of +1 and -1, to which each entry of the gradient contributes.
         signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
         directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
     expected = {}
@@ -61,6 +58,8 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
             kernel_gradients = gradients_of(model, random_model, parameters)
         for name, gradient in kernel_gradients.items():
             along = float((gradient * directions[name]).sum())
+            # The step that agrees best counts: a wrong gradient is wrong at every step, while the kinks of
+            # piecewise-linear schemes spoil only steps that cross them.
             errors[f"{path}, {name}"] = min(abs(along - difference) for difference in expected[name])
     worst = max(errors, key=lambda case: (np.isnan(errors[case]), errors[case]))
     return errors[worst], worst
@@ -71,8 +70,8 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """Return the gradients of a random sum of the logits, {parameter name: gradient in float64 on the CPU}.
 
-    Arguments: random_model, which has the tokens and positions to read; setting, how positions are given: "text" (0, 1,
-    2, ...), "positions" (with gaps, different in each sequence) or "documents" (starting again in each document).
+    Arguments: setting, how positions are given: "text" (0, 1, 2, ...), "positions" (with gaps, different in each
+    sequence) or "documents" (starting again in each document).
     """
     with torch.enable_grad():
         scalar = _scalar(model, random_model, setting)
@@ -96,16 +95,14 @@ def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") ->
         model.bos_id = int(tokens[0, random_model.length // 3])  # both sequences have it
         logits = model(tokens)
         model.bos_id = None
+    # Of size about 1, whatever the number of logits is.
     weights = torch.from_numpy(np.random.RandomState(3).standard_normal(logits.shape))
     weights /= weights.numel() ** 0.5
     return (logits.double().cpu() * weights).sum()
 
 
 def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, direction: Tensor, step: float) -> float:
-    """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`.
-
-    It is a central difference of fourth order with the given `step`.
-    """
+    """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`."""
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
@@ -120,15 +117,15 @@ def training_errors(
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and error of each code path of training: gradients of all weights and, if compiled, logits.
 
-    An error is the norm of the difference from the float64 result, divided by that result's norm (for small gradients,
-    by an average norm) and by `rounding`, and by the factor that rounding may grow by in the kinds of attention and in
-    gradients.
+    An error is the norm of the difference from the float64 result, relative to that result's norm (for small gradients,
+    to an average norm), in units of `rounding`, the relative rounding of `dtype`, and of what it may grow by.
 
-    Arguments: random_model, the float64 model and its tokens; narrow, the same model in `dtype` on its device;
-    rounding, the relative rounding of `dtype`; compiled, whether to compile its blocks too, which takes a minute.
+    Arguments: narrow, the model in `dtype` on its device; compiled, whether to compile its blocks too, which takes a
+    minute.
     """
     wide = copy.deepcopy(random_model.wide)
     wide_parameters = dict(wide.named_parameters())
+    # The exact gradients, in float64 on the CPU.
     exact = {setting: gradients_of(wide, random_model, wide_parameters, setting) for setting in random_model.settings}
     sizes = [float(gradient.norm()) / gradient.numel() ** 0.5 for gradient in exact["text"].values()]
     least = FLOOR * sum(sizes) / len(sizes)
@@ -162,17 +159,13 @@ def training_errors(
 
 
 def _repeats_of_long_window(random_model: RandomModel) -> int:
-    """Return how often to repeat the model's tokens to get a window so long that a GPU compiles its attention."""
+    # A GPU compiles attention for inference from this length on.
     return 1 + COMPILED_FROM // random_model.length
 
 
 @torch.no_grad()
 def _long_window(random_model: RandomModel, narrow: Decoder) -> float:
-    """Return the error of inference logits on a window so long that a GPU compiles its attention.
-
-    The error is the norm of the difference from the logits in float64, divided by the norm of those logits.
-    Arguments: random_model, the float64 model and its tokens; narrow, the same model in a run's number format.
-    """
+    """Return the error of inference logits on a window so long that a GPU compiles its attention."""
     tokens = random_model.tokens.repeat(1, _repeats_of_long_window(random_model))
     return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], random_model.wide(tokens)[0])
 

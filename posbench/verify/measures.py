@@ -33,34 +33,31 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def shift(random_model: RandomModel) -> float:
-    """Return the largest change of a logit when every position grows by `SHIFT`, per radian that a token adds.
-
-    Cosines of large angles round in proportion to the angle, so a change may grow with the angles. Tokens beyond the
-    scheme's longest input are dropped. FIRE is absolute only beyond the training length, so schemes that promise to be
-    absolute are also tested there. Schemes that promise to be relative are also tested further out.
-    """
+    """Return the largest change of a logit when every position grows by `SHIFT`, per radian that a token adds."""
     model, tokens, scheme = random_model.wide, random_model.tokens, random_model.wide.scheme
+    # Tokens beyond the scheme's longest input are dropped.
     if scheme.longest is not None:
         tokens = tokens[:, : max(1, scheme.longest - SHIFT)]
     moves = [(0, SHIFT)]
     if scheme.longest is None:
+        # FIRE is absolute only beyond the training length, so schemes that promise to be absolute are also tested
+        # there. Schemes that promise to be relative are also tested further out.
         beyond = 2 * scheme.shape.context_length
         move = (0, OUT) if scheme.is_relative else (beyond, beyond + SHIFT)
         moves.append(move)
     change = max(distance(model(tokens, offset=start), model(tokens, offset=end)) for start, end in moves)
+    # Cosines of large angles round in proportion to the angle, so a change may grow with the angles.
     return change / radians_per_token(random_model)
 
 
 def radians_per_token(random_model: RandomModel) -> float:
-    """Return the mean angle by which the fastest rotation grows from token to token: at least 1 (RoPE's), at most pi.
-
-    Angles are known only up to whole turns. Schemes whose hooks do not receive a `Turn` count as 1.
-    """
+    """Return the mean angle by which the fastest rotation grows per token: at least 1 (RoPE's), at most pi."""
     fastest = 1.0
     for scheme in random_model.wide.scheme.modules():
         if not isinstance(scheme, Scheme):
             continue
         turns = random_model.hook_positions(scheme)["k"]
+        # Schemes whose hooks do not receive a `Turn` count as 1. Angles are known only up to whole turns.
         if isinstance(turns, Turn):
             z = torch.complex(turns.cos, turns.sin)
             fastest = max(fastest, float((z[..., 1:, :] * z[..., :-1, :].conj()).angle().abs().mean(-2).max()))
@@ -68,11 +65,7 @@ def radians_per_token(random_model: RandomModel) -> float:
 
 
 def norm(random_model: RandomModel) -> float:
-    """Return the largest relative change of a random vector's norm when the scheme adds position to it.
-
-    The vectors are queries, keys, values and attention outputs (q, k, v and o); the change is relative to the norm
-    before.
-    """
+    """Return the largest relative change of the norm of a random q, k, v or o when the scheme adds position to it."""
     changes = []
     for scheme in random_model.schemes:
         positions = random_model.hook_positions(scheme)
@@ -108,7 +101,6 @@ def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
 
 
 def _value_rotations(random_model: RandomModel) -> list[tuple[Rotary, Softmax]]:
-    """Return the distinct schemes that rotate both values and outputs, with their attention, which is softmax."""
     architecture = random_model.wide.architecture
     pairs = dict(zip(architecture.scheme, architecture.kinds, strict=True)).items()
     return [(s, kind) for s, kind in pairs if isinstance(kind, Softmax) and rotates(s) and {"v", "o"} <= s.sites]
@@ -128,6 +120,7 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
     o = scheme.o(kind.attend(q, k, v, Scoring(kind.scale)), pos)[0]
+    # Explicit matrices, and one query at a time, as in the definition.
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
 
     def turned(site: str, h: int) -> Array:
@@ -154,16 +147,17 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
 def future(random_model: RandomModel) -> float:
     """Return the largest change of logits before t when all tokens from t on change, for several t.
 
-    Return infinity if the logits at t do not change. More tokens are also appended, so many that attention runs on
-    another kernel, unless the scheme says that the length of the window matters.
+    Return infinity if the logits at t do not change.
     """
     model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     logits = model(tokens)
+    # So many more tokens that attention runs on another kernel, unless the length of the window matters.
     times = 5 if model.scheme.is_streaming else 1
     more = tokens.repeat(1, times)[:, : model.scheme.longest]
     worst = distance(logits, model(more)[:, :T])
     for t in (1, T // 2, T - 1):
         changed = model(torch.cat((tokens[:, :t], (tokens[:, t:] + 1) % VOCAB), dim=1))
+        # A model that ignores its input would pass.
         if torch.equal(logits[:, t], changed[:, t]):
             return float("inf")
         worst = max(worst, distance(logits[:, :t], changed[:, :t]))
@@ -171,10 +165,7 @@ def future(random_model: RandomModel) -> float:
 
 
 def batch(random_model: RandomModel) -> float:
-    """Return the largest difference between logits of two sequences run in one batch and run separately.
-
-    The two have different positions, with gaps.
-    """
+    """Return the largest difference between logits of two sequences with gaps in one batch and run separately."""
     model, (tokens, positions) = random_model.wide, random_model.batch
     single = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
     return distance(model(tokens, positions=positions), torch.cat(single))
@@ -213,8 +204,7 @@ def path_errors(
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
-    relative rounding of `dtype`. Errors of logits and of training are also divided by the factor by which the scheme or
-    the kind of attention enlarges roundings.
+    relative rounding of `dtype`, and by the factor by which scheme or attention enlarge roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -231,6 +221,7 @@ def path_errors(
         tokens = random_model.tokens.to(device)
         usual = [None for _ in narrow.architecture.kinds]
         whole = ((name, kernels, None) for name, kernels in random_model.kernels(narrow).items())
+        # Every kernel on the whole window, then the usual ones in pieces.
         for path, kernels, piece in [*whole, ("pieces", usual, PIECE)]:
             narrow.piece = piece
             set_kernels(narrow, kernels)
@@ -238,6 +229,7 @@ def path_errors(
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 logits = narrow(tokens, offset=random_model.far)[0]
             yield f"{device} {path}", error(logits, random_model.far_logits) / stretch / random_model.sensitivity
+        # Each hook by itself.
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), random_model.schemes, strict=True):
             rounded = random_model.hook_positions(scheme, random_model.far, device)
             precise = random_model.hook_positions(exact, random_model.far)
@@ -266,8 +258,5 @@ def _stretch(random_model: RandomModel) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean of |q_c k_c| over channels c and tokens, for queries and keys at the same positions.
-
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D].
-    """
+    """Return the mean of |q_c k_c| over channels c and tokens, for q [B, H, T, D] and k [B, Hkv, T, D]."""
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

@@ -48,7 +48,6 @@ MODEL = (
 def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration of the small decoder with a scheme of `conf/scheme`.
 
-    If the scheme alternates between layers, the decoder has at least one layer for each scheme in its list.
     Raises: ConfigError if no scheme has this name.
     """
     config = _composed(scheme, overrides)
@@ -56,12 +55,14 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
     layers = config.model.num_layers
     if isinstance(by_layer, list):
         layers = max(layers, len(by_layer))
+    # At least one layer for each scheme in a list of alternating ones.
     return replace(config, model=replace(config.model, num_layers=layers))
 
 
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     if any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
         return compose([f"scheme={scheme}", *MODEL, *overrides])
+    # Without Hydra if possible: composing takes longer than most tests.
     return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
 
 
@@ -74,11 +75,10 @@ def _decoder(overrides: tuple[str, ...]) -> Config:
 def randomise(model: Decoder) -> None:
     """Set all weights to random numbers, also those of the scheme, because a table of zeros would certify nothing.
 
-    Matrices get numbers of size 1 / sqrt(fan-in), vectors their start (or 1 if that has zeros) times 1 +- 0.2. Numbers
-    come from NumPy by the parameter's name and are the same on every machine; torch's differ in their last bits between
-    CPUs.
+    Matrices get numbers of size 1 / sqrt(fan-in), vectors their start (or 1 if that has zeros) times 1 +- 0.2.
     """
     for name, parameter in model.named_parameters():
+        # NumPy's numbers are the same on every machine; torch's differ in their last bits between CPUs.
         normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(parameter.shape)
         start = parameter.detach().numpy().astype(np.float64)
         center = start if start.all() else 1.0  # a center of zero would give zeros
@@ -124,6 +124,7 @@ def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window
 def rounding_in(model: Decoder, tokens: Tensor) -> str:
     """Return a sentence with the line of a scheme at which a float64 `model` rounds numbers, or "" if none does."""
     casts = _Casts({inspect.getfile(type(part)) for part in model.scheme.modules() if isinstance(part, Scheme)})
+    # Rounded numbers may meet float64 ones in the same product, which torch refuses.
     with suppress(RuntimeError), casts:
         model(tokens)
     return casts.sentence
@@ -141,6 +142,7 @@ class _Casts(TorchDispatchMode):
         to = kwargs.get("dtype")
         is_narrower = to in (torch.float32, torch.bfloat16, torch.float16)
         if func is torch.ops.aten._to_copy.default and is_narrower and args[0].dtype == torch.float64:
+            # The innermost line in a scheme's file.
             for frame in reversed(traceback.extract_stack()):
                 if frame.filename in self.files and not self.sentence:
                     name = str(to).removeprefix("torch.")
@@ -180,15 +182,11 @@ class RandomModel:
 
     @property
     def length(self) -> int:
-        """Return T, the number of tokens."""
         return self.tokens.shape[1]
 
     @property
     def far(self) -> int:
-        """Return the first token's position in tests far out.
-
-        It is `FAR`, or less if the scheme is defined only up to a length.
-        """
+        """Return the first token's position in tests far out: `FAR`, or less if the scheme has a longest input."""
         longest = self.wide.scheme.longest
         return FAR if longest is None else min(FAR, longest - self.length)
 
@@ -215,11 +213,7 @@ class RandomModel:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return the ways to give positions that the scheme supports, some of "text", "positions" and "documents".
-
-        With "text", positions are 0, 1, 2, ...; with "positions", each sequence has its own, with gaps; with
-        "documents", tokens see only their own document, and positions start again in each.
-        """
+        """Return the ways to give positions that the scheme supports, some of "text", "positions" and "documents"."""
         if self.text_only:
             return ("text",)
         if all(kind.takes_windows for kind in self.wide.architecture.kinds):
@@ -251,10 +245,8 @@ class RandomModel:
 
     @cached_property
     def score_scale(self) -> float:
-        """Return how much larger the scores of softmax attention are than `USUAL_SCORE`, at least 1.
-
-        Only scores of keys with a visible weight count. Rounding errors of float64 grow in proportion.
-        """
+        """Return how much larger the scores of softmax attention are than `USUAL_SCORE`, at least 1."""
+        # Rounding errors of float64 grow in proportion to the scores of keys with a visible weight.
         model, largest = copy.deepcopy(self.wide), [USUAL_SCORE]
 
         def watched(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
@@ -281,10 +273,9 @@ class RandomModel:
         return True
 
     def defined_logits(self, offset: int) -> Tensor:
-        """Return the correct logits, [T, V] float64, as `posbench.reference` computes them.
+        """Return the logits by `posbench.reference`, [T, V] float64, or the float64 decoder's own without a definition.
 
-        If it does not define the scheme, they are the float64 decoder's own. Arguments: offset, position of the first
-        token.
+        Arguments: offset, position of the first token.
         """
         if not self.is_defined:
             return self.wide(self.tokens, offset=offset)[0]
@@ -330,15 +321,13 @@ class RandomModel:
         return {"q": pos, "k": key_pos, "v": key_pos, "o": pos}
 
     def kernels(self, model: Decoder) -> dict[str, list[Any]]:
-        """Return {name: the kernel of each layer} of the ways in which `model` can compute its attention.
-
-        A layer whose kind lacks a kernel of that name has None, its default.
-        """
+        """Return {name: the kernel of each layer} of the ways in which `model` can compute its attention."""
         device = model.embedding.weight.device
         choices = [kind.kernels(self.schemes, self.has_bias, device) for kind in model.architecture.kinds]
         names = dict.fromkeys(chain.from_iterable(choices))
         of_layers = {}
         for name in names:
+            # A layer whose kind lacks a kernel of that name has None, its default.
             of_layers[name] = [choice.get(name) for choice in choices]
         return of_layers
 
@@ -350,6 +339,7 @@ class RandomModel:
             gates, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(self.stream, scheme, at, None)
             q = scheme.call_hook("q", self.heads["q"], pos, EarlierRows())
             k = scheme.call_hook("k", self.heads["k"], key_pos, EarlierRows())
+            # A hook `bias` may return None.
             if scheme.bias(q, k, gates, at) is not None:
                 return True
         return False

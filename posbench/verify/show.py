@@ -54,6 +54,7 @@ def verify(
     overrides += [f"--config-dir={folder}" for folder in folders]
     if not names:
         names = list(choices("scheme", *folders))
+    # All configurations first, so that a wrong word fails before minutes of tests.
     configs = [certificate_config(name, overrides) for name in names]
     certificates = []
     for number, config in enumerate(configs, 1):
@@ -68,10 +69,8 @@ def verify(
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
-    """Return a table of test results, one row per scheme, failures in red.
-
-    It fits 80 columns if names of schemes have up to 21 characters.
-    """
+    """Return a table of test results, one row per scheme, failures in red."""
+    # No padding: it fits 80 columns if names of schemes have up to 21 characters.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     for name in ("scheme", "pos"):
         table.add_column(name, no_wrap=True)
@@ -94,11 +93,12 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return {column of the table: test result} for one scheme; of tests that share a column, the worst is shown."""
+    """Return {column of the table: test result} for one scheme."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)
         worst = columns.get(name)
+        # Of tests that share a column, the worst is shown.
         if worst is None or (not check.holds, check.measured or 0.0) > (not worst.holds, worst.measured or 0.0):
             columns[name] = check
     return columns
@@ -197,11 +197,9 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Return the group, kind, promise (relative or absolute) and description of the scheme `name`.
-
-    Arguments: folders, in which schemes of the user are looked up.
-    """
+    """Return the group, kind, promise (relative or absolute) and description of the scheme `name`."""
     config = read_row(name, *folders)
+    # Any sizes will do; twelve layers show every scheme of a list.
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64, num_layers=12))
     group = "kinds of attention" if config.attention else scheme.group
     text = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]

@@ -15,7 +15,6 @@ from posbench.training.optimizers.optimizer import Optimizer
 class AdamW(Optimizer):
     """PyTorch's fused AdamW, which clips gradients and skips steps that are not finite inside its kernel.
 
-    The update is element by element, so every process updates its own shards of sharded parameters (FSDP2).
     Arguments: names, of the parameters to train, all by default.
     """
 
@@ -31,6 +30,7 @@ class AdamW(Optimizer):
         for name in self.parameters if names is None else names:
             groups.setdefault((self.factors[name], self.decays[name]), []).append(name)
         of_torch = []
+        # The update is element by element, so every process updates its own shards of sharded parameters (FSDP2).
         for (_, decay), group in groups.items():
             weights = [self.weights[name] for name in group]
             of_torch.append({"params": weights, "first": group[0], "weight_decay": decay})

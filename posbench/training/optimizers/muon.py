@@ -4,12 +4,9 @@ For the gradient G of one matrix [r, c], with momentum m, rate e and weight deca
 
     M <- m M + (1 - m) G        U = orthogonal((1 - m) G + m M)        W <- (1 - e w) W - e 0.2 sqrt(max(r, c)) U
 
-The update is Moonlight's (arXiv 2502.16982): its root mean square is about AdamW's, so both take the same rates.
-`orthogonal` makes all singular values roughly 1 by five steps of Newton and Schulz.
-
-It trains the matrices of attention and SwiGLU. A packed projection is several matrices: q, k and v, or gate and up, are
-orthogonalised each by itself. AdamW trains the rest: embeddings, gains, biases, and all of a position scheme or a kind
-of attention.
+The update is Moonlight's (arXiv 2502.16982): its root mean square is about AdamW's, so both take the same rates. It
+trains the matrices of attention and SwiGLU; AdamW trains the rest: embeddings, gains, biases, and all of a position
+scheme or a kind of attention.
 """
 
 from __future__ import annotations
@@ -42,6 +39,7 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     x = matrices / norms.clamp(min=_TINY)
     if steps == 0:
         return x * math.sqrt(min(rows, columns))
+    # Newton and Schulz: all singular values become roughly 1.
     a, b, c = _COEFFICIENTS
     x = x.mT if rows > columns else x  # x x' is then the smaller product
     for _ in range(steps):
@@ -61,11 +59,13 @@ def orthogonal_updates(
     """
     parts: dict[torch.Size, list[Tensor]] = {}  # the matrices to orthogonalise, by shape
     places: dict[str, list[tuple[torch.Size, int]]] = {}  # parameter -> shape and number of each of its parts
+    # A packed projection is several matrices: q, k and v, or gate and up, are orthogonalised each by itself.
     for name, direction in directions.items():
         for part in direction.to(dtype or direction.dtype).split(list(rows[name]), dim=-2):
             of_shape = parts.setdefault(part.shape, [])
             places.setdefault(name, []).append((part.shape, len(of_shape)))
             of_shape.append(part)
+    # All matrices of one shape at once.
     done = {}
     for shape, of_shape in parts.items():
         size = _RMS * math.sqrt(max(shape[-2:]))
@@ -86,12 +86,13 @@ def flops_per_step(model: nn.Module, steps: int) -> int:
         columns = parameters[name].shape[1]
         for part in rows:
             short, long = sorted((part, columns))
+            # Two products of [short, long] and one of [short, short], per step.
             flops += steps * (4 * short**2 * long + 2 * short**3)
     return flops
 
 
 class Muon(Optimizer):
-    """Muon for the layers' matrices, AdamW for the rest. All matrices of one shape are orthogonalised at once."""
+    """Muon for the layers' matrices, AdamW for the rest."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
         super().__init__(model, config, scheme_lr_factor)
@@ -105,11 +106,9 @@ class Muon(Optimizer):
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the share of parameters that Muon trains, its number format, and whether AdamW trains other matrices.
-
-        `own_matrices` is the number of parameters in matrices of the position scheme or the kind of attention.
-        """
+        """Return the share of parameters that Muon trains, its number format, and the size of other matrices."""
         sizes = {name: p.numel() for name, p in self.parameters.items()}
+        # Matrices of the position scheme or the kind of attention, which AdamW trains.
         own = [name for name in self.decays if name not in self.rows and name not in _TABLES and self.decays[name]]
         dtype = self.dtype or next(iter(self.weights.values())).dtype
         return {

@@ -30,24 +30,19 @@ OF_SCHEME = "scheme."  # beginning of the names of a position scheme's parameter
 
 
 def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
-    """Return the L2 norm of the gradients of all parameters together, 0-d.
-
-    Arguments: sharded, whether each process has only its shards of the gradients; the norm is then over all processes.
-    """
+    """Return the L2 norm of the gradients of all parameters together, 0-d."""
     grads = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads)
     if not sharded:
         return norm
+    # Each process has only its shards of the gradients.
     squares = norm.square()
     torch.distributed.all_reduce(squares)
     return squares.sqrt()
 
 
 def decayed_parameters(model: nn.Module) -> set[str]:
-    """Return the names of the parameters with weight decay: all matrices, but of a scheme only those it names.
-
-    A position scheme lists the names of its parameters with weight decay in its attribute `decayed`.
-    """
+    """Return the names of the parameters with weight decay: all matrices, but of a scheme only those in `decayed`."""
     schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
     decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
     of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}
@@ -68,6 +63,7 @@ class Optimizer(ABC):
         self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
         decayed = decayed_parameters(model)
         self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
+        # Of these factors the scheme's comes last, so it also holds for a matrix in a scheme.
         self.factors = dict.fromkeys(self.parameters, 1.0)
         self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
         self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
@@ -104,11 +100,11 @@ class Optimizer(ABC):
     def step(self, healthy: Tensor) -> Tensor:
         """Update the weights with the current gradients, and return the gradients' norm before clipping, 0-d.
 
-        The host does not read the norm, so it never waits for the GPU.
         Arguments: healthy, 0-d bool on the device, False if the loss was not finite; then nothing is updated.
         """
         norm = self.norm()
         clip = self.config.grad_clip
+        # All on the device: the host does not read the norm, so it never waits for the GPU.
         divisor = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
         self.update(divisor, healthy & norm.isfinite())
         return norm
