@@ -56,13 +56,13 @@ COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU
 def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
     """Scale attention outputs as if each head's softmax had one more logit, a sink, whose value is zero.
 
-    Arguments: o, the outputs without a sink, [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
+    Arguments: o [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
     """
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = None) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by the device's fused kernel, for schemes without a bias."""
+    """Return causal softmax attention by the device's fused kernel, for schemes without a bias."""
     groups = q.shape[1] // k.shape[1]
     if q.is_cuda and groups > 1 and q.dtype not in (torch.bfloat16, torch.float16):
         # The float32 kernels do not support grouped queries: torch would fall back to one that holds every score.
@@ -73,7 +73,6 @@ def fused(q: Tensor, k: Tensor, v: Tensor, scale: float, sink: Tensor | None = N
 def _fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sink: Tensor | None = None
 ) -> Tensor:
-    """Return softmax attention [B, H, T, E] by PyTorch's fused kernel, causal or with a mask to add to the scores."""
     # The kernel needs q, k and v of one width; channels of zeros change nothing.
     width = max(q.shape[-1], v.shape[-1])
     value_width = v.shape[-1]
@@ -99,11 +98,9 @@ def blocks(
     window: int | None = None,
     block: int = BLOCK,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E], by blocks of queries with scores in float32 (float64 if q is).
+    """Return causal softmax attention by blocks of queries, with scores in at least float32.
 
     Without a gradient, memory holds at most [B, H, block, T] scores at a time.
-    Arguments: bias, a function of the indices (b, h, i, j) of sequence, head, query and key, or None; block, queries
-    per block.
     """
     B, H, T = q.shape[:3]
     num_cached = k.shape[2] - T  # keys before the first query
@@ -139,7 +136,7 @@ def short(
     sink: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows."""
+    """Return causal softmax attention, keeping all weights for the gradient: for short windows."""
     B, H, T = q.shape[:3]
     groups, o_dtype = H // k.shape[1], q.dtype
     if groups > 1:
@@ -166,7 +163,6 @@ def short(
 def _causal_mask(
     start: int, end: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the mask [end - start, end - first]: 0 if query `start` + row sees key `first` + column, else -inf."""
     i, j = torch.arange(start, end, device=device)[:, None], torch.arange(first, end, device=device)
     return torch.zeros((end - start, end - first), dtype=dtype, device=device).masked_fill(
         _is_hidden(i, j, window), -float("inf")
@@ -174,16 +170,15 @@ def _causal_mask(
 
 
 def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
-    """Return True if query `i` may not see key `j`; both are indices of keys."""
     return j > i if window is None else (j > i) | (j <= i - window)
 
 
 class _Short(torch.autograd.Function):
     """The function o = P v with P = softmax(q k' + mask), computed by blocks of queries, with its gradient.
 
-    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. If `with_sum`, the log-sum-exp l
-    of the scores is returned too. With g the gradient of o and h the gradient of l: dv = P' g; the scores have dS = P
-    (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
+    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. With g the gradient of o and h
+    the gradient of l, the log-sum-exp of the scores: dv = P' g; the scores have dS = P (g v' - sum(g o) + h), so dq =
+    dS k and dk = dS' q.
     """
 
     @staticmethod
@@ -231,13 +226,11 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias function with."""
     # h without a dimension for sequences: a bias that ignores b then gives [H, T, T].
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
 def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
-    """Return the slice of `length` keys to read for queries `start` to `end`: up to `end`, or only the window."""
     if window is not None:
         return slice(max(0, start + 1 - window), end)
     # Round up to one of 16 sizes. If each block needed a little more memory than the previous one, the allocator could
@@ -257,10 +250,9 @@ def masked(
     window: int | None = None,
     cells: int = MASKED_CELLS,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
+    """Return causal softmax attention by the CPU's fused kernel, with the bias as its mask, in at least float32.
 
-    It computes in at least float32. Memory holds at most H x `cells` mask entries at a time, and B times as much if the
-    bias differs by sequence.
+    Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence.
     """
     # The kernel's log-sum-exp has no gradient, and the sink needs one.
     if sink is not None and torch.is_grad_enabled():
@@ -289,16 +281,14 @@ def masked(
 
 
 def causal_tiles(length: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute.
-
-    Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
-    diagonal are computed whole.
-    """
+    """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute."""
     from torch.nn.attention.flex_attention import BlockMask
 
     # PyTorch's `create_block_mask` tests every pair of tokens to find the tiles; writing them down takes two small
     # kernels.
     n = -(-length // TILE)
+    # Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
+    # diagonal are computed whole.
     row = torch.arange(n, dtype=torch.int32, device=device)
     is_ragged = min(length % TILE, 1)  # 1 if the last row is not full
     last = (row == n - 1).int() * is_ragged
@@ -329,10 +319,9 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
+    """Return FlexAttention's block mask for sliding windows or separate documents.
 
-    Arguments: window, the number of keys that a query sees, including its own, or None; first, the first key that each
-    query sees, [B, T], or None.
+    Arguments: first, the first key that each query sees, [B, T], or None.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -361,7 +350,7 @@ def flex(
     reads_rows: bool = True,
     first: Tensor | None = None,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] by FlexAttention. On CUDA, callers compile this function.
+    """Return causal softmax attention by FlexAttention. On CUDA, callers compile this function.
 
     Arguments: reads_rows, whether the bias reads tensors with an entry per query or key; first, the first key [B, T]
     that each query sees if the bias hides earlier keys, whose tiles are then left out.
@@ -390,7 +379,7 @@ def flex(
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
     """Return options by which FlexAttention prefetches fewer tiles, or {} if its default fits in shared memory.
 
-    Arguments: q, queries [B, H, T, D]; reads_rows, whether the bias reads tensors with an entry per query or key.
+    Arguments: reads_rows, as in `flex`.
     """
     # A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
     # 232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and
@@ -422,13 +411,10 @@ def attend(
 ) -> Tensor:
     """Return causal softmax attention by the fastest kernel of this file that supports `bias`, `sink` and `window`.
 
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D] and v [B, Hkv, T, E], or more than T rows if keys before the first query
-    are cached; bias, a function of the indices (b, h, i, j) of sequence, head, query and key that is added to the
-    scores, or None; scale, which multiplies q . k; sink, [H], one more logit in each head's softmax, whose value is 0,
-    or None; window, the number of keys that a query sees, including its own, or None for all; reads_rows, whether the
-    bias reads tensors with an entry per query or key; may_compile, whether long windows may compile their attention on
-    CUDA although the calling code is not compiled; first, the first key [B, T] that each query sees if the bias hides
-    earlier keys, or None.
+    Arguments: as of the module, and k and v have more than T rows if keys before the first query are cached;
+    reads_rows, whether the bias reads tensors with an entry per query or key; may_compile, whether long windows may
+    compile their attention on CUDA although the calling code is not compiled; first, the first key [B, T] that each
+    query sees if the bias hides earlier keys, or None.
     Returns: [B, H, T, E] in q's dtype.
     """
     compiling = torch.compiler.is_compiling()
@@ -468,10 +454,7 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """Return causal softmax attention [B, H, T, E] on a GPU, if possible without holding all scores at once.
-
-    Arguments: compiles, whether attention may run compiled.
-    """
+    """Return causal softmax attention on a GPU, if possible without holding all scores at once."""
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:

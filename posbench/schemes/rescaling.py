@@ -11,10 +11,8 @@ With frequencies `w`, factor `s`, training length `L` and `r` rotated channels:
     yarn_code    yarn with the ramp of the authors' public code, linear in the pair number between the pairs with 32
                  turns and 1 turn (rounded outwards); transformers' "yarn"
 
-YaRN also multiplies the scores by (0.1 ln s + 1) ** 2. `Rotary` multiplies q by this factor. (The public code instead
-multiplies cosine and sine by its square root, which would scale values and outputs too.)
-
-A model in Hugging Face's format says in its `config.json` how transformers rescales its frequencies (`RopeParameters`).
+YaRN also multiplies the scores by (0.1 ln s + 1) ** 2: `Rotary` multiplies q. (The public code multiplies cosine and
+sine by its square root, which would scale values and outputs too.)
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ class Rescaling:
             )
 
     def factor_at(self, length: int, context_length: int) -> float:
-        """Return the factor for inputs of `length` tokens, at least 1. `context_length` is the training length."""
+        """Return the factor for inputs of `length` tokens, at least 1."""
         # Without a factor, the longest position comes into the trained range.
         return max(1.0, length / context_length) if self.factor is None else float(self.factor)
 
@@ -129,7 +127,7 @@ class Rescaling:
 
     @property
     def is_tempered(self) -> bool:
-        """Return True for YaRN, which also multiplies the scores, unless the factor is fixed at 1."""
+        """Return True for YaRN, unless the factor is fixed at 1."""
         return self.name in _TEMPERED and self.factor != 1
 
     @property
@@ -155,7 +153,7 @@ class RopeParameters:
     """Rescaled frequencies as transformers computes them: the option `rescale`, if it is a mapping.
 
     Its keys can be copied from `rope_parameters` (earlier `rope_scaling`) in a model's `config.json`, except
-    `rope_theta` and `partial_rotary_factor`, which are options of the scheme. With the methods above and L =
+    `rope_theta` and `partial_rotary_factor`, which are options of the scheme. With L =
     `original_max_position_embeddings`, the values of `rope_type` are
 
         linear    pi
@@ -165,6 +163,7 @@ class RopeParameters:
         longrope  w / short_factor up to L tokens, and w / long_factor in longer inputs (arXiv 2402.13753)
 
     yarn and longrope also multiply the rotated channels of q and k by `attention_factor`.
+
     Raises: ConfigError for an unknown type or key, and for a missing key.
     """
 
@@ -185,7 +184,7 @@ class RopeParameters:
             )
 
     def check_lists(self, channels: int) -> None:
-        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels` a head."""
+        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`."""
         for key in ("short_factor", "long_factor"):
             factors = self.parameters.get(key)
             if factors is not None and len(factors) != channels // 2:
