@@ -70,6 +70,7 @@ _MODULES = {
 }
 
 
+# Called by Python for names that the module does not have.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'posbench' has no attribute {name!r}")

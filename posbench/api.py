@@ -1,7 +1,6 @@
 """Call the commands as functions: `posbench.train` and `posbench.evaluate` (`posbench.report` is in `reporting`).
 
-The functions print what the commands print (nothing with `quiet=True`), raise the same error messages and return
-results.
+They print what the commands print (nothing with `quiet=True`) and raise the same errors.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ def train(config: Config | Sequence[str], quiet: bool = False) -> Run:
     """Train the run that `config` describes, resume it if it was interrupted, or return it if it is finished.
 
     Arguments: config, from `posbench.compose`, or overrides such as `["scheme=vo_rope", "model=tiny"]`.
-    Returns: the finished run.
     Raises: ConfigError for errors that the user can fix; Died if the loss or gradients became infinite or NaN; Stopped
     (a BaseException, not an Exception) after Ctrl-C or SIGTERM, with a checkpoint to resume from.
     """
+    # Imported here: torch takes seconds.
     from posbench.training import train as train_here
 
     if not isinstance(config, Config):

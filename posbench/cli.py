@@ -61,13 +61,11 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that conta
 
 
 def _complete_experiment(incomplete: str) -> list[str]:
-    """Return the experiments in `runs/` whose names start with `incomplete`."""
     names = {run.path.parents[1].relative_to("runs").as_posix() for run in find_runs(Path("runs"))}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
 def _complete_scheme(incomplete: str) -> list[str]:
-    """Return the schemes whose names start with `incomplete`."""
     return [name for name in choices("scheme") if name.startswith(incomplete)]
 
 
@@ -111,7 +109,7 @@ def _application() -> None:
 
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """Print an error of the body as one message and exit. With POSBENCH_TRACEBACK=1, show its traceback instead."""
+    # Imported here, because `--help` must be fast.
     from concurrent.futures.process import BrokenProcessPool
 
     from posbench.system.files import explained
@@ -134,12 +132,14 @@ def _exit_on_error() -> Iterator[None]:
     except OSError as error:
         _fail(error, 2, explained(error))
     except Exception as error:
+        # An error in the user's own file is the user's to fix, so it needs no traceback.
         place = place_of(error)
         hint = "" if place else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"
         _fail(error, 2 if place else 1, f"{place}{type(error).__name__}: {error}{hint}")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
+    # Asked for with POSBENCH_TRACEBACK=1.
     if os.environ.get("POSBENCH_TRACEBACK", "0") != "0":
         raise error
     say(f"posbench: {message or error}")
@@ -147,7 +147,6 @@ def _fail(error: Exception, status: int, message: str = "") -> None:
 
 
 def _complete_override(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
-    """Return Hydra's completions of the word `incomplete`: `group=choice` or `group.field=value`."""
     from posbench.composition.compose import complete
 
     return complete(incomplete)
@@ -165,7 +164,6 @@ Overrides = Annotated[
 
 
 def _words(words: list[str] | None, ctx: typer.Context, config_dir: Path | None) -> list[str]:
-    """Return a command's overrides for `compose`, with `--config-dir=...` if the user gave a folder of own choices."""
     overrides = [*(words or []), *ctx.args]
     if config_dir:
         overrides.append(f"--config-dir={config_dir}")
@@ -182,7 +180,6 @@ Jobs = Annotated[
 
 
 def _in_parallel(jobs: int | None) -> list[str]:
-    """Return the Hydra overrides that train `jobs` runs of a sweep at the same time; none if `jobs` is None."""
     return [] if jobs is None else ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
 
 
@@ -211,8 +208,10 @@ def train(
         _stacks,
         _train_stack,
     )
+    # The table of runs comes before errors, which stay last on the screen.
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
+    # Offline runs of wandb must be sent later, with one command per folder.
     records = [manifest.wandb for manifest in trained if manifest.wandb and manifest.wandb["mode"] == "offline"]
     for folder in dict.fromkeys(record["folder"] for record in records):
         say(offline_hint(folder))
@@ -230,6 +229,7 @@ def _check_job(config: Config) -> None:
 
 
 def _stacks(configs: Sequence[Config], say: Callable[[str], object]) -> list[list[int]]:
+    # Before torch is imported, which takes seconds.
     if configs[0].launch.stack == "off":
         return []
     from posbench.training.stacked_runs import stacks_of
@@ -307,6 +307,7 @@ def prepare(
     from posbench.composition.compose import compose
 
     config = compose(_words(words, ctx, config_dir))
+    # After `compose`, so that a wrong override is told before the libraries for data are loaded.
     from posbench.data import prepare as prepare_text
     from posbench.data.text.copying import copying_lines
     from posbench.data.text.overlap import overlap_lines
@@ -347,6 +348,7 @@ def evaluate(
     try:
         evaluate_runs(to_score, options, console(), by_name=bool(runs))
     finally:  # after an error or Ctrl-C, the card shows the lengths that are done
+        # Without names, the models are the user's own runs, which have no card.
         if runs:
             show_cards(to_score, console())
 
@@ -386,6 +388,7 @@ def report(
         say(str(error))
         console().out(how_to_train(reference))
         return
+    # Two names may lead to one folder.
     write_report(list(dict.fromkeys(folders)), console=console(), **vars(options) | {"beside": reference})
 
 
@@ -422,6 +425,7 @@ def judge(
     if seconds:
         judgements = [_timed(judgement, place_named(place, runs_dir)) for judgement in judgements]
     results = console()
+    # One scheme that was named: its object alone.
     if as_json and options.scheme:
         results.out(judgements[0].as_json())
     elif as_json:
@@ -432,13 +436,15 @@ def judge(
             for command in judgement.next_commands:
                 results.out(f"  {shlex.join(command)}")
         warnings = [f"left out: {line}" for line in chain(*left_out.values())]
+        # Schemes share warnings, and each is said once.
         for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")
+    # With several schemes there is no single verdict to return.
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
 
 
 def _timed(judgement: Judgement, place: Path) -> Judgement:
-    """Return the judgement with the ratio of step times, measured here; a warning says why if it cannot be."""
+    # The commands that trained both tell how to build the steps to time.
     from posbench.tools.bench import step_time_ratio
 
     commands = {run.manifest.scheme: run.manifest.command for run in find_runs(place)}
@@ -502,6 +508,7 @@ def pack(
     """
     runs_folder = place_named(experiment, runs_dir)
     folders = [folder for folder in (runs_folder, search_folder(runs_folder)) if folder.is_dir()]
+    # With OUTPUT there is one file, so the runs of the search are not packed.
     for folder in folders[:1] if output else folders or [runs_folder]:
         written = pack_experiment(folder, output, say, weights)
         console().out(f"{written}: {written.stat().st_size:,} bytes")
@@ -532,6 +539,7 @@ def sample(
     from posbench.tools.sampling import sample as sample_run
 
     sampling, results = SamplingConfig(temperature, top_k, seed), console()
+    # A file that the user names may run.
     for file in scheme_files or []:
         trust_file(file)
     for run in runs_named([name or "." for name in runs], runs_dir):
@@ -602,6 +610,7 @@ def schemes(
 
         list_schemes(console(), config_dir, runs or [])
         return
+    # Plots need torch and matplotlib; a list does not.
     from posbench.reporting.scheme_plots import plot_schemes
 
     plot.mkdir(parents=True, exist_ok=True)
@@ -693,6 +702,7 @@ def bench(
     from posbench.tools.bench import bench as measure
 
     overrides = _words(words, ctx, config_dir)
+    # A scheme given as an override takes the place of --schemes.
     schemes = [word.removeprefix("scheme=") for word in overrides if word.startswith("scheme=")] or [scheme]
     rest = [word for word in overrides if not word.startswith("scheme=")]
     measure(rest, schemes[-1].split(","), rounds, steps, console())

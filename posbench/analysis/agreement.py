@@ -1,8 +1,4 @@
-"""Say which runs may share a table: they differ in nothing but scheme and seed.
-
-Their fingerprints (digests of configuration, text, batches and so on) show it. If they differ in anything else, the
-error names it, and the user selects runs with --schemes, --seeds or --by.
-"""
+"""Say which runs may share a table: they differ in nothing but scheme and seed."""
 
 from __future__ import annotations
 
@@ -19,10 +15,7 @@ from posbench.runs import UNREADABLE
 
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
-    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do.
-
-    Arguments: summary, a row per run.
-    """
+    """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do."""
     readable = summary[summary["status"] != UNREADABLE]
     on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
@@ -31,10 +24,7 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
-    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are.
-
-    Arguments: summary, a row per run.
-    """
+    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are."""
     are_subjects = summary.get("num_steps", summary["seed"]) == 0
     if are_subjects.any() and not are_subjects.all():
         raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
@@ -44,7 +34,6 @@ def is_of_subjects(summary: pd.DataFrame) -> bool:
 def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection[int] = ()) -> pd.DataFrame:
     """Return the summary's runs of these schemes and seeds; an empty argument means all.
 
-    Arguments: summary, a row per run.
     Raises: ConfigError for a scheme without runs, or if no run has one of the seeds.
     """
     known = sorted(set(summary["scheme"]))
@@ -62,7 +51,7 @@ def choose(summary: pd.DataFrame, schemes: Sequence[str] = (), seeds: Collection
 def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return the finished runs that have a loss, and a line per other run that says why it is left out.
 
-    Arguments: summary, a row per run. Raises: ConfigError if no finished run has a loss.
+    Raises: ConfigError if no finished run has a loss.
     """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
@@ -75,7 +64,6 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _why_left_out(run: Any) -> str:
-    """Return why a run is not compared, as text. Arguments: run, its row of the summary."""
     if run.status == "finished":
         if isinstance(run.damaged, str):
             return run.damaged
@@ -89,7 +77,7 @@ def _why_left_out(run: Any) -> str:
 def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
     """Raise ConfigError if the runs differ in more than scheme and seed; it names the settings and a remedy.
 
-    Arguments: runs, a row per run; group_by, the columns that these runs are already grouped by.
+    Arguments: group_by, the columns that these runs are already grouped by.
     """
     differing = list(disagreements(runs))
     if differing:
@@ -102,20 +90,14 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
 
 
 def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
-    """Return the start of an error message: `these runs cannot <purpose>, because they differ in` these settings.
-
-    Arguments: purpose, a verb phrase; differing, pairs of a setting and a text that says which runs have which value.
-    """
+    """Return the start of an error message: `these runs cannot <purpose>, because they differ in` these settings."""
     lines = "".join(f"\n  {name}: {values}" for name, values in differing[:6])
     return f"these runs cannot {purpose}, because they differ in{lines}"
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for each setting that keeps these runs out of one table; text: which runs have which value.
-
-    If a scheme and seed occurs in several runs, these are reported, with the settings in which they differ; else all
-    that differs besides scheme and seed. Arguments: runs, a row per run.
-    """
+    """Yield (setting, text) for each setting that keeps these runs out of one table; text: its values by run."""
+    # Runs of one scheme and seed are reported first: what else differs may follow from them.
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
@@ -128,15 +110,13 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value.
-
-    Arguments: runs, a row per run.
-    """
+    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value."""
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, counts(runs, f"fingerprint.{name}")
     if runs["fingerprint.config"].nunique() > 1:
         yield from _differing_settings(runs)
+    # Batches and initial weights depend on the seed, and are the same for all schemes.
     for seed, of_seed in runs.groupby("seed"):
         if of_seed["fingerprint.batches"].nunique() > 1:
             yield f"the batches of seed {seed}", counts(of_seed, "fingerprint.batches")
@@ -147,7 +127,6 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for the settings in which runs with different configurations differ."""
     with_own_rates = bool(runs["own_rate"].any())
     ignored = {"device.compiled", "device.stacked"}  # the fingerprint leaves them out too
     if with_own_rates:
@@ -181,10 +160,7 @@ def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def counts(runs: pd.DataFrame, column: str) -> str:
-    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`.
-
-    Arguments: runs, a row per run.
-    """
+    """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`."""
     texts = []
     for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
         first = of_value.iloc[0]

@@ -2,8 +2,7 @@
 
 "The loss does not rise" has a definition. Each scored length is compared with half of it, on the same targets, with 16
 windows or more. The loss does not rise if the upper end of the 95 % interval over documents is at most RISE nats; it
-rises if the lower end is above 0; otherwise it is open. A model with a sliding window never gets worse and never reads
-far, so the card also says how far back the order of tokens counts (`order`).
+rises if the lower end is above 0; otherwise it is open.
 """
 
 from __future__ import annotations
@@ -85,6 +84,8 @@ class Card:
     has_rotations: bool
     has_bos: bool  # whether BOS was put before each window
     steps: Sequence[Step]
+    # A model with a sliding window never gets worse and never reads far, so the card also says how far back order
+    # counts.
     order_back: int | None  # tokens back up to which order counts
     order_longest: int | None  # the farthest distance that was scored
     rescaling: Choice | None  # its difference is to the model as it is at `reference`
@@ -122,7 +123,6 @@ class Card:
         return commands
 
     def as_json(self) -> dict[str, Any]:
-        """Return the card for scripts."""
         steps = [asdict(step) | {"verdict": step.verdict} for step in self.steps]
         return asdict(self) | {"steps": steps, "flat_up_to": self.flat_up_to, "missing": self.missing}
 
@@ -174,10 +174,7 @@ Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> resu
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    """Return the results that share their targets, {(length, options): result}: those with the most lengths.
-
-    They also share whether BOS was put before each window.
-    """
+    """Return the results that share their targets, {(length, options): result}: those with the most lengths."""
     alike: dict[tuple[int, bool], Losses] = {}
     for result in results:
         kind = (result.key.anchor, _has_bos(result))
@@ -189,12 +186,10 @@ def _on_the_same_targets(results: Sequence[Result]) -> Losses:
 
 
 def _has_bos(result: Result) -> bool:
-    """Return whether BOS was put before each window."""
     return bool(result.header["settings"].get("bos"))
 
 
 def _as_it_is(losses: Losses) -> dict[int, Result]:
-    """Return {length: result} without options."""
     return {length: result for (length, options), result in losses.items() if not options}
 
 
@@ -249,7 +244,6 @@ def _steps(usual: dict[int, Result]) -> list[Step]:
 def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
     """Return how far back the order of tokens counts, and the farthest distance that was scored, in tokens.
 
-    Order counts up to a distance if all shorter distances are worth REACH at the lower end of their intervals.
     Arguments: windows, a result of `order`, a row per document and bucket of distances.
     """
     reach, farthest, counts = 0, int(windows["bucket_end"].max()) - 1, True
@@ -259,6 +253,7 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
         lost = (sums["shuffled_nll"] - sums["nll"]).to_numpy()
         targets = sums["targets"].to_numpy()
         low = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
+        # Only if all shorter distances are worth REACH too, at the lower end of their intervals.
         counts = counts and bool(low >= REACH)
         if counts:
             reach = int(end) - 1

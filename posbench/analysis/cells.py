@@ -1,7 +1,6 @@
 """Measure schemes: the mean of a metric at each place, with gaps, changes and intervals.
 
-A metric is loss, bits per byte, accuracy or exact. A place is a protocol, text, metric, length, evaluation options and
-range of positions or distances. The tidy table has a row per scored window and metric.
+A place is a protocol, text, metric, length, evaluation options and range of positions or distances.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ def measure(
     (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are the values of the
     lowest and the highest seed.
 
-    Arguments: rows, the tidy table, a row per scored window and metric; runs, a row per run; notes and holes get a line
-    for everything left out, such as a place at which the runs scored different windows; holes are keyed by protocol and
-    text.
+    Arguments: rows, the tidy table; runs, a row per run; notes and holes get a line for everything left out, such as a
+    place at which the runs scored different windows; holes are keyed by protocol and text.
     Raises: ConfigError if the runs were validated on different windows.
     """
     rows = rows[rows["run"].isin(runs.index)]
@@ -129,11 +127,11 @@ def on_the_same_targets(
 ) -> pd.DataFrame:
     """Return the rows of one anchor for each protocol and text, so that all lengths of a table share their targets.
 
-    It is the longest anchor that all runs with results of this protocol have, or else the longest of any run. `holes`
-    gets a line about the lengths that only have other anchors.
+    `holes` gets a line about the lengths that only have other anchors.
     """
     chosen = []
     for (protocol, text), group in rows.groupby(["protocol", "text"], observed=True, sort=True):
+        # The longest anchor that all runs with results of this protocol have, or else the longest of any run.
         counts = group.groupby("anchor")["run"].nunique()
         shared = counts[counts == group["run"].nunique()]
         if shared.empty:
@@ -157,10 +155,7 @@ def on_the_same_targets(
 
 
 def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
-    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained.
-
-    Arguments: rows, the tidy table; runs, a row per run.
-    """
+    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained."""
     as_trained = rows[(rows["metric"] == "loss") & (rows["under"] == "")]
     for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
         if not PROTOCOLS[str(protocol)].is_by_length:
@@ -194,14 +189,12 @@ _SEED_RANGE = ("lowest", "highest")
 
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
-    """Yield (scheme, cell) for each scheme: its metric summed over targets, per seed and document.
-
-    Arguments: rows, of the tidy table (a row per scored window), all of one protocol, text, metric, length and so on.
-    """
+    """Yield (scheme, cell) for each scheme. Arguments: rows, of the tidy table, all of one place."""
     documents, document = np.unique(rows["document"], return_inverse=True)
     numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
     index = run * shape[1] + document  # of each row in a flattened table of runs and documents
+    # Sums by run and document, as one flat histogram.
     values = np.bincount(index, rows["value"], math.prod(shape)).reshape(shape)
     counts = np.bincount(index, rows["count"], math.prod(shape)).reshape(shape)
     schemes = np.asarray(rows["scheme"].iloc[first])
@@ -221,8 +214,7 @@ def _figures(
 ) -> Iterable[dict[str, Any]]:
     """Return the mean, gap and change of one metric with their intervals, as a dict per scheme.
 
-    Arguments: place, the protocol, text, metric, length and so on, in the order of _PLACE; cells, {scheme: its sums at
-    this place}; places, {place: its cells} for all places.
+    Arguments: cells, {scheme: its sums at this place}; places, {place: its cells} for all places.
     """
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
@@ -233,6 +225,7 @@ def _figures(
         row |= interval_of("value", of_seeds)
         row |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
         rows[scheme] = row
+    # Bits per byte are the loss in another unit: its gaps and intervals say the same.
     if fields["metric"] == "bits_per_byte":
         return rows.values()
     counts = next(iter(cells.values())).counts  # all schemes have the same documents
@@ -247,6 +240,7 @@ def _figures(
     if PROTOCOLS[fields["protocol"]].is_by_length:
         place_at_training_length = tuple((fields | {"under": "", "length": training_length}).values())
         references["change"] = places.get(place_at_training_length, {})
+    # Only seeds that both have are compared.
     for name, reference in references.items():
         pairs = {}
         for scheme, cell in cells.items():
@@ -265,9 +259,7 @@ def interval_of(name: str, values: Any) -> dict[str, float]:
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
     """Return the mean of first minus second cell over their common seeds, with its intervals, for each pair of cells.
 
-    A cell has a scheme's sums per seed and document, at one place: protocol, text, metric, length and so on. All first
-    cells are from one place, and all second cells are from one place. The interval over documents is NaN unless both
-    places scored the same targets. Arguments: name, the key of the mean in the returned dicts.
+    All first cells are from one place, and all second cells are from one place. Arguments: name, the key of the mean.
     """
     if not pairs:
         return []
@@ -281,6 +273,7 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         second_means.append(b.mean(0))
     first, second = pairs[0]
     errors = np.full(len(pairs), math.nan)
+    # An interval over documents needs the same targets at both places.
     if np.array_equal(first.documents, second.documents) and np.array_equal(first.counts, second.counts):
         errors = document_error(np.stack(first_means) - np.stack(second_means), first.counts)
     return [row | {f"{name}_documents": error} for row, error in zip(rows, errors, strict=True)]

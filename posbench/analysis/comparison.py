@@ -50,10 +50,8 @@ class Comparison(ComparedRuns):
 
     @property
     def ranked(self) -> list[str]:
-        """Return the schemes that have enough seeds to be ranked.
-
-        More seeds are needed if some scheme's seeds split in two: only some use the order of distant tokens.
-        """
+        """Return the schemes that have enough seeds to be ranked."""
+        # More seeds are needed if some scheme's seeds split in two: only some use the order of distant tokens.
         fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 
@@ -63,10 +61,8 @@ class Comparison(ComparedRuns):
 
     @property
     def unfinished(self) -> dict[str, int]:
-        """Return {scheme: number of runs that its learning-rate search still needs}, only for schemes that need some.
-
-        While any scheme needs some, the report ranks nothing.
-        """
+        """Return {scheme: number of runs that its learning-rate search still needs}, without zeros."""
+        # While any scheme needs some, the report ranks nothing.
         if self.search is None:
             return {}
         unfinished = {}
@@ -156,12 +152,12 @@ def build(
 ) -> Comparison:
     """Return the Comparison of the summary's finished runs: losses, tests, figures and notes for one report.
 
-    If an experiment has a search for learning rates, its runs at each scheme's best rate are compared.
-    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; baseline, the scheme
-    that gaps are measured against; margin, nats per token below which losses count as equal; group_by, settings that
-    the runs are already grouped by (--by), for the error message; doubt, what intervals are over, seeds or documents.
+    Arguments: baseline, the scheme that gaps are measured against; margin, nats per token below which losses count as
+    equal; group_by, settings that the runs are already grouped by (--by), for the error message; doubt, what intervals
+    are over, seeds or documents.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
+    # Of an experiment with a search for learning rates, only its runs at each scheme's best rate.
     compared, search = choose_rates(summary)
     runs, left_out = finished_runs(compared)
     if search:
@@ -233,23 +229,20 @@ def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: It
 
 
 def baseline_of(runs: pd.DataFrame) -> str:
-    """Return the baseline that the experiment of the first of these runs names, or "". Arguments: a row per run."""
+    """Return the baseline that the experiment of the first of these runs names, or ""."""
     return str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
-    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training.
-
-    Arguments: runs, a row per run.
-    """
+    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training."""
     scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
 def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes with seeds that use no long-range order at the best of the rates that their search kept only.
+    """Return the schemes with seeds that use no long-range order at the best of their kept rates only.
 
-    The list is empty without a finished search. Arguments: search, of these schemes' learning rates.
+    The list is empty without a finished search.
     """
     if search is None or not search.is_complete(schemes):
         return []
@@ -257,11 +250,7 @@ def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline.
-
-    Arguments: rows, the tidy table, a row per scored window and metric; losses, of the runs, a row per seed and a
-    column per scheme.
-    """
+    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline."""
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM]
     orders = of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first")

@@ -19,8 +19,7 @@ FILE = "judge.json"
 def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> int:
     """Return how many tests loops have planned in the experiments of these runs, 0 if there was no loop.
 
-    Arguments: paths, of runs; baseline, to count only tests against this scheme.
-    Raises: ConfigError if a record is damaged.
+    Arguments: baseline, to count only tests against this scheme. Raises: ConfigError if a record is damaged.
     """
     planned = 0
     for folder in _experiments(paths):
@@ -33,12 +32,13 @@ def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> i
 
 
 def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None:
-    """Record in the experiments of these runs that a loop has planned `tests` against `baseline`; the largest counts.
+    """Record that a loop has planned `tests` against `baseline`, in the experiments of these runs.
 
-    Nothing is written into the reference experiments, nor if a folder cannot be written.
+    The largest number counts.
     """
     for folder in _experiments(paths):
         record = _recorded(folder)
+        # Reference experiments are part of the repository, and are never written to.
         if tests > record.get(baseline, 0) and not folder.resolve().is_relative_to(REFERENCE):
             with suppress(OSError):
                 write_json(folder / FILE, record | {baseline: tests})

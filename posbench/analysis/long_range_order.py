@@ -1,8 +1,7 @@
 """Compare schemes by order beyond 32: what the order of tokens more than 32 back is worth to them.
 
-It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. It needs no
-threshold, unlike the onset. Its tests are paired by seed like the loss's, but are a family of their own, and those on
-copyable targets are another.
+It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. Its tests are
+paired by seed like the loss's, but are a family of their own, and those on copyable targets are another.
 """
 
 from __future__ import annotations
@@ -81,12 +80,9 @@ def long_range_order(
 ) -> LongRangeOrder | None:
     """Return what order beyond 32 tokens is worth to each scheme, or None if no result of these runs says it.
 
-    A scheme uses it if a t-test over seeds, with Holm's correction over the schemes, finds the mean above 0, and the
-    interval over documents is above 0 too: seeds share their windows, so one test alone could show a chance of them.
-    Pairs are tested at both learning rates that the schemes' searches kept, as losses are.
-    Arguments: rows, the tidy table; runs, the compared runs; cells, the report's figures; at_second, the runs at each
-    scheme's second kept rate, or None without a finished search; primary, groups of schemes
-    whose pairs were fixed before training; fewest, number of seeds that a test needs.
+    Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None without a
+    finished search; primary, groups of schemes whose pairs were fixed before training; fewest, number of seeds that a
+    test needs.
     """
     far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
     far &= (cells["under"] == "") & (cells["text"] == "")
@@ -94,6 +90,7 @@ def long_range_order(
     if not len(lengths):
         return None
     training_length = int(runs["train.context_length"].iloc[0])
+    # At the scored length nearest to the training length.
     length = min(lengths, key=lambda n: abs(n - training_length))
     at_length = cells[far & (cells["length"] == length)]
 
@@ -138,5 +135,7 @@ def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataF
     tested = np.isfinite(p)
     corrected = np.array(p)
     corrected[tested] = holm(corrected[tested])
+    # The interval over documents must be above 0 too: seeds share their windows, so one test alone could show a chance
+    # of them.
     is_above = figures["value"] - figures["value_documents"] > 0
     return figures.assign(p=corrected, is_used=(corrected <= LEVEL) & is_above.to_numpy())

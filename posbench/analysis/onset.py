@@ -1,8 +1,8 @@
 """Split gaps in loss into time and quality, and express them in tokens, from runs that end after several lengths.
 
-A scheme may be ahead because it began to use long-range order sooner (time) or is better after that (quality).
-The loss of the reference scheme is fitted as a + b ln(tokens since onset) over its runs and their branches (shorter
-runs with a decay of their own), and read at another scheme's tokens since onset, seed by seed.
+A scheme may be ahead because it began to use long-range order sooner (time) or is better after that (quality). The loss
+of the reference scheme is fitted as a + b ln(tokens since onset), and read at another scheme's tokens since onset, seed
+by seed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
 
-    A branch is a shorter run with a decay of its own; onset is the number of tokens after which the run began to use
-    long-range order. The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
-    Arguments: runs, a row per run.
+    A branch is a shorter run with a decay of its own; onset is the number of tokens until long-range order was used.
     """
     points = []
     for run in runs.to_dict("records"):
@@ -36,6 +34,7 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
         points.append(row | {"tokens": run["tokens"], "loss": run["loss"]})
         path = Path(str(run["path"]))
         for tokens in config_of(str(path))["train"].get("branch_tokens") or ():
+            # The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
             folder = path.parents[2] / branch_name(path.parents[1].name, tokens)
             branch = run_at(folder / path.parent.name / path.name)
             if state_of(branch) == FINISHED and branch.manifest.loss is not None:
@@ -45,10 +44,7 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Fit:
-    """A least-squares line loss = a + b ln(million tokens since onset), with the covariance of a and b.
-
-    Onset is when a run began to use the order of distant tokens.
-    """
+    """A least-squares line loss = a + b ln(million tokens since onset), with the covariance of a and b."""
 
     coefficients: Floats  # [2]: a, b
     covariance: Floats  # [2, 2]
@@ -60,10 +56,7 @@ class Fit:
         return _design(since) @ self.coefficients
 
     def error(self, since: Floats) -> float:
-        """Return the standard error of the mean of the fitted losses at all of these numbers of tokens since onset.
-
-        Onset is when a run began to use the order of distant tokens.
-        """
+        """Return the standard error of the mean of the fitted losses at all of these numbers of tokens since onset."""
         mean = _design(since).mean(axis=0)
         return math.sqrt(float(mean @ self.covariance @ mean))
 
@@ -75,14 +68,14 @@ def _design(since: Floats) -> Floats:
 def fit(points: pd.DataFrame) -> Fit | None:
     """Return the line fitted to losses against tokens since onset, or None for fewer than FEWEST_POINTS points.
 
-    Onset is when a run began to use the order of distant tokens; only points after it count. Arguments: points, with
-    columns tokens, onset and loss.
+    Arguments: points, with columns tokens, onset and loss; only points after the onset count.
     """
     after = points[points["tokens"] > points["onset"]]
     if len(after) < FEWEST_POINTS:
         return None
     design, loss = _design((after["tokens"] - after["onset"]).to_numpy()), after["loss"].to_numpy()
     coefficients = np.linalg.lstsq(design, loss)[0]
+    # Two coefficients were fitted, so two degrees of freedom are gone.
     variance = float(((loss - design @ coefficients) ** 2).sum()) / (len(after) - 2)
     covariance: Floats = variance * np.linalg.inv(design.T @ design).astype(np.float64)
     return Fit(coefficients, covariance, len(after), math.sqrt(variance))
@@ -91,11 +84,11 @@ def fit(points: pd.DataFrame) -> Fit | None:
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
     """Return how far a scheme's mean loss is above the line at its tokens since onset, and half the 95 % interval.
 
-    The interval has both errors: over seeds, and of the fit. Arguments: runs of one scheme, all of which have an onset
-    (came to use the order of distant tokens); line, fitted to the reference scheme's losses by tokens since onset.
+    Arguments: runs of one scheme, all of which have an onset.
     """
     since = (runs["tokens"] - runs["onset_tokens"]).to_numpy(float)
     gaps = runs["loss"].to_numpy(float) - line.at(since)
+    # Both errors: over seeds, and of the fit.
     variance = gaps.var(ddof=1) / len(gaps) + line.error(since) ** 2
     return float(gaps.mean()), student(len(gaps) - 1) * math.sqrt(variance)
 
@@ -103,10 +96,9 @@ def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
 def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, float, float] | None:
     """Return which share of the baseline's tokens a scheme needs for the same loss, with its 95 % interval over seeds.
 
-    Above 1, the baseline needs the inverse share of the scheme's tokens. The loss is linear in ln(tokens) between the
-    points of a seed; the target is the final loss of the worse scheme. Arguments: points, losses of runs that end after
-    several lengths, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or if
-    a seed of the better scheme has no run whose loss is above the target, so that its share is unknown.
+    Above 1, the baseline needs the inverse share of the scheme's tokens. Arguments: points, losses of runs that end
+    after several lengths, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds,
+    or if a seed of the better scheme has no run whose loss is above the target, so that its share is unknown.
     """
     logs = []
     curves = {}
@@ -114,12 +106,14 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
         of_scheme = points[points["scheme"] == name].sort_values("tokens")
         curves[name] = dict(iter(of_scheme.groupby("seed")))
     for seed in curves[scheme].keys() & curves[baseline].keys():
+        # The target is the final loss of the worse scheme.
         ours, theirs = curves[scheme][seed], curves[baseline][seed]
         is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]
         better, worse, sign = (ours, theirs, 1) if is_better else (theirs, ours, -1)
         target = worse["loss"].iloc[-1]
         if better["loss"].iloc[0] <= target:
             return None
+        # The loss is taken as linear in ln(tokens) between the points of a seed.
         needed = crossing(np.log(better["tokens"]), better["loss"], target)  # ln(tokens)
         logs.append(sign * (needed - math.log(better["tokens"].iloc[-1])))
     if len(logs) < FEWEST_SEEDS:

@@ -1,7 +1,6 @@
 """Load what others have published about the same schemes, from `published.yaml`, and compare it with our runs.
 
-Their set-ups differ from ours, so orders and gaps are compared, never losses. A value that a publication is known not
-to state is "not published".
+Their set-ups differ from ours, so orders and gaps are compared, never losses.
 """
 
 from __future__ import annotations
@@ -127,12 +126,7 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Return, for each published column that our runs can be compared with, its order of schemes next to ours.
-
-    A column is compared with our results of the same protocol at the nearest length, in multiples of the training
-    length.
-    Arguments: published, the publication; comparison, of our runs.
-    """
+    """Return, for each published column that our runs can be compared with, its order of schemes next to ours."""
     from scipy.stats import kendalltau  # this import takes half a second
 
     pairs = []
@@ -161,12 +155,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Return our losses to compare with a published column, a row per scheme.
-
-    They have a matching protocol and the nearest length, in multiples of the training length. There are no rows if no
-    length is within a factor of NEAR.
-    Arguments: theirs, the published column; comparison, of our runs.
-    """
+    """Return our losses to compare with a published column, a row per scheme; no rows if no length is near."""
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
@@ -175,6 +164,7 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
     else:
         by_length = [name for name, protocol in PROTOCOLS.items() if protocol.is_by_length]
         protocols = [NONOVERLAPPING.name, *by_length]
+    # The nearest length, in multiples of the training length.
     length_wanted = theirs.ratio * comparison.training_length
     for protocol in protocols:
         lengths = set(cells.loc[cells["protocol"] == protocol, "length"])

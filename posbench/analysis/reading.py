@@ -22,9 +22,8 @@ def read_runs(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) of these places and their searches, and their tidy table.
 
-    Arguments: places, folders or packs (zip files) of runs; beside, the folder of a reference experiment whose runs are
-    added; console, to print how well this posbench computes what the reference recorded; select, called with both
-    tables before the runs are checked against the reference, returns the summary to use; by default all of it.
+    Arguments: beside, the folder of a reference experiment whose runs are added; select, called with both tables before
+    the runs are checked against the reference, returns the summary to use.
     Raises: ConfigError if there are no runs, or these cannot share a table with the reference; the errors of `select`.
     """
     reference = folder_of(Path(beside)) if beside else None

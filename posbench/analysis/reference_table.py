@@ -1,8 +1,4 @@
-"""Add the user's runs to the tables of a reference trained elsewhere: `posbench report mine --beside demo_cpu`.
-
-Code changes between releases. So the first training losses of the reference's baseline are computed again, to check
-that this release computes the same. Then the runs' fingerprints decide if they are comparable, as in any report.
-"""
+"""Add the user's runs to the tables of a reference trained elsewhere: `posbench report mine --beside demo_cpu`."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ OF_ONE_RUN = (
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
     """Return the runs of the reference and of the user, after checking that one table can hold the finished ones.
 
-    A user's run with the scheme and seed of a reference run is left out; a printed line names it and gives both losses.
-
-    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment, whose
-    runs may be in a zip file next to it (a pack).
+    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment.
     Raises: ConfigError if the runs differ in other settings (the message has the command that trains a comparable run),
     or if no run of the user is left.
     """
@@ -54,6 +47,7 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
     if is_of_tasks(runs):
         same.append("data.name")
         tables = [table for _, table in runs.groupby("data.name")]
+    # A user's run with the scheme and seed of a reference run is left out, and both losses are printed.
     repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
     own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
     differing = list(chain.from_iterable(map(differences, tables)))
@@ -76,12 +70,12 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
 def check_same_losses(reference: Path, console: Console) -> None:
     """Train the reference's baseline for a few steps, check that the mean loss is as recorded, and print both means.
 
-    The recorded mean is the first one logged in training, by default over ten steps (`train.log_every`).
-    Arguments: reference, the folder of the reference experiment.
     Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
     run = baseline_of(reference)
     manifest, config = run.manifest, run.config
+    # Code changes between releases: the first training losses show whether this release computes the same. The recorded
+    # mean is the first one logged, by default over ten steps (`train.log_every`).
     row = next(row for row in run.logged if row["kind"] == "train")
     corpus = dataset_of(config, console.out)
     versions = manifest.versions
@@ -123,10 +117,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
 
 
 def baseline_of(reference: Path) -> Run:
-    """Return the baseline scheme's run with the lowest seed, or any scheme's if the baseline has none.
-
-    Arguments: reference, the folder of the reference experiment. Raises: ConfigError if it has no runs.
-    """
+    """Return the baseline scheme's run with the lowest seed, or any scheme's. Raises: ConfigError if it has no runs."""
     runs = find_runs(reference)
     if not runs:
         raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
@@ -137,9 +128,7 @@ def baseline_of(reference: Path) -> Run:
 def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
     """Return a text with the commands that train and score schemes comparably to the reference, with the same seeds.
 
-    If the reference has not recorded its command, the text says where its settings are.
-    Arguments: reference, the folder of the reference experiment; schemes, names or class paths; by default
-    `my_scheme.py:MyScheme`, which the user has yet to write.
+    Arguments: schemes, names or class paths; by default `my_scheme.py:MyScheme`, which the user has yet to write.
     """
     run = baseline_of(reference)
     if run.manifest.command is None:

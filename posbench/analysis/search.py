@@ -3,7 +3,7 @@
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
 
 The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
-mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`). Reports use its runs.
+mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ def runs_per_scheme(planned: int) -> int:
 
 @dataclass(frozen=True)
 class RateSearch:
-    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme.
-
-    The best KEPT of a scheme's rates, by its first seeds, are kept and get all planned seeds.
-    """
+    """The runs of one experiment at several learning rates, and the rates that they choose for each scheme."""
 
     runs: pd.DataFrame  # scheme, train.lr, seed, loss (nats per token, infinite if the run diverged), onset_tokens
     planned: int  # seeds at each kept rate
@@ -58,23 +55,19 @@ class RateSearch:
         }
 
     def kept(self, scheme: str) -> list[float]:
-        """Return the rates that the search keeps for more seeds, the best first.
-
-        The list is empty until all rates have their first seeds.
-        """
+        """Return the rates kept for more seeds, best first; empty until all rates have their first seeds."""
         losses = self.losses[scheme]
         first = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
         if first.shape[1] < NUM_RATES:
             return []
+        # Chosen by the first seeds only, and then ordered by all planned ones.
         kept = losses[first.mean().nsmallest(KEPT).index].reindex(range(self.planned))
         return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
 
     def best(self, scheme: str) -> float:
-        """Return the scheme's learning rate with the lowest mean loss over the seeds that all compared rates share.
-
-        Compared are the rates that the search kept or, if it is unfinished, all rates so far.
-        """
+        """Return the scheme's learning rate with the lowest mean loss over the seeds that all compared rates share."""
         losses = self.losses[scheme]
+        # The kept rates or, if the search is unfinished, all rates so far.
         losses = losses[self.kept(scheme) or losses.columns]
         shared = losses.dropna()
         if shared.empty:
@@ -99,13 +92,13 @@ class RateSearch:
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
         """Return (rate, seed) of each run of the scheme that can be trained next, in order.
 
-        These are first seeds until all rates have them, then the other seeds of the rates that the search keeps.
         Arguments: rates, the learning rates to try, for a search that has just begun.
         """
         losses = self.losses.get(scheme, pd.DataFrame())
         seeds, candidates = range(self.planned), list[float]()
         if scheme in self.losses:
             candidates = self.kept(scheme)
+        # First seeds until all rates have them, then the other seeds of the kept rates.
         if not candidates:
             seeds, candidates = range(FIRST_SEEDS), sorted({*rates, *map(float, losses.columns)})
         is_missing = losses.reindex(index=seeds, columns=candidates).isna()
@@ -117,15 +110,13 @@ class RateSearch:
         return missing
 
     def left(self, scheme: str) -> int:
-        """Return how many runs the search still needs for this scheme, at most.
-
-        Runs whose rate is not known yet are counted.
-        """
+        """Return how many runs the search still needs for this scheme, at most."""
         if scheme not in self.losses:
             return runs_per_scheme(self.planned)
         if self.kept(scheme):
             return len(self.missing(scheme))
         first = self.losses[scheme].reindex(range(FIRST_SEEDS)).notna()
+        # Runs whose rate is not known yet are counted.
         return runs_per_scheme(self.planned) - int(first.to_numpy().sum())
 
     @property
@@ -153,8 +144,7 @@ class RateSearch:
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
     """Return these paths, each followed by the folder of its learning-rate search if that has runs.
 
-    Runs of old pilots (unscored searches on other text) do not count. A path that has nothing itself is left out if its
-    search has runs. Arguments: places, folders or packs (zip files) of runs.
+    A path that has nothing itself is left out if its search has runs.
     """
     with_folders: list[Path] = []
     for place in map(Path, places):
@@ -171,9 +161,7 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
 def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with runs of a learning-rate search under their experiment's name.
 
-    The column `searched` says whether the run's experiment has a search. Left out are old pilots (unscored searches on
-    other text) and branches (shorter runs) of a search, and runs that the experiment's own folder repeats.
-    Arguments: summary, a row per run.
+    The column `searched` says whether the run's experiment has a search.
     """
     if summary.empty:
         return summary.assign(searched=False)
@@ -184,28 +172,24 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
     is_branch = ~summary["experiment"].str.fullmatch(_RATE_FOLDER)  # `lr=0.005-2M` is a branch of `lr=0.005`
     is_pilot = summary["seed"] >= FIRST_PILOT
+    # Old pilots (unscored searches on other text) and branches (shorter runs) of a search do not count.
     runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
+    # The experiment's own folder may repeat runs of the search.
     runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])
     return runs.assign(searched=runs["experiment"].isin(set(experiment[is_searched])))
 
 
 def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
-    """Return the learning-rate search that consists of these runs, without those that neither finished nor died.
-
-    Arguments: runs, rows of the summary (a row per run) of one experiment; planned, seeds at each rate that is kept.
-    """
+    """Return the learning-rate search that consists of these runs, without those that neither finished nor died."""
     is_over = runs["status"].isin(["finished", "died"])
     tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
+    # A run that diverged has an infinite loss.
     tried = tried.assign(loss=tried["loss"].astype(float).where(tried["diverged"].isna(), np.inf))
     return RateSearch(tried.drop(columns="diverged"), planned)
 
 
 def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateSearch]:
-    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search.
-
-    Arguments: runs, a row per run of an experiment with a learning-rate search; planned, seeds at each rate that is
-    kept.
-    """
+    """Return the runs at each scheme's best rate, without seeds beyond the planned ones, and the search."""
     search = search_of(runs, planned)
     best = runs["scheme"].map({scheme: search.best(scheme) for scheme in search.losses})
     return runs[(runs["train.lr"] == best) & (runs["seed"] < planned)], search
@@ -214,8 +198,7 @@ def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateS
 def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
     """Return the runs to compare, and the search that chose their learning rates or None if there was no search.
 
-    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs. Arguments:
-    summary, a row per run.
+    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs.
     """
     is_searched = summary.get("searched", pd.Series(False, summary.index))
     if not is_searched.any():

@@ -3,8 +3,8 @@
 One seed gives every scheme the same initial weights and the same batches. So differences are taken within each seed,
 which removes the effect of the seed. There are two kinds of uncertainty, which are never added:
 
-over seeds      would other seeds, on this text, say the same? Student's t on the differences.
-over documents  would other documents, with these models, say the same? (`document_error`)
+    over seeds      would other seeds, on this text, say the same? Student's t on the differences.
+    over documents  would other documents, with these models, say the same? (`document_error`)
 
 A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
 keeps the chance of any false claim in a family of pairs (those tested together) at 5 %. Letters, verdicts and the
@@ -41,10 +41,7 @@ DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2
 
 
 def interval(values: Any) -> tuple[float, float, float]:
-    """Return the mean of independent values, and the lower and upper end of its 95 % t-interval.
-
-    The ends are NaN for fewer than FEWEST_SEEDS values.
-    """
+    """Return the mean of independent values and the ends of its 95 % t-interval, NaN below FEWEST_SEEDS values."""
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
     mean = float(values.sum()) / count if count else math.nan
@@ -57,12 +54,12 @@ def interval(values: Any) -> tuple[float, float, float]:
 def holm(p: Floats, size: int = 0) -> Floats:
     """Return the p-values after Holm's correction (1979) for several tests, in the given order.
 
-    Sorted upwards, the i-th of m is multiplied by m - i + 1; the products are made monotone and at most 1.
     Arguments: size, the number m of planned tests, if it is larger than len(p).
     """
     p = np.asarray(p, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
+    # Sorted upwards, the i-th of m is multiplied by m - i + 1; the products are made monotone and at most 1.
     factors = max(size, len(p)) - np.arange(len(p))
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted
@@ -73,9 +70,7 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
 
     It is the largest one-sided paired p over the kept learning rates (an intersection-union test: all must be
     significant), doubled because either scheme may win. With one kept rate this is the two-sided paired t-test, for the
-    winner. A kept rate at which a run diverged counts as beaten, with a p of 0, if the first scheme is ahead with every
-    seed there. The p is 1 if a run of the first scheme or of each kept rate diverged, or if the differences are all the
-    same, which says nothing about noise.
+    winner.
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
@@ -84,11 +79,14 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
         for losses in kept:
             differences = losses - best
             finite = np.isfinite(differences).all(-1)
+            # Differences that are all the same say nothing about noise.
             p = np.where(is_constant(differences), 1.0, _above(differences))
+            # A kept rate at which a run diverged counts as beaten if the first scheme is ahead with every seed there.
             p_if_diverged = np.where((differences > 0).all(-1), 0.0, 1.0)
             is_finite.append(finite)
             at_rates.append(np.where(finite, p, p_if_diverged))
     two_sided = np.minimum(1.0, 2 * np.max(at_rates, axis=0))
+    # The p is 1 if a run of the first scheme or of each kept rate diverged.
     return np.where(np.any(is_finite, axis=0), two_sided, 1.0)
 
 
@@ -100,9 +98,9 @@ def is_constant(differences: Floats) -> NDArray[np.bool_]:
 def equals(differences: Sequence[Floats], margin: float) -> float:
     """Return the p-value of the claim that the mean of each of `differences` is closer to 0 than `margin`.
 
-    It is the largest p of the two one-sided tests of each mean. Arguments: differences, an array [seeds] of two
-    schemes' paired losses subtracted, for each pair of learning rates.
+    Arguments: differences, an array [seeds] of two schemes' paired losses subtracted, for each pair of learning rates.
     """
+    # The largest p of the two one-sided tests of each mean.
     p_values = []
     for difference in differences:
         p_values += [_above(margin - difference), _above(margin + difference)]
@@ -133,8 +131,7 @@ def compare(
     then the tests hold at these rates only; margin, nats per token below which losses count as equal; primary, groups
     of schemes whose pairs were fixed before training, each a string of names separated by spaces; fewest, number of
     seeds that a pair needs to be tested; size, the number of planned tests, if more are planned than the pairs of
-    `losses`; it does not count with `primary`; undecided, schemes whose pairs are open at best rates, with a p of 1,
-    because some seeds use no long-range order at their best rate only.
+    `losses`; it does not count with `primary`; undecided, schemes whose pairs are open at best rates, with a p of 1.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -152,6 +149,7 @@ def compare(
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
+        # Some seeds of these schemes use no long-range order at their best rate only.
         is_open = (pairs["left"].isin(undecided) | pairs["right"].isin(undecided)) & pairs["p"].notna()
         pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
@@ -160,6 +158,7 @@ def compare(
     is_claimed, planned = np.ones(len(pairs), dtype=bool), size
     if is_fixed.any():
         is_claimed, planned = is_fixed, len(fixed)
+    # Only claimed pairs are corrected, for all that were planned.
     for p in ("p", "p_at_rates", "p_equal"):
         tested = is_claimed & pairs[p].notna().to_numpy(bool)
         pairs[f"{p}_claimed"] = math.nan
@@ -175,9 +174,7 @@ def _at_both(
 ) -> tuple[float, float]:
     """Return p and p_equal of a pair, tested at the two learning rates that both schemes' searches kept.
 
-    p is for the claim that `left` is better, p_equal for a difference below `margin`. Both are NaN with fewer common
-    seeds than `fewest`. Arguments: losses and second, at each scheme's best and second kept rate, a row per seed and a
-    column per scheme; left and right, names of schemes.
+    p is for the claim that `left` is better. Both are NaN with fewer common seeds than `fewest`.
     """
     runs = pd.DataFrame(
         {
@@ -208,7 +205,6 @@ def interaction(
     The gap is the loss of `right` minus the loss of `left`; the difference is the first group's gap minus the second's.
     Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
     correction over these pairs, NaN with fewer seeds than `fewest`.
-    Arguments: first and second, losses of the groups, a row per seed and a column per scheme.
     """
     rows = []
     for left, right in pairs:
@@ -261,11 +257,7 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Return the mean difference of two schemes over seeds, its interval, and the p-values of its tests.
-
-    The tests hold at the rates at which the losses were measured. Arguments: difference [seeds], one scheme's losses
-    minus the other's; margin, nats per token below which losses count as equal.
-    """
+    """Return the mean difference of two schemes over seeds, its interval, and the p-values of its tests."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     if len(difference) < FEWEST_SEEDS:
@@ -277,31 +269,27 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
     """Return the true difference between two schemes, in the unit of `sd`, that `beats` finds with probability POWER.
 
-    If the difference is as large at both of two kept rates, this is an upper bound: it holds even if their noise is
-    independent.
     Arguments: sd, the standard deviation of differences over seeds; level, of significance; rates, the number of
     learning rates at which the test must succeed.
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan
+    # With two rates an upper bound: it holds even if their noise is independent.
     return _shift(seeds, level, rates) * sd / math.sqrt(seeds)
 
 
 @cache
 def _shift(seeds: int, level: float, rates: int) -> float:
-    """Return the noncentrality of Student's t at which all of `rates` independent tests succeed with probability POWER.
-
-    Arguments: level, the two-sided level of significance of each test.
-    """
+    """Return the noncentrality of Student's t at which `rates` independent tests all succeed with probability POWER."""
     return float(nctdtrinc(seeds - 1, 1 - POWER ** (1 / rates), stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
     """Return letters for each scheme, such as `ab`: two share one exactly if their pair is not `significant`.
 
-    The compact letter display of Piepho (2004) by insertion and absorption. Arguments: order, the schemes from best to
-    worst, where letters begin at the best; significant, the pairs of schemes that differ significantly.
+    Arguments: order, the schemes from best to worst, where letters begin at the best.
     """
+    # The compact letter display of Piepho (2004) by insertion and absorption.
     groups = [frozenset(order)]
     for pair in significant:
         split = set()
@@ -323,10 +311,7 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
 
 
 def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[frozenset[str], str]:
-    """Return the better scheme of each pair that differs significantly, keyed by the pair.
-
-    Arguments: pairs, a row of tests per pair of schemes; test, the column of corrected p-values that decides.
-    """
+    """Return the better scheme of each pair that differs significantly, by the corrected p-values in column `test`."""
     significant = pairs[pairs[test] <= LEVEL]
     better = {}
     for left, right in zip(significant["left"], significant["right"], strict=True):
@@ -335,19 +320,13 @@ def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[froz
 
 
 def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
-    """Return the pairs of schemes shown to differ by less than the margin.
-
-    Arguments: pairs, a row of tests per pair.
-    """
+    """Return the pairs of schemes shown to differ by less than the margin."""
     pairs_equal = pairs[pairs["p_equal_claimed"] <= LEVEL]
     return set(map(frozenset, zip(pairs_equal["left"], pairs_equal["right"], strict=True)))
 
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
-    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested.
-
-    Arguments: pairs, a row of tests per pair.
-    """
+    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
     left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
     if of_pair.empty or math.isnan(of_pair["p_claimed"].iloc[0]):
@@ -358,10 +337,7 @@ def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
 
 
 def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p_claimed") -> list[str]:
-    """Return the schemes that `scheme` beats significantly, in the given order.
-
-    Arguments: pairs, a row of tests per pair of schemes; test, the column of corrected p-values that decides.
-    """
+    """Return the schemes that `scheme` beats significantly, in the given order."""
     better = significant_pairs(pairs, test)
     return [name for name in order if better.get(frozenset((scheme, name))) == scheme]
 
@@ -369,10 +345,8 @@ def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Return which claimed pairs are decided, equal and open, by the tests that also give letters and verdicts.
 
-    Claimed pairs are those that the experiment fixed before training, or all pairs. Keys: pairs (number of tested
-    claims), decided (their number), beats (scheme -> schemes that it beats), equal and open (lists of pairs, the scheme
-    with the lower loss first), has_letters (whether all pairs are claimed).
-    Arguments: order, the schemes from best to worst; pairs, a row of tests per pair of schemes.
+    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats), equal and
+    open (lists of pairs, the scheme with the lower loss first), has_letters (whether all pairs are claimed).
     """
     tested = pairs.dropna(subset="p_claimed")
     better, equal = significant_pairs(tested), equivalent_pairs(tested)
@@ -403,10 +377,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
 
 
 def effective(targets: Floats) -> float:
-    """Return how many equally long documents would carry the same information: (sum n)^2 / sum n^2 (Kish 1965).
-
-    Arguments: targets, n, the number of scored tokens of each document.
-    """
+    """Return how many equally long documents would carry the same information: (sum n)^2 / sum n^2 (Kish 1965)."""
     targets = np.asarray(targets, dtype=np.float64)
     squares = float((targets**2).sum())
     if not squares:
@@ -423,10 +394,8 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
         V = sum of w_i^2 e_i^2 / (1 - 2 w_i + sum of w^2)
 
-    Half the interval is q sqrt(V). With equal weights q is Student's t. With unequal weights neither count of degrees
-    of freedom works (Kish's, 1 / sum w^2 - 1, covers too little, Satterthwaite's too much). So q is the value that
-    |m| / sqrt(V) stays below in 95 % of random draws of normal documents with the same weights.
-    `python -m benchmarks.calibration` measures how often such an interval contains the true value.
+    Half the interval is q sqrt(V), with q of `quantile`. `python -m benchmarks.calibration` measures how often such an
+    interval contains the true value.
 
     Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
     [documents], its scored tokens.
@@ -445,8 +414,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 def document_variance(nll: Floats, targets: Floats) -> Floats:
     """Return the variance of token-weighted mean losses over documents, (nats/token)^2, shape nll.shape[:-1].
 
-    It is NaN for a mean if a loss is not finite. Arguments: nll [..., documents], each document's summed nll in nats;
-    targets [documents], its scored tokens.
+    Arguments: nll [..., documents], each document's summed nll in nats; targets [documents], its scored tokens.
     """
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):
@@ -463,15 +431,14 @@ def quantile(weights: Floats) -> float:
     alike = effective(weights)
     if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
         return student(alike - 1)
+    # With unequal weights neither count of degrees of freedom works (Kish's, 1 / sum w^2 - 1, covers too little,
+    # Satterthwaite's too much). So it is the value that |m| / sqrt(V) stays below in 95 % of random draws of normal
+    # documents with the same weights.
     return _drawn_quantile(tuple(np.sort(weights).round(12).tolist()))
 
 
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
-    """Return the factor that turns a standard error into half an interval, for a mean with these document weights.
-
-    It is estimated from DRAWS seeded draws of normal documents of equal variance. Arguments: weights, with sum 1.
-    """
     w = np.array(weights)
     random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
     shares = w**2 / (1 - 2 * w + (w**2).sum())

@@ -1,7 +1,4 @@
-"""Compare a model that was not trained here with itself under other options: its schemes are the options.
-
-There is one model and no seed, so the unit of doubt is the document.
-"""
+"""Compare a model that was not trained here with itself under other options: its schemes are the options."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ def _without_marks(under: object) -> str:
 
 
 def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
-    """Return the Comparison of one model with itself under other options, each a scheme; None without results.
-
-    Arguments: model, the model's row of the summary; rows, the tidy table.
-    """
+    """Return the Comparison of one model with itself under other options, each a scheme; None without results."""
     rows = rows[rows["run"].isin(model.index)].copy()
     if rows.empty:
         return None
@@ -31,6 +25,7 @@ def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | No
     number = rows["under"].map(options.index)
     rows = rows.assign(run=number, scheme=number.map(dict(enumerate(schemes))), under="")
     runs = [model.assign(scheme=scheme, loss=float(n)) for n, scheme in enumerate(schemes)]
+    # There is one model and no seed, so the unit of doubt is the document.
     return build(pd.concat(runs, ignore_index=True), rows, baseline=name, doubt="documents")
 
 

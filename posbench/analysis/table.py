@@ -4,8 +4,7 @@
     posbench.results("runs/demo", tidy=True)    a row per scored window and metric, with the run's settings
 
 A tidy row has the sum of a metric over a window's targets, and the number of targets. So the figure of any group of
-rows is `value.sum() / count.sum()`: a token-weighted mean, never a mean of means. All figures of a report are computed
-this way. Reporting reads run folders and packs only here.
+rows is `value.sum() / count.sum()`: a token-weighted mean, never a mean of means.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     """Return a table with a row per run in these folders or packs (zip files), also if it died or cannot be read.
 
     The column `status` says whether it did; `posbench.analysis.table.COLUMNS` explains every column.
-    Arguments: places, folders or packs; tidy, True for a row per scored window and metric of finished runs, with the
-    run's settings.
+    Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     Raises: ConfigError if a folder or pack does not exist.
     """
     summary, rows = read(places)
@@ -59,9 +57,8 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
 
-    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Arguments: places,
-    folders or packs (zip files) of runs.
-    Raises: ConfigError if a folder or pack does not exist.
+    The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Raises: ConfigError if a
+    folder or pack does not exist.
     """
     runs: list[Run] = []
     for place in map(Path, places):
@@ -79,10 +76,7 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:
-    """Return the names of the summary's columns that hold settings of the runs, such as `train.lr`.
-
-    Arguments: summary, a row per run.
-    """
+    """Return the names of the summary's columns that hold settings of the runs, such as `train.lr`."""
     return [column for column in map(str, summary.columns) if column.startswith(SETTINGS)]
 
 
@@ -106,6 +100,7 @@ class _Rows:
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
         for name in ("experiment", "scheme", "protocol", "under", "text", "metric"):
             keys[name] = keys[name].astype("category")
+        # Keys are repeated at the end, so that millions of rows are never dicts.
         repeated = keys.iloc[np.repeat(np.arange(len(keys)), keys.pop("size").astype(int))].reset_index(drop=True)
         for name, parts in self.columns.items():
             repeated[name] = np.concatenate(parts or [np.empty(0)])
@@ -113,10 +108,7 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """Return one run's row of the summary, with the reason if it is unreadable, and add its scores to `rows`.
-
-    Arguments: number, the run's index in the summary; rows, of the tidy table, one per scored window and metric.
-    """
+    """Return one run's row of the summary, with the reason if it is unreadable, and add its scores to `rows`."""
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored: Sequence[Result] = ()
@@ -187,7 +179,7 @@ def _answered(final: Result | None) -> dict[str, float]:
 
 
 def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a run was trained on and what it cost. Arguments: logged, the lines of its metrics.jsonl."""
+    """Return what a run was trained on and what it cost, from its manifest and the lines of its metrics.jsonl."""
     row: dict[str, Any] = {}
     if not manifest.continued:  # an onset in a continued run is not comparable
         for protocol in PROTOCOLS.values():
@@ -209,7 +201,6 @@ def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def _origin(manifest: Manifest) -> dict[str, Any]:
-    """Return where and when a run was trained."""
     device = manifest.device
     return {
         "device": str(device.get("name") or device.get("type")),
@@ -234,10 +225,7 @@ def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path.
-
-    Arguments: reason, why it cannot be read.
-    """
+    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path."""
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = "", ""
     if len(run.path.parts) > 2:
@@ -255,15 +243,13 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add a run's stored results to `rows`, the tidy table being collected, one row per scored window and metric.
-
-    Arguments: number, the run's index in the summary; stored, the results.
-    """
+    """Add a run's stored results to `rows`, the tidy table being collected, one row per scored window and metric."""
     for result in stored:
         if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
         protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
+        # A row without targets, such as a window of BOS only, has no mean.
         scored = columns[protocol.count_column] > 0
         columns = {name: x[scored] for name, x in columns.items()}
         options = [option for option in result_key.options if not option.startswith("step=")]
@@ -295,10 +281,7 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add the losses of n-gram models of this run's batches to `rows`, the tidy table being collected.
-
-    They are added once for all schemes of a seed. Arguments: stored, the run's stored results.
-    """
+    """Add the losses of n-gram models of this run's batches to `rows`, once for all schemes of a seed."""
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     if names in rows.with_ngrams:
         return
@@ -320,11 +303,7 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """Return how a run diverged, as text, or None if it did not.
-
-    A run diverged if its numbers are not finite (status `died`), or its final loss is above the initial one. Arguments:
-    loss and initial, its final and initial loss.
-    """
+    """Return how a run diverged, as text, or None: numbers not finite, or a final loss above the initial one."""
     if status == "died":
         return f"died: {manifest.reason}"
     if loss > initial:

@@ -1,8 +1,7 @@
 """Measure tasks: which schemes learn which, and up to which length they stay accurate.
 
 A seed has either learnt a task or not, and a mean over both kinds describes neither. So figures beyond the trained
-lengths are medians over the seeds that learnt, shown with the number of these seeds. Schemes for which no seed learnt
-the task are not ranked.
+lengths are medians over the seeds that learnt, shown with the number of these seeds.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ PLACE = ["scheme", "seed", "under", "length"]
 class TaskScores:
     """The scores of one task's runs, from which a report derives its tables and pictures of the task.
 
-    A scheme stays accurate at a length (keeps the task) if its accuracy, the median of seeds that learnt, is at least
-    KEPT of the way from chance to 1.
+    A scheme stays accurate at a length if its accuracy, the median of seeds that learnt, is at least KEPT of the way
+    from chance to 1.
     """
 
     name: str
@@ -57,38 +56,33 @@ class TaskScores:
 
     @property
     def option_scores(self) -> pd.DataFrame:
-        """Return the scores measured with changed options of the scheme, for the seeds that learnt the task.
-
-        It is a table with a row per scheme, seed, evaluation option and length.
-        """
+        """Return the scores measured with changed options, for the seeds that learnt the task."""
         return self.scores[self.scores["learnt"] & ~self.scores["under"].isin(["", *MARKS])]
 
     @cached_property
     def limits(self) -> dict[str, float]:
         """Return {scheme: the length in items at which it stops being accurate}, or infinity if no tested length does.
 
-        Accurate means at least KEPT of the way from chance to 1. The length is interpolated between tested ones, from
-        the trained length on. Schemes of which no seed learnt the task are left out.
+        Schemes of which no seed learnt the task are left out.
         """
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()
             goal = self.chance + KEPT * (1 - self.chance)
+            # Interpolated between tested lengths, from the trained length on.
             limits[str(scheme)] = crossing(beyond.index, beyond, goal - 1e-9)
         return limits
 
     @property
     def schemes(self) -> list[str]:
-        """Return the schemes, sorted by the length up to which they stay accurate, the greatest first; ties by name.
-
-        Schemes of which no seed learnt the task are last.
-        """
+        """Return the schemes, sorted by the length up to which they stay accurate, the greatest first; ties by name."""
 
         def place(scheme: str) -> tuple[float, float, float, str]:
             at_longest: Any = self.medians.loc[scheme].iloc[-1]
             return -self.kept_to(scheme), -self.limits[scheme], -at_longest, scheme
 
         learnt = sorted(self.limits, key=place)
+        # Schemes of which no seed learnt the task are last.
         return [*learnt, *sorted(set(self.learners.index) - set(learnt))]
 
     @property
@@ -121,10 +115,7 @@ class TaskScores:
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
-        """Return the length up to which a scheme stays accurate as text: `23`, or `≥64` if at all tested lengths.
-
-        It is a dash if no seed learnt the task.
-        """
+        """Return the length up to which a scheme stays accurate, as text: `23`, `≥64`, or a dash if unlearnt."""
         if scheme not in self.limits:
             return DASH
         limit = self.limits[scheme]
@@ -133,10 +124,7 @@ class TaskScores:
         return str(int(limit))
 
     def kept_to(self, scheme: str) -> float:
-        """Return the length in items up to which the scheme stays accurate, at most the longest tested length.
-
-        At least one of its seeds must have learnt the task.
-        """
+        """Return the length in items up to which a scheme that was learnt stays accurate, at most the longest one."""
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:
@@ -148,12 +136,12 @@ class TaskScores:
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
     """Return {name of a task: its TaskScores} for the tasks of these runs.
 
-    A run is included if it was evaluated at its longest trained length, which shows whether it has learnt the task.
-    Arguments: runs, a row per run; rows, the tidy table, a row per scored window and metric; notes, a list that gets a
-    line for everything left out, with the reason; group_by, the setting that the runs are already grouped by.
+    Arguments: notes, a list that gets a line for everything left out, with the reason; group_by, the setting that the
+    runs are already grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
+    # Accuracy at the longest trained length shows whether a run has learnt the task, so runs without it are left out.
     trained = runs["data.lengths"].map(_longest)
     at_trained = rows[(rows["length"] == rows["run"].map(trained)) & (rows["under"] == "")]
     evaluated = runs[runs.index.isin(at_trained["run"])]
@@ -180,16 +168,10 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: 
 
 
 def _longest(lengths: str) -> int:
-    """Return the longest trained length from the text of a range: 16 for `[2, 16]`."""
     return int(json.loads(lengths)[1])
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    """Return the scores of the task `name`.
-
-    Arguments: runs, a row per run of the task; rows, these runs' part of the tidy table, a row per scored window and
-    metric.
-    """
     run = runs.iloc[0]
     by_metric = means(rows, [*PLACE, "metric"]).unstack("metric")
     by_metric["problems"] = rows[rows["metric"] == "exact"].groupby(PLACE, observed=True)["count"].sum()
@@ -209,10 +191,7 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
-    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation.
-
-    Arguments: runs, a row per run of the task; learners, the schemes and seeds that learnt.
-    """
+    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation."""
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     steps = []
     for run in of_learners.to_dict("records"):

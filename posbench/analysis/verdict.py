@@ -1,12 +1,10 @@
 """Judge schemes against a baseline for scripts (`posbench judge`): a verdict each, and whether to train more seeds.
 
-The tests are the report's (`posbench.analysis.statistics`). Without `family`, the verdict is the report's. With
-`family`, a loop tries up to that many candidates against one baseline, and looks at each candidate at planned numbers
-of seeds only (docs/loops.md): at FIRST_SEEDS it can be dropped, at each of LOOKS it is tested. The first test that
-decides counts. Bonferroni's correction for all candidates and looks keeps the chance of any false claim at 5 %.
-
-With `confirm`, a winner of a loop is tested once, on the seeds CONFIRMING, which no candidate has seen. Candidates that
-are variants of the best so far inherit its luck on the seeds of the loop.
+Without `family`, the verdict is the report's. With `family`, a loop tries up to that many candidates against one
+baseline, and looks at each candidate at planned numbers of seeds only (docs/loops.md): at FIRST_SEEDS it can be
+dropped, at each of LOOKS it is tested. The first test that decides counts. Bonferroni's correction for all candidates
+and looks keeps the chance of any false claim at 5 %. With `confirm`, a winner of a loop is tested once, on the seeds
+CONFIRMING, which no candidate has seen.
 """
 
 from __future__ import annotations
@@ -117,14 +115,12 @@ class Judgement:
         )
 
     def _elsewhere_text(self) -> str:
-        """Return the verdicts of a confirmation at other sizes or on other texts, as text."""
         texts = []
         for place, other in self.elsewhere.items():
             texts.append(f"in {Path(place).name} {other['verdict']}, {number(other['gap'], sign=True)}; ")
         return "".join(texts)
 
     def _time_text(self) -> str:
-        """Return how long a step takes, and what share of the baseline's time is enough, as text."""
         if self.step_time is None:
             return ""
         text = f"a step takes {self.step_time:.2f} times as long; "
@@ -134,7 +130,6 @@ class Judgement:
         return text
 
     def _beyond_text(self) -> str:
-        """Return the gap beyond the training length with its interval, or the range of its seeds, as text, or ""."""
         if self.beyond is None:
             return ""
         low, high = self.beyond["gap_low"], self.beyond["gap_high"]
@@ -152,9 +147,9 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
     baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
     the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
-    of winners that may be confirmed on fresh seeds (None without a confirmation); also, with confirm, folders of
-    experiments of other sizes or texts where the winner must be better too; metric, loss or order; margin, nats per
-    token below which values count as equal.
+    of winners that may be confirmed on fresh seeds; also, with confirm, folders of experiments of other sizes or texts
+    where the winner must be better too; metric, loss or order; margin, nats per token below which values count as
+    equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """
@@ -169,9 +164,6 @@ def judge_all(
 ) -> tuple[list[Judgement], dict[str, list[str]]]:
     """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best scheme first.
 
-    Runs that cannot share a table with the baseline's are left out.
-    Arguments: place, the folder or pack of an experiment; console, to print how well this posbench computes what the
-    reference recorded, by default standard error.
     Returns: the judgements, and for each scheme that cannot be judged the lines that say why; {} if `options` name one.
     Raises: ConfigError for the reasons that `judge` gives, or without a scheme to judge.
     """
@@ -194,6 +186,7 @@ def judge_all(
     if not candidates:
         failures = "".join(f"\n  {line}" for line in chain(*left_out.values()))
         raise ConfigError(f"no scheme has a finished run to compare with {c.baseline}: train one{failures}")
+    # The plan is recorded before its first test, so that later commands cannot plan less.
     if options.family:
         record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
     if options.scheme:
@@ -209,13 +202,14 @@ def judge_all(
 def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
     """Return the comparison with what order beyond 32 tokens is worth, times -1, in place of the losses.
 
-    So the lower value is the better one, as with losses. Raises: ConfigError if it was not scored.
+    Raises: ConfigError if it was not scored.
     """
     if c.long_range_order is None:
         raise ConfigError(
             f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
         )
     order = c.long_range_order.on_all
+    # Times -1: the lower value is the better one, as with losses.
     values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
     second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
     primary = c.config.get("experiment", {}).get("primary") or ()
@@ -227,16 +221,13 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
 def _confirmed_elsewhere(
     judgement: Judgement, place: str | Path, options: JudgeOptions, console: Console | None
 ) -> Judgement:
-    """Return the confirmation of a winner with what other experiments say: it must be better in each of them.
-
-    The first of them in which it is not better decides the verdict.
-    Arguments: place, of the loop.
-    """
+    """Return the confirmation of a winner with what other experiments say: it must be better in each of them."""
     elsewhere = {}
     for other_place in options.also:
         [other], _ = judge_all(other_place, replace(options, also=()), console)
         figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
         elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
+        # The first experiment in which it is not better decides the verdict.
         if judgement.verdict == "better" and other.verdict != "better":
             judgement = replace(
                 judgement,
@@ -272,10 +263,6 @@ def _is_below(path: str, folder: Path) -> bool:
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
     """Return the summary with another status for each run that cannot share a table with the baseline's.
 
-    So one run with other settings does not stop the judgement of all candidates. Beside a reference experiment, the
-    runs of that experiment take the place of the baseline's. If two candidates, or two seeds of one, differ only from
-    each other, the first is kept.
-    Arguments: summary, a row per run; rows, the tidy table; options, as of `posbench judge`.
     Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its runs differ from each other.
     """
     if (summary.get("data.source", summary["scheme"]) == "task").any():
@@ -295,6 +282,7 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
             return [("train.validation_tokens", counts(runs, "windows"))]
         return settings
 
+    # Beside a reference experiment, its runs take the place of the baseline's.
     is_first = (runs["scheme"] == baseline) & runs.index.isin(finished.index)
     if options.beside:
         reference = folder_of(Path(options.beside))
@@ -309,6 +297,8 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
         )
     if not differ(runs):
         return summary
+    # One run with other settings must not stop the judgement of all candidates. If two candidates, or two seeds of one,
+    # differ only from each other, the first is kept.
     for run in runs.index[~is_first]:
         with_run = pd.concat([kept, runs.loc[[run]]])
         if differing := differ(with_run):
@@ -337,6 +327,7 @@ def _judgement(
     mean, low, high = interval(gaps)
     looks = _looks(c, options)
     is_loop = bool(options.family or options.confirm)
+    # Corrected for all candidates and looks of a loop, else for the report's claimed pairs.
     size = (options.family or options.confirm or 0) * len(looks)
     if not is_loop:
         size = int(c.pairs["p_claimed"].notna().sum())
@@ -408,8 +399,7 @@ def _decision(
     """Return the verdict of the tests, or of a death.
 
     Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; drops,
-    numbers of seeds at which the scheme may be dropped, if any; looks and size, as in `_first_decision`; deaths, {seed:
-    why its run died}.
+    numbers of seeds at which the scheme may be dropped, if any; looks and size, as in `_first_decision`.
     """
     outcome, p, tested = _tested(c, losses, looks, size, options)
     target = next((look for look in (*drops, *looks) if len(losses) < look), 0)
@@ -418,6 +408,7 @@ def _decision(
         return _Decision("failed", "; ".join(reasons), math.nan, tested, target, go_on=False)
     if outcome != "open":
         return _Decision(outcome, f"decided by the test of {tested} seeds", p, tested, target, go_on=False)
+    # Dropped before the first test if it is clearly worse with each of the first seeds.
     is_dropped = False
     if drops and FIRST_SEEDS <= len(losses) < looks[0]:
         gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()
@@ -427,10 +418,9 @@ def _decision(
 
 
 def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
-    """Return the rows of a table of losses, one per seed, that a judgement reads.
-
-    A confirmation reads the seeds CONFIRMING only, and the looks of a loop leave them out.
-    """
+    """Return the rows of a table of losses, one per seed, that a judgement reads."""
+    # A candidate that is a variant of the best so far inherits its luck on the seeds of the loop, so a confirmation
+    # reads other seeds.
     is_confirming = table.index.isin(CONFIRMING)
     if options.confirm:
         return table[is_confirming]
@@ -442,11 +432,7 @@ def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
 def _tested(
     c: Comparison, losses: pd.DataFrame, looks: Sequence[int], size: int, options: JudgeOptions
 ) -> tuple[str, float, int]:
-    """Return the verdict of the tests, the corrected p (NaN without a test), and the number of seeds tested.
-
-    Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; looks and
-    size, as in `_first_decision`.
-    """
+    """Return the verdict of the tests, the corrected p (NaN without a test), and the number of seeds tested."""
     tests, names = c.pairs, list(losses.columns)
     if options.family or options.confirm:
         second = None
@@ -534,9 +520,8 @@ def _first_decision(
 ) -> pd.DataFrame:
     """Return the tests of the first of the looks that decides, or of the last one for which there are enough seeds.
 
-    Arguments: losses, a row per seed that scheme and baseline have, and a column for each of the two; second, the same
-    at the second rate that each search kept; looks, numbers of seeds; size, the number of planned tests; margin, nats
-    per token below which losses count as equal; undecided, schemes whose pairs are open at best rates.
+    Arguments: looks, numbers of seeds; size, the number of planned tests; undecided, schemes whose pairs are open at
+    best rates.
     """
     tests = compare(losses.head(0))
     for look in looks:
@@ -550,10 +535,7 @@ def _beyond(
 ) -> dict[str, Any] | None:
     """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
 
-    If several protocols scored it, the first by name counts. Perplexities are over the seeds that both have. The
-    verdict is about the losses there, at the rates of the compared runs, corrected as the main verdict is.
-    Arguments: rows, the tidy table; names, the scheme and the baseline; looks, as in `_first_decision`, or empty for
-    one test of all seeds; size, the number of planned tests.
+    Arguments: looks, as in `_first_decision`, or empty for one test of all seeds; size, the number of planned tests.
     """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
@@ -561,6 +543,7 @@ def _beyond(
     cells = cells[has_both]
     if cells.empty:
         return None
+    # If several protocols scored it, the first by name counts.
     protocol = cells["protocol"].min()
     length = int(cells[cells["protocol"] == protocol]["length"].max())
     is_of_runs = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol)
@@ -572,6 +555,7 @@ def _beyond(
         return None
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
+    # At the rates of the compared runs, corrected as the main verdict is.
     tests = _first_decision(losses, None, looks or (len(losses),), size, options.equal_below)
     return {
         "length": length,
@@ -589,10 +573,8 @@ def _beyond(
 def _next_commands(
     c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
-    """Return the commands that train the planned seeds which the scheme or the baseline lacks.
+    """Return the commands that train the planned seeds which the scheme or the baseline lacks, as lists of words.
 
-    Each is a list of words. There is none if the runs do not record their commands. With a learning-rate search, it is
-    the search's command.
     Arguments: names, the scheme and the baseline; seeds, of each scheme; planned, the seeds to train, except if other
     seeds take their places.
     """
@@ -608,6 +590,7 @@ def _next_commands(
             return []
         place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
         others = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
+        # With a learning-rate search, the search's own command.
         if c.search and name in c.unfinished:
             searched = [word for word in others if _key(word) != "scheme.lr"]
             commands.append(["posbench", "tune", *searched, f"experiment_name={c.experiment}"])
@@ -623,10 +606,7 @@ def _key(word: str) -> str:
 def _warnings(
     c: Comparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
 ) -> Iterator[str]:
-    """Yield a sentence for each reason to read the verdict with care.
-
-    Arguments: names, the scheme and the baseline; runs, their rows; gaps [seeds], in nats per token.
-    """
+    """Yield a sentence for each reason to read the verdict with care."""
     if not c.is_at_best_rates:
         yield f"the verdict holds {c.scope} only: posbench tune finds the best rates of each scheme"
     if c.unfinished:
@@ -654,10 +634,7 @@ def _warnings(
 
 
 def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
-    """Yield a sentence for each reason not to test a pair, or to leave it open.
-
-    Arguments: names, the scheme and the baseline; gaps [seeds], in nats per token.
-    """
+    """Yield a sentence for each reason not to test a pair, or to leave it open."""
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
     elif len(gaps) > 1 and is_constant(gaps):

@@ -37,7 +37,7 @@ _BLOCK = 8  # tokens, l: within a block, decays by channel are computed for each
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, strength: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of the gated delta rule, [B, H, T, E], and the state after the last token, [B, Hkv, D, E].
+    """Return the outputs of the gated delta rule, [B, H, T, E], and the last state, [B, Hkv, D, E].
 
     Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0, [B, Hkv, T, 1] or [B,
     Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None.
@@ -73,7 +73,7 @@ def delta_rule(
 def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Return `sum_c q_ic k_jc exp(total_ic - total_jc)` of tokens j <= i, and 0 of later ones: [..., L, L].
 
-    Arguments: q and k, [..., L, D]; total, the sums of log-decays up to each token, [..., L, 1] or [..., L, D].
+    Arguments: q and k, [..., L, D]; total, summed log-decays, [..., L, 1] or [..., L, D].
     """
     L = q.shape[-2]
     row = torch.arange(L, device=q.device)
@@ -100,9 +100,9 @@ class GatedDeltaRule(Kind):
     `S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `o_t = S_t q_t / sqrt(D)`, with `a_t = exp(-e^A_log
     softplus(W_a x_t + dt_bias))` and `b_t = sigmoid(W_b x_t)`; x is the hidden states that the projections read. q, k
     and v pass through a convolution over the last tokens, by channel, and SiLU; q and k are divided by their lengths.
-    Then a scheme may rotate them. The output, after the scheme's hook `o`, is divided by its root mean square in each
-    head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength. A
-    bias is refused, because the decay is learned from content. Matrices are drawn like the model's.
+    Then a scheme may rotate them. The output, after the hook `o`, is divided by its root mean square in each head, and
+    multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength. A bias is
+    refused, because the decay is learned from content. Matrices are drawn like the model's.
 
     With `decay: channel` it is Kimi Delta Attention: each channel of a key has its own `a_t`, from `W_a W_f x_t`, with
     W_f [D, C] and W_a [Hkv D, D], and its own dt_bias. Rotated q and k then depend on absolute positions, because a
@@ -186,13 +186,12 @@ class GatedDeltaRule(Kind):
         return o.to(x.dtype)
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        """Return log a_t, at most 0, [B, Hkv, T, 1], or [B, Hkv, T, D] by channel, of the hidden states x [B, T, C]."""
+        # At most 0: [B, Hkv, T, 1], or [B, Hkv, T, D] by channel.
         x = x if self.W_f is None else F.linear(x, self.W_f)
         rates = F.softplus(F.linear(x, self.W_a, self.dt_bias)).unflatten(-1, (len(self.A_log), -1)).transpose(1, 2)
         return -self.A_log.exp()[:, None, None] * rates
 
     def _convolved(self, part: str, x: Tensor, past: EarlierRows) -> Tensor:
-        """Return SiLU of the convolution of `x` over the last tokens, [B, heads, T, D] in at least float32."""
         taps = getattr(self, f"{part}_taps")  # [heads, 1, D, tokens back]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if taps is None:

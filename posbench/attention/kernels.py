@@ -63,7 +63,7 @@ class Scoring(NamedTuple):
 def scale_by_sink(o: Tensor, logsumexp: Tensor, sink: Tensor) -> Tensor:
     """Scale attention outputs as if each head's softmax had one more logit, a sink, whose value is zero.
 
-    Arguments: o, the outputs without a sink, [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
+    Arguments: o [B, H, T, E]; logsumexp, of each query's scores, [B, H, T]; sink, [H].
     """
     return o * (logsumexp - sink[:, None].to(logsumexp.dtype)).sigmoid().to(o.dtype)[..., None]
 
@@ -156,7 +156,6 @@ def short(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
 def _causal_mask(
     start: int, end: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return the mask [end - start, end - first]: 0 if query `start` + row sees key `first` + column, else -inf."""
     i, j = torch.arange(start, end, device=device)[:, None], torch.arange(first, end, device=device)
     return torch.zeros((end - start, end - first), dtype=dtype, device=device).masked_fill(
         _is_hidden(i, j, window), -float("inf")
@@ -164,16 +163,15 @@ def _causal_mask(
 
 
 def _is_hidden(i: Tensor, j: Tensor, window: int | None) -> Tensor:
-    """Return True if query `i` may not see key `j`; both are indices of keys."""
     return j > i if window is None else (j > i) | (j <= i - window)
 
 
 class _Short(torch.autograd.Function):
     """The function o = P v with P = softmax(q k' + mask), computed by blocks of queries, with its gradient.
 
-    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. If `with_sum`, the log-sum-exp l
-    of the scores is returned too. With g the gradient of o and h the gradient of l: dv = P' g; the scores have dS = P
-    (g v' - sum(g o) + h), so dq = dS k and dk = dS' q.
+    q is scaled already. A mask is [rows, keys], [H, rows, keys] or [B, H, rows, keys]. With g the gradient of o and h
+    the gradient of l, the log-sum-exp of the scores: dv = P' g; the scores have dS = P (g v' - sum(g o) + h), so dq =
+    dS k and dk = dS' q.
     """
 
     @staticmethod
@@ -221,13 +219,11 @@ class _Short(torch.autograd.Function):
 
 
 def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return indices b [B, 1, 1, 1] and h [H, 1, 1] to call a bias function with."""
     # h without a dimension for sequences: a bias that ignores b then gives [H, T, T].
     return torch.arange(B, device=device)[:, None, None, None], torch.arange(H, device=device)[:, None, None]
 
 
 def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
-    """Return the slice of `length` keys to read for queries `start` to `end`: up to `end`, or only the window."""
     if window is not None:
         return slice(max(0, start + 1 - window), end)
     # Round up to one of 16 sizes. If each block needed a little more memory than the previous one, the allocator could
@@ -240,8 +236,7 @@ def _key_range(start: int, end: int, length: int, block: int, window: int | None
 def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKED_CELLS) -> Tensor:
     """Return causal softmax attention [B, H, T, E] by the CPU's fused kernel, with the bias as its mask.
 
-    It computes in at least float32. Memory holds at most H x `cells` mask entries at a time, and B times as much if the
-    bias differs by sequence.
+    Memory holds at most H x `cells` mask entries at a time, and B times as much if the bias differs by sequence.
     """
     # The kernel's log-sum-exp has no gradient, and the sink needs one.
     if scoring.sink is not None and torch.is_grad_enabled():
@@ -271,16 +266,14 @@ def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKE
 
 
 def causal_tiles(length: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute.
-
-    Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
-    diagonal are computed whole.
-    """
+    """Return FlexAttention's causal block mask for `length` tokens: the tiles of scores to compute."""
     from torch.nn.attention.flex_attention import BlockMask
 
     # PyTorch's `create_block_mask` tests every pair of tokens to find the tiles; writing them down takes two small
     # kernels.
     n = -(-length // TILE)
+    # Tiles on the diagonal, and all tiles of a last row that is not full, are masked entry by entry; tiles left of the
+    # diagonal are computed whole.
     row = torch.arange(n, dtype=torch.int32, device=device)
     is_ragged = min(length % TILE, 1)  # 1 if the last row is not full
     last = (row == n - 1).int() * is_ragged
@@ -311,10 +304,9 @@ def _is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 def windowed_tiles(length: int, window: int | None, first: Tensor | None, device: torch.device) -> BlockMask:
-    """Return FlexAttention's block mask for sliding windows or separate documents: the tiles of scores to compute.
+    """Return FlexAttention's block mask for sliding windows or separate documents.
 
-    Arguments: window, the number of keys that a query sees, including its own, or None; first, the first key that each
-    query sees, [B, T], or None.
+    Arguments: first, the first key that each query sees, [B, T], or None.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -360,7 +352,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
     """Return options by which FlexAttention prefetches fewer tiles, or {} if its default fits in shared memory.
 
-    Arguments: q, queries [B, H, T, D]; reads_rows, whether the bias reads tensors with an entry per query or key.
+    Arguments: reads_rows, as in `flex`.
     """
     # A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
     # 232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and

@@ -15,9 +15,8 @@ from posbench.schemes.composite import Combined
 
 
 class KVCache:
-    """The cache of one layer for reading a window piece by piece.
+    """The cache of one layer for reading a window piece by piece: rows per token, or a state of fixed size.
 
-    It holds one row per token (keys and values, by `append`) or a state of fixed size, which a recurrence updates.
     Gates have their own caches: rows if a bias reads them, otherwise only their running sums, and nothing if later
     queries read neither (`Scheme.reads_earlier_gates`).
     """
@@ -70,10 +69,6 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
-    """Return gates, `Gates` of [B, G, T, N] or a nested tuple of them, with each head repeated to make `heads` heads.
-
-    None stays None. Arguments: also_one, whether to repeat a single head, which otherwise stays one.
-    """
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]
@@ -85,10 +80,9 @@ def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
 class Kind(nn.Module, ABC):
     """A kind of attention, such as softmax attention: it mixes values for each query and applies a scheme.
 
-    `parts` are the tensors that it projects; `mix` calls the hooks of a position scheme on them, on scores and on the
-    output. The constructor's arguments after `shape` are the options of `scheme.attention`, by name. `shared_kv` makes
-    the value equal to the key BEFORE the hooks, after the key's norm (`model.qk_norm`) if there is one; there is then
-    no projection for values.
+    `parts` are the tensors that it projects; `mix` calls the hooks of a position scheme. The constructor's arguments
+    after `shape` are the options of `scheme.attention`. `shared_kv` makes the value equal to the key BEFORE the hooks,
+    after the key's norm (`model.qk_norm`) if there is one; there is then no projection for values.
     """
 
     takes_bias: bool = True  # whether a scheme may add a bias
@@ -114,10 +108,9 @@ class Kind(nn.Module, ABC):
     ) -> tuple[Any, Any, Any]:
         """Return the gates and the positions that the methods of a scheme receive in this layer.
 
-        Returns: the gates for `scheme.bias` (values per token, or None if the scheme has none), the `pos` of q and o,
-        and the `pos` of k and v.
-        Arguments: x, the normalised stream, [B, T, C]; cache, which holds the gates of earlier tokens and is updated,
-        or None for a whole window. Raises: ConfigError if the gates have another shape.
+        Returns: the gates for `scheme.bias`, or None, the `pos` of q and o, and the `pos` of k and v.
+        Arguments: x, the normalised stream, [B, T, C]; cache, with the gates of earlier tokens, which is updated, or
+        None for a whole window. Raises: ConfigError if the gates have another shape.
         """
         if not scheme.overrides("gate", "locate"):
             return None, at.pos, at.pos
@@ -128,10 +121,9 @@ class Kind(nn.Module, ABC):
         return _with_heads(gates, H, also_one=True), pos, key_pos
 
     def _gates(self, gate: Any, scheme: Scheme, cache: KVCache | None, path: tuple[int, ...] = ()) -> Any:
-        """Return a scheme's per-token values and their running sums so far as `Gates`, and update the cache.
+        """Return a scheme's per-token values and their running sums as `Gates`, and update the cache.
 
-        Arguments: gate, the result of `scheme.gate`, [B, G, T, N], None, or a nested tuple of combined schemes; path,
-        the place of `gate` in the nested tuple.
+        Arguments: gate, the result of `scheme.gate`; path, its place in the nested tuple of combined schemes.
         """
         if isinstance(gate, tuple):
             members = scheme.parts if isinstance(scheme, Combined) else [scheme] * len(gate)
@@ -181,7 +173,7 @@ class Kind(nn.Module, ABC):
 
     @property
     def scale(self) -> float:
-        """Return the factor that multiplies q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
+        """Return the factor of q . k: 1 / sqrt(head_dim), however wide a scheme makes q and k."""
         return self.shape.head_dim**-0.5
 
     def new_cache(self, length: int) -> KVCache:
@@ -191,10 +183,7 @@ class Kind(nn.Module, ABC):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        """Return {name: function} of the functions that can compute this kind; None is the default choice.
-
-        `posbench verify` sets `kernel` to each of them in turn.
-        """
+        """Return {name: function} of the functions that can compute this kind; None is the default choice."""
         return {"mix": None}
 
     @abstractmethod
@@ -210,14 +199,13 @@ class Kind(nn.Module, ABC):
     ) -> Tensor:
         """Return the attention output [B, H, T, D]: each query's causal mix of values, changed by the scheme.
 
-        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the scheme's hooks, None for a part that the kind
-        lacks; x, the normalised stream, [B, T, C]; cache, which holds earlier tokens and is appended to, None for a
-        whole window.
+        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
+        normalised stream, [B, T, C]; cache, which holds earlier tokens and is appended to, None for a whole window.
         """
 
     @abstractmethod
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         """Return the model FLOPs per token of mixing in one layer's forward pass over windows of `length` tokens.
 
-        Only FLOPs that the definition needs count: in causal attention a query meets half the keys on average.
+        Only FLOPs that the definition needs count: a causal query meets half the keys on average.
         """

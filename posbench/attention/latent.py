@@ -54,11 +54,12 @@ class _OwnKeys(Softmax):
 class Latent(_OwnKeys):
     """Multi-head latent attention (MLA): keys and values are computed from one cached latent per token.
 
-    A query and a key have D channels. The first r are multiplied with a key that all heads share, which a scheme may
-    rotate; the others with keys from the latent. Values have D channels. In DeepSeek's models D counts only the others.
-    Options: `latent_heads`, G: the latent has `2 G D - r` channels, so that the cache is as large as that of G heads of
-    keys and values; `shared`, r / D. The largest models have a latent of queries too, which is left out: it saves no
-    cache. Raises: ConfigError unless G is at least 1 and r is an even number between 0 and D.
+    A query and a key have D channels (in DeepSeek's models D leaves out the first r). The first r are multiplied with a
+    key that all heads share, which a scheme may rotate; the others with keys from the latent. Values have D channels.
+
+    Options: `latent_heads`, G: the latent has `2 G D - r` channels, so that the cache is as large as with G heads of
+    keys and values; `shared`, r / D. A latent of queries, as in the largest models, is left out: it saves no cache.
+    Raises: ConfigError unless G is at least 1 and r is an even number between 0 and D.
     """
 
     def __init__(self, shape: Shape, shared_kv: bool = False, latent_heads: int = 1, shared: float = 0.25) -> None:
@@ -94,8 +95,7 @@ class Latent(_OwnKeys):
 class Grouped(_OwnKeys):
     """Grouped-query attention with `kv_heads` heads of keys and values, whatever the model has (arXiv 2305.13245).
 
-    With kv_heads = latent_heads, its cache has the size of latent attention's.
-    Option: `kv_heads`, which divides num_heads.
+    Option: `kv_heads`, which divides num_heads; equal to `latent_heads`, it gives a cache of the same size.
     """
 
     def __init__(self, shape: Shape, shared_kv: bool = False, kv_heads: int = 1) -> None:

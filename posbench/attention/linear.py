@@ -4,19 +4,19 @@ Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; Ro
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. If the scheme
-states its bias as one decay per head (`Scheme.log_decay`; no bias is a decay of 0), time is linear and the state has a
-fixed size; ALiBi then is retention's decay. Under any other bias time is quadratic and all rows are cached.
+A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. ALiBi is then
+retention's decay.
 
 Decay attention has no queries and no keys, so weights depend only on distance, or on gates:
 
     o_i = sum_{j<=i} e^bias v_j
 
 With one decay per head (ALiBi: gamma_h = exp(-m_h)) it is a linear recurrence, `o_i = gamma_h o_(i-1) + v_i`. If the
-scheme also rotates values and outputs, the recurrence is complex on pairs of channels,
-`o_i = gamma_h exp(-1j theta) o_(i-1) + v_i`; it is computed in real numbers by rotating each value and rotating the
-output back (kexue.fm/archives/10862). Time is linear with a decay or without a bias; under any other bias it is
-quadratic and all rows are cached.
+scheme also rotates values and outputs, the recurrence is complex on pairs of channels, `o_i = gamma_h exp(-1j theta)
+o_(i-1) + v_i` (kexue.fm/archives/10862).
+
+In both, time is linear and the state has a fixed size if the scheme states its bias as one decay per head
+(`Scheme.log_decay`; no bias is a decay of 0); under any other bias time is quadratic and all rows are cached.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ def features(x: Tensor) -> Tensor:
 
 
 class NonSoftmax(Kind):
-    """Base class of attention without a softmax (`LinearAttention`, `DecayAttention`), computed in at least float32.
-
-    Time is linear if the position scheme states its bias as one decay per head, else quadratic.
-    """
+    """Base class of attention without a softmax, computed in at least float32."""
 
     has_keys = False
     _chunks: Callable[..., Tensor]
@@ -71,11 +68,7 @@ class NonSoftmax(Kind):
 
 
 class LinearAttention(NonSoftmax):
-    """Linear attention: weights are products of features of queries and keys, without a softmax.
-
-    `o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias`, phi(x) = elu(x) +
-    1. R is the change by position that the scheme makes to queries and keys.
-    """
+    """Linear attention: weights are products of features of queries and keys, without a softmax (formula above)."""
 
     def mix(
         self,
@@ -109,8 +102,8 @@ class LinearAttention(NonSoftmax):
     ) -> Tensor:
         """Return the attention output [B, H, T, .] in linear time, for a bias that is one decay per head.
 
-        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
-        change by position; v, values [B, Hkv, T, .].
+        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each without and with the scheme's change by
+        position.
         """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()
@@ -135,11 +128,7 @@ class LinearAttention(NonSoftmax):
         at: Placement,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output [B, H, T, .] for any bias, in quadratic time.
-
-        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each a pair: without and with the scheme's
-        change by position; v, values [B, Hkv, T, .]; gates, for its bias, or None.
-        """
+        """Return the attention output [B, H, T, .] for any bias, in quadratic time. Arguments: as of `_chunks`."""
         k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
         if cache is not None:
             k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, turned_k, v))
@@ -194,7 +183,6 @@ class DecayAttention(NonSoftmax):
         return apply_hook(scheme, "o", o.to(v.dtype), pos, past)
 
     def _chunks(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the attention output [B, H, T, D] of values v [B, Hkv, T, D] in linear time: one decay per head."""
         (v,), log_decay = self._wide(v), scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, v)
@@ -208,7 +196,6 @@ class DecayAttention(NonSoftmax):
         return o[..., :-1] / o[..., -1:] if self.normalise else o
 
     def _quadratic(self, v: Tensor, gates: Any, scheme: Scheme, at: Placement, cache: KVCache | None) -> Tensor:
-        """Return the attention output [B, H, T, D] of values v [B, Hkv, T, D] for any bias, in quadratic time."""
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
             v = cast(Tensor, cache.append(v)[0])

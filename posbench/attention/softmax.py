@@ -22,9 +22,6 @@ from posbench.system.matmul import linear
 class Softmax(Kind):
     """Softmax attention: `o_i = sum_j softmax_j<=i(q_i . k_j / sqrt(D) + bias_ij) v_j`, with keys and values cached.
 
-    If keys and values share one projection, and the scheme leaves them equal, they are one tensor, cached once
-    (kexue.fm/archives/10862).
-
     Options: `sink`, whether each head's softmax has one more learned logit, whose value is zero (gpt-oss, arXiv
     2508.10925), which starts at 0; `value_norm`, whether each value is divided by its root mean square, and a shared K
     = V then is the key before its own norm and rotation (Gemma 4); `output_gate`, `head` or `channel`: multiply the
@@ -124,10 +121,10 @@ class Softmax(Kind):
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values of all visible tokens, [B, heads, keys, .] each, and append the new ones to `cache`.
 
-        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C]; past, the tokens
-        before them.
+        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C].
         """
         assert k is not None and v is not None
+        # Keys and values that are equal are one tensor, cached once (kexue.fm/archives/10862).
         is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
         k = apply_hook(scheme, "k", k, pos, past)
         if is_one_tensor:
@@ -137,7 +134,6 @@ class Softmax(Kind):
         return k, v
 
     def _cached(self, scheme: Scheme, cache: KVCache | None, *new: Tensor) -> tuple[Tensor, ...]:
-        """Append `new`, [B, heads, T, .] each, to the cache and return the rows that are visible; `new` without one."""
         if cache is None:
             return new
         # A bias that reads keys may sum over keys before the window too.
@@ -156,7 +152,7 @@ class Softmax(Kind):
 
 
 def _mean_keys(length: int, window: int | None) -> float:
-    """Return how many of `length` tokens a query sees on average, if each query sees up to `window` of them."""
+    # The first queries see fewer keys than the window.
     if length == 0:
         return 0.0
     seen = min(length, window or length)
@@ -166,7 +162,7 @@ def _mean_keys(length: int, window: int | None) -> float:
 def _bias_within_documents(
     bias: Bias | None, documents: Tensor, num_cached: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
-    """Return the bias at sequence b, head h, query i and key j (0 if `bias` is None), or -inf across documents.
+    """Return the bias (0 if None) at sequence b, head h, query i and key j, or -inf across documents.
 
     Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
     """
@@ -175,5 +171,5 @@ def _bias_within_documents(
 
 
 def _bias_of_cached_keys(bias: Bias, dropped: int, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the bias at key j counted from the first key that is still cached; `dropped` earlier keys are not."""
+    # Keys are counted from the first one that is still cached; `dropped` earlier ones are not.
     return evaluate_bias(bias, b, h, i, j + dropped)

@@ -25,11 +25,10 @@ BLOCK = 128  # queries
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return sums of values weighted by q . k and by a decay with distance, without normalising.
+    """Return `o_i = sum_{j<=i} exp(a (i - j)) (q_i . k_j) v_j`, with a the log-decay of the head.
 
-    `o_i = sum_{j<=i} exp(a (i - j)) (q_i . k_j) v_j`, with a the log-decay of the head.
     Arguments: q, k [B, H, T, D]; v [B, H, T, E]; log_decay [H], at most 0; state, which the call for earlier tokens
-    returned, or None if there are none.
+    returned, or None.
     Returns: the sums [B, H, T, E], and the state `sum_j exp(a (last - j)) k_j v_j^T`, [B, H, D, E].
     """
 
@@ -46,7 +45,7 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
 
 
 def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return running sums of vectors with a decay by distance: `s_i = exp(a) s_(i-1) + x_i`, a the head's log-decay.
+    """Return running sums of vectors, `s_i = exp(a) s_(i-1) + x_i`, a the head's log-decay.
 
     Arguments: x [B, H, T, D]; log_decay [H], at most 0; state, which the call for earlier tokens returned, [B, H, 1,
     D], or None.
@@ -64,11 +63,10 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tu
 
 
 def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the decay factors exp(log_decay * distance) within a chunk of `length` = L tokens, as three tensors.
+    """Return the decay factors exp(log_decay * distance) within a chunk of `length` = L tokens.
 
-    The first, [H, L, L], is from each earlier token (column) to each token (row). The second, [H, L], multiplies the
-    sum over earlier chunks when it is read at each token. The third, [H, L], multiplies what each token adds to the sum
-    after the chunk.
+    Returns: from each earlier token (column) to each token (row), [H, L, L]; of the sum over earlier chunks at each
+    token, [H, L]; of each token in the sum after the chunk, [H, L].
     """
     row = torch.arange(length, device=log_decay.device)
     # Clamped, because exp could overflow at negative distances, although `tril` drops these entries.
@@ -102,7 +100,6 @@ def in_chunks(
 
     Arguments: tensors [B, H, T, .]; sum_chunks, a function of the cut tensors [B, H, N, L, .] and the state before them
     (None at the start) that returns sums and the state after them.
-    Returns: the sums [B, H, T, .] and the last state.
     """
     T = tensors[0].shape[2]
     whole = T // CHUNK * CHUNK
@@ -120,8 +117,8 @@ def weight_blocks(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield the weights `e^bias` by blocks of queries, 0 for keys after their query.
 
-    Arguments: queries and keys, how many there are (the queries belong to the last keys); like, a tensor with the dtype
-    and device to use; relative_to_largest, whether each row is divided by its largest weight.
+    Arguments: queries and keys, how many there are (the queries belong to the last keys); like, whose dtype and device
+    to use; relative_to_largest, whether each row is divided by its largest weight.
     Yields: the slice of queries, the slice of keys, and weights [B or 1, H or 1, at most BLOCK, keys].
     """
     sequence = torch.arange(B, device=like.device)[:, None, None, None]

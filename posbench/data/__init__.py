@@ -4,10 +4,6 @@ corpus = prepare(config)      # reads and tokenizes once; afterwards only maps f
 corpus.train.tokens           # memory map, uint16 or uint32: [BOS] + tokens, document after document
 batches = corpus.batches(config.train, seed=0)
 batches.batch(0).tokens       # int64 [B, T + 1]
-
-dataset.py  the interface of text and tasks: `Dataset`, `Batch`
-text/       documents -> tokenizer -> tokens on disk -> batches
-tasks/      tasks with exact answers, one small class each, and their problems
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Define the data that a model learns from and is scored on, whether text or the problems of a task.
-
-`Corpus` (text/) and `Problems` (tasks/) are the two datasets. Training, evaluation and the run folder read them through
-`Dataset`. Facts that are known before any data is read are in `DataConfig` and `TaskConfig`.
-"""
+"""Define the data that a model learns from and is scored on: `Dataset`, which `Corpus` and `Problems` extend."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class Batch(NamedTuple):
         return self.tokens[:, 1:] if self.answers is None else self.answers
 
     def each(self, function: Callable[[Any], Any]) -> Batch:
-        """Return a new batch with `function` applied to each of tokens, answers and positions that is not None."""
+        """Return a batch with `function` applied to each part that is not None."""
         parts = [None if part is None else function(part) for part in self]
         return Batch(*parts)
 
@@ -73,24 +69,16 @@ class Dataset(ABC):
 
     @abstractmethod
     def batches(self, train: TrainConfig, seed: int) -> Batches:
-        """Return the training batches of a run, which are found by their number.
-
-        Arguments: train, the run's training settings; seed, of the run. Raises: ConfigError if there is too little data
-        for one batch.
-        """
+        """Return the training batches of a run. Raises: ConfigError if there is too little data for one batch."""
 
     def window(self, length: int) -> int:
-        """Return T, the number of tokens that the model reads when `length` (tokens, or items of a task) is scored.
-
-        For text it is `length` itself.
-        """
+        """Return T, the tokens that the model reads when `length` (tokens, or items of a task) is scored."""
         return length
 
     def with_options(self, config: Any) -> Dataset:
-        """Return the dataset with options changed for evaluation. It keeps its fingerprint; text returns itself.
+        """Return the dataset with options changed for evaluation, under the same fingerprint; text returns itself.
 
-        Arguments: config, the run's data settings with the changes. Raises: ConfigError if the options change the
-        tokens.
+        Raises: ConfigError if the options change the tokens.
         """
         return self
 

@@ -34,19 +34,17 @@ def evaluate_runs(
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` that has no result yet, and print perplexity by scheme and length.
 
-    If the request changes options of the scheme (`request.under`), all runs are scored as trained too, on the same
-    windows. `request.jobs` runs are scored at a time, each in its own process.
-
-    Arguments: request, what to score: lengths, protocols, text and options; by_name, whether the user named these runs;
-    if not, runs without weights, such as `runs/reference`, are skipped.
+    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as `runs/reference`, are
+    skipped.
     Returns: each requested result, new or stored earlier, with its run.
-    Raises: ConfigError if no run can be scored. If some runs fail, the others are scored and the tables are printed
-    before it is raised with the errors.
+    Raises: ConfigError if no run can be scored, or after all others were scored, with the errors of the runs that
+    failed.
     """
     if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # prints a line that is the same for many runs only once
     scorable = _scorable(runs, by_name, console.out)
+    # Options of the scheme: all runs are scored as trained too, on the same windows.
     requests = _requests(scorable, request, console.out)
     evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # error -> names of the runs
@@ -67,10 +65,12 @@ def evaluate_runs(
                     failures.setdefault(scoring.error, []).append(run.name)
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
+        # n-gram models of the same batches, for comparison.
         if request.wants_ngrams:
             failed = set(chain.from_iterable(failures.values()))
             read = [run for run in scorable if run.name not in failed and not run.config.is_task]
             add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
+    # Also after Ctrl-C: what was scored is shown.
     finally:
         _show_tables(console, evaluations, request.lengths)
     if failures:
@@ -117,12 +117,13 @@ def _evaluate(
     """Score one run and return its results, and its error if the user can fix that.
 
     Arguments: begin, called before each length with its `description` and its `total` tokens; advance, called with the
-    number of tokens after each forward pass; say, called with each notice at once. Without `say`, the notices are
+    number of tokens after each forward pass; say, called with each notice at once; without it, the notices are
     returned.
     """
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
+        # Trust does not pass from the main process to this one.
         for file in request.scheme_files:
             trust_file(file)
         run.check_scheme_files(request.scheme_changed)  # before a task's file is imported
@@ -137,10 +138,7 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
-    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`.
-
-    Errors of wandb are only printed.
-    """
+    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`."""
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
@@ -158,10 +156,7 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`.
-
-    Arguments: results, each with whether it is new; has_failed, whether scoring ended with an error.
-    """
+    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`."""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -180,11 +175,11 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
 def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
     """Return the runs to score, the finished ones, and report the others to `notice`.
 
-    Arguments: by_name, whether the user named the runs. If so, unreadable ones are returned too, and fail later; if
-    not, runs without weights are left out.
+    Arguments: by_name, whether the user named the runs. If not, runs without weights are left out.
     Raises: ConfigError if no run is left.
     """
     states = [(run, state_of(run)) for run in runs]
+    # An unreadable run that the user named fails later, with the reason.
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
     for run, state in states:
         if state not in accepted_states:
@@ -203,7 +198,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return a request for each run. If the run's scheme lacks the requested options, its request has no options.
+    """Return a request for each run; without options if the run's scheme lacks the requested ones.
 
     Raises: ConfigError if no run's scheme has them.
     """
@@ -239,7 +234,7 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
 
 def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]) -> None:
-    """Print a table for each experiment, text and protocol. Arguments: asked, the requested lengths."""
+    """Print a table for each experiment, text and protocol."""
     tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
     for run, result in evaluations:
         title = run.config.experiment_name
@@ -251,10 +246,7 @@ def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], as
 
 
 def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) -> str:
-    """Return the protocol's main number, mean over these results, or a dash if there are none.
-
-    A star marks windows, or a number format, unlike the column's. Arguments: usual, the column's commonest digest.
-    """
+    """Return the protocol's main number, mean over these results, or a dash; a star if `usual`, the digest, differs."""
     if not results:
         return "–"
     cell = protocol.headline_of([result.header for result in results])
@@ -266,12 +258,10 @@ def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) 
 def _show(
     console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
 ) -> None:
-    """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length.
-
-    Arguments: asked, the requested lengths, which have a column even if no model can read them.
-    """
+    """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length."""
     protocol_ = PROTOCOLS[protocol]
     scored_lengths = {result.length for _, result in evaluations}
+    # Requested lengths have a column even if no model can read them.
     if protocol_.is_by_length:
         scored_lengths.update(asked)
     lengths = sorted(scored_lengths)
@@ -296,6 +286,7 @@ def _show(
     titles = ["scheme", "seeds"] if uneven else ["scheme"]
     table = plain_table(*titles, *map(short_length, shown))
     digests: dict[int, list[str]] = {}
+    # The commonest windows of a column; other ones get a star.
     for _, result in evaluations:
         digests.setdefault(result.length, []).append(result.windows_digest)
     usual = {length: mode(of_length) for length, of_length in digests.items()}

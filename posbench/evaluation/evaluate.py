@@ -46,9 +46,8 @@ def score_split(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Score a model on one split by a protocol at one length, and return the rows and the header to store in `eval/`.
 
-    Arguments: corpus, the text or task; protocol, its name; settings, of the group `evaluation`; anchor, the longest
-    length of the comparison, which decides what text is scored (default: `length`); advance, called with the number of
-    tokens after each forward pass.
+    Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
+    advance, called with the number of tokens after each forward pass.
     Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
     target) and, if bytes are counted, bits_per_byte.
     """
@@ -85,15 +84,10 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    If the request changes options of the scheme, the run is first scored without these changes. The longest requested
-    length, the anchor, decides which targets are scored at all of them.
-
-    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); request, what
-    to score: lengths, protocols and options; advance, called with the number of tokens after each forward pass; tell,
-    called with each result and whether it is new; notice, called with lines to print; begin, called with a
-    `description` and a `total` of tokens before each length is scored.
-    Returns: the results, new and old, at the requested lengths. A length the scheme does not support has no result, but
-    it still counts for the anchor, so that all schemes are scored on the same targets.
+    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); advance,
+    called with the number of tokens after each forward pass; tell, called with each result and whether it is new;
+    begin, called with a `description` and a `total` of tokens before each length is scored.
+    Returns: the results, new and old, at the requested lengths that the scheme supports.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
     tokenizer.
     """
@@ -106,6 +100,7 @@ def evaluate_run(
         if total > _ANNOUNCED:
             _announce(run, corpus, request, total, notice)
     results = []
+    # The first variant is the run without changed options.
     for variant in request.variants:
         for part in _planned(run, corpus, variant, stored, notice):
             result = part.stored
@@ -147,6 +142,7 @@ def _planned(
     for protocol in map(protocol_named, request.protocols_of(run.config.evaluation.protocols)):
         protocol.check(run.config)
         lengths = _lengths(protocol, run.config, corpus, request, notice)
+        # A length that this scheme does not support counts too, so that all schemes are scored on the same targets.
         anchor = max(lengths) if lengths and protocol.shares_targets else 0
         unchanged = [length for length in lengths if scorer.changes_nothing(length)]
         if unchanged:
@@ -169,7 +165,6 @@ def _planned(
 
 
 def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result]) -> int:
-    """Return about how many tokens an evaluation will read."""
     total = 0
     with suppress(ConfigError):  # it is raised again when its turn comes, after what can be scored
         for variant in request.variants:
@@ -217,10 +212,7 @@ def _duration(seconds: float) -> str:
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raise ConfigError unless the text can be scored by the run's model.
-
-    It must have the run's tokenizer and, if the request names no other text, be the text that the run was trained on.
-    """
+    """Raise ConfigError unless the text has the run's tokenizer and, if it is no other text, the run's fingerprint."""
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     if request.data is None:
@@ -236,7 +228,6 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
     """Return the lengths at which a protocol scores a run: the requested lengths, else its configuration's.
 
-    Default lengths that the text is too short for are left out, and `notice` is called with a line about them.
     Raises: ConfigError if the text is too short for a requested length, or for all lengths.
     """
     split = corpus.splits[protocol.split]
@@ -262,6 +253,7 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
         first_error = next(iter(refused.values()))
         if request.lengths or len(refused) == len(lengths):
             raise first_error
+        # Default lengths that the text is too short for are only left out.
         notice(f"{protocol.name}: without {', '.join(map(str, refused))} of the default lengths: {first_error}")
     return [length for length in lengths if length not in refused]
 
@@ -320,7 +312,6 @@ class _Scorer:
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
         """Score one length by a protocol, store the result under `key` and return it.
 
-        Arguments: advance, called with the number of tokens after each forward pass.
         Raises: ConfigError if a loss is not finite or memory runs out.
         """
         device, settings = self.device(), protocol.settings(self.run.config)
@@ -336,6 +327,7 @@ class _Scorer:
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, settings, anchor, advance
             )
+        # Of every column of losses, since protocols have several.
         if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
             raise ConfigError(
                 f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "
@@ -359,11 +351,9 @@ class _Scorer:
 
 
 def _recorded(header: Mapping[str, Any], name: str) -> Any:
-    """Return the setting that a stored result was scored with.
-
-    A result from before a setting was recorded may have it as a figure, and else has its default.
-    """
+    """Return the setting that a stored result was scored with."""
     default = EvaluationConfig.__dataclass_fields__[name].default
+    # A result from before a setting was recorded may have it as a figure, and else has its default.
     return header["settings"].get(name, header.get(name, default))
 
 

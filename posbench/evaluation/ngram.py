@@ -1,14 +1,13 @@
 """Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
 
-No trained model takes part, so this is no protocol, and all schemes of a seed share one result. It is stored in the
-`eval/` folder of one of their runs, with the fingerprint of the batches in its header.
+All schemes of a seed share one result. It is stored in the `eval/` folder of one of their runs, with the fingerprint of
+the batches in its header.
 
 The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
 `train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
 several epochs or overlapping windows contain it. BOS can be in the context and is not a target, as for the run's model.
 
 The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
-
 For a context h of n - 1 tokens, whose last n - 2 are h':
 
     p_n(w | h) = (c(h w) - D(c(h w))) / c(h .)  +  (sum over v of D(c(h v))) / c(h .)  *  p_(n-1)(w | h')
@@ -16,10 +15,7 @@ For a context h of n - 1 tokens, whose last n - 2 are h':
 D is the discount, and c(h .) is the sum of c over all next tokens. In the highest order of a model, c counts how often
 h w was read; in lower orders, how many different tokens were read before h w. p_0 is 1 / V, V being the vocabulary
 size, and after a context that was never read, p_n is p_(n-1). A target with only k < n - 1 tokens before it in its
-window is predicted by the model of order k + 1, the best prediction from these counts.
-
-N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
-were read), plus its last token. Keys stay below 2^63.
+window is predicted by the model of order k + 1.
 """
 
 from __future__ import annotations
@@ -51,15 +47,16 @@ ORDERS = (2, 3, 5)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimate them, as in KenLM
+# N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
+# were read), plus its last token. Keys stay below 2^63.
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
 
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
     """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
 
-    A result is stored in the first run with these batches in the experiment. Continued runs, and runs of more than
-    `evaluation.ngram_tokens` tokens, are skipped. Arguments: runs, finished runs; corpus_of, returns a run's text;
-    notice, called with a line per result; again, whether to replace stored results.
+    Arguments: runs, finished runs; again, whether to replace stored results. Continued runs, and runs of more than
+    `evaluation.ngram_tokens` tokens, are skipped.
     """
     done = set()
 
@@ -74,6 +71,7 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         if (folder, batches) in done:
             continue
         done.add((folder, batches))
+        # The result belongs to the batches: any run of the experiment with the same ones may hold it.
         same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches]
         holder = next(filter(_has_ngrams, same_batches), run)
         if _has_ngrams(holder) and not again:
@@ -114,6 +112,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     read = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
     losses = {order: -np.log(p) for order, p in probabilities(read).items()}
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
+    # The same windows as the run's own validation, so that the losses can be compared.
     scored = ["document", "start", "targets", "bytes"]
     key = ResultKey(validation.name, length)
     same_key = (result.windows for result in run.results()[0] if result.key == key)
@@ -141,10 +140,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
 
 
 def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
-    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches.
-
-    Arguments: config, the run's configuration; corpus, its text.
-    """
+    """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches."""
     batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
     chain = ""
@@ -157,8 +153,8 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the tokens that are in any of the training windows, in the order of the text, each position once.
 
-    Arguments: tokens, of the whole split; starts, the windows' starts, ascending; context_length, a window's tokens
-    less one; longest, the order of the longest n-grams.
+    Arguments: starts, the windows' starts, ascending; context_length, a window's tokens less one; longest, the order of
+    the longest n-grams.
     Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
     but at most `longest`.
     """
@@ -176,8 +172,7 @@ class KneserNey:
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
         """Count the n-grams of a text.
 
-        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window (an n-gram counts
-        if the depth of its last token is n or more); vocab_size, V; longest, the highest order.
+        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window; vocab_size, V.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -186,6 +181,7 @@ class KneserNey:
         shorter, contexts, num_contexts = tokens.astype(np.int64), np.zeros(vocab_size, np.int64), 1
         num_shorter = vocab_size
         for order in range(2, longest + 1):
+            # An n-gram counts if the depth of its last token is n or more, so that it crosses no border of a window.
             ends = np.flatnonzero(depths >= order)
             keys, numbers, counts = np.unique(
                 shorter[ends - 1] * vocab_size + tokens[ends], return_inverse=True, return_counts=True
@@ -240,21 +236,20 @@ class _Level:
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
         """Discount the counts of all n-grams of one order and return its probabilities and weights as a `_Level`.
 
-        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context, its first n - 1
-        tokens; num_contexts, how many contexts there are.
+        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context.
         """
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
         freed = np.bincount(contexts, subtracted, num_contexts)
+        # Nothing was read after this context: the lower order has all the weight.
         backoff: Floats = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
         """Return the probabilities of targets by the model of this order, of the shape of `lower`.
 
-        Arguments: contexts, the number of each target's context among the contexts of this order; ngrams, the number of
-        context and target together among the n-grams; both are _UNKNOWN if they were never read; lower, the targets'
-        probabilities by the model of the next lower order.
+        Arguments: contexts and ngrams, the numbers of each target's context, and of context and target together,
+        _UNKNOWN if they were never read; lower, the targets' probabilities by the model of the next lower order.
         """
         if not len(self.discounted):
             return lower.copy()
@@ -263,11 +258,10 @@ class _Level:
 
 
 def discounts(counts: Ints) -> Floats:
-    """Return the Kneser-Ney discounts of counts 0, 1, 2, and 3 or more, between 0 and the count.
+    """Return the Kneser-Ney discounts of counts 0, 1, 2, and 3 or more, float64 [4], each between 0 and the count.
 
-    They are equation 26 of Chen & Goodman 1998 (TR-10-98).
-    Arguments: counts, of all n-grams of one order.
-    Returns: float64 [4]; the last three are 0.5, 1 and 1.5 if any of the counts 1 to 4 does not occur.
+    Equation 26 of Chen & Goodman 1998 (TR-10-98); the last three are 0.5, 1 and 1.5 if any of the counts 1 to 4 does
+    not occur.
     """
     n1, n2, n3, n4 = (int(np.count_nonzero(counts == n)) for n in (1, 2, 3, 4))
     if not (n1 and n2 and n3 and n4):

@@ -97,6 +97,7 @@ class Request:
     config_dir: ConfigDir = None
 
     def __post_init__(self) -> None:
+        # Imported here: the command line reads this module, and `--help` needs no torch.
         from posbench.evaluation.protocols import NGRAM, protocol_named
         from posbench.evaluation.texts import text_named
 
@@ -118,6 +119,7 @@ class Request:
             "data": data,
             "scheme_files": tuple(map(Path, self.scheme_files)),
         }
+        # The dataclass is frozen, and its fields are checked before anybody sees it.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if data is not None:
@@ -125,10 +127,9 @@ class Request:
 
     @property
     def variants(self) -> list[Request]:
-        """Return a request for each combination of values of the scheme options (`under`), first one without options.
+        """Return a request for each combination of values of `under`, first one without options.
 
-        So `rescale=pi,yarn` gives three: none, pi and yarn. Results with options can then be compared with the scheme
-        as trained.
+        So `rescale=pi,yarn` gives three: none, pi and yarn.
         """
         values = []
         for option in self.under:
@@ -144,15 +145,13 @@ class Request:
         return NGRAM in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
-        """Return the names of the requested protocols, by default the protocols in `configured` that apply.
-
-        If the request names another text, the default is `validation` and, with lengths, the protocols by length.
-        """
+        """Return the names of the requested protocols, by default the protocols in `configured` that apply."""
         from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named
 
         if self.protocols:
             return [name for name in self.protocols if name != NGRAM]
         if self.data is not None:
+            # On another text: the loss, and with lengths the protocols by length.
             by_length = (name for name in configured if self.lengths and protocol_named(name).is_by_length)
             return [VALIDATION.name, *by_length]
         return [name for name in configured if not self.lengths or protocol_named(name).follows_lengths]
@@ -160,11 +159,10 @@ class Request:
     def lengths_of(self, protocol: EvalProtocol, config: Config, split: Any) -> list[int]:
         """Return the lengths to score by a protocol, ascending: the requested ones, else from the run's configuration.
 
-        A request with lengths but no protocols includes the training length, as a reference for the change with length.
-        Arguments: config, the run's configuration; split, the text or problems to score.
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)
+        # The training length is the reference for the change with length.
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
             is_in_range = protocol.shortest(config.evaluation) <= trained_at <= max(asked)
             if is_in_range:

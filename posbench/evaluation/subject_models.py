@@ -1,7 +1,4 @@
-"""Load the model of a subject (a run that was scored here and not trained) through transformers.
-
-transformers is optional, so it is imported when a subject is first read.
-"""
+"""Load the model of a subject (a run that was scored here and not trained) through transformers."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
 
 def source_of(run: Run) -> Source:
     """Return the model that a subject is. Raises: ConfigError if it is gone or has changed since it was scored."""
+    # transformers is optional, so it is imported when a subject is first read.
     from posbench.huggingface.loading import Source
 
     subject = run.manifest.subject
@@ -59,15 +57,13 @@ def rotations(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
 
 
 def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
-    """Return whether options only rescale by length / training length, and `length` is not beyond the training length.
-
-    The factor is 1 there, unless it is given or the model's own rotation is rescaled.
-    """
+    """Return whether options only rescale by length / training length, up to the training length."""
     names = {option.partition("=")[0].rpartition(".")[2] for option in options}
     if names != {"rescale"} or any("{" in option for option in options):
         return False
     if length > run.config.train.context_length:
         return False
+    # The factor is 1 there, unless it is given or the model's own rotation is rescaled.
     changed, usual = rotations(run, options, length), rotations(run, (), length)
     return all(new.factor == 1 and old.method == "none" for new, old in zip(changed, usual, strict=True)) and bool(
         changed

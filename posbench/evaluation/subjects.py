@@ -6,9 +6,8 @@
     runs/subjects/<name>/card.md              what the results say, in a few lines
     runs/subjects/last.json                   the subjects of the last command, which a report joins
 
-Weights and tokenizer stay in the folder. `model` and `scheme` in config.yaml are placeholders, because config.json
-describes the model. The first text that a subject is scored on is its own text, of which every document is scored. Its
-training length is the one that its rotation frequencies were trained for.
+Weights and tokenizer stay in the folder. The first text that a subject is scored on is its own text, of which every
+document is scored. Its training length is the one that its rotation frequencies were trained for.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".incomplete")
 def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, console: Console) -> list[Run]:
     """Return the runs that `names` mean. A model's folder or GGUF file becomes a run, whose positions are printed.
 
-    Arguments: names, of runs, experiments or models, and settings for the models such as `evaluation.windows=8`;
-    request, what to score; runs_dir, the folder of all runs.
+    Arguments: names, of runs, experiments or models, and settings for the models such as `evaluation.windows=8`.
     Raises: ConfigError for a name without runs, or a model that transformers cannot read.
     """
     settings = [name for name in names if name.startswith(_SETTING)]
@@ -113,6 +111,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     tokenizer = source.tokenizer_file(runs_dir / SUBJECTS / source.name)
     for note in source.check():
         console.out(note)
+    # `model` and `scheme` of this configuration are placeholders, because config.json describes the model.
     T = source.length
     words = [f"train.context_length={T}", "train.steps=1", "scheme=nope", f"scheme.name={source.name}"]
     words += [f"experiment_name={SUBJECTS}", f"runs_dir={runs_dir}", f"model.name={source.name}"]

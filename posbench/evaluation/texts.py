@@ -47,11 +47,8 @@ def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
 
 
 def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
-    """Return the text to score a run on, tokenized by the run's tokenizer.
+    """Return the text to score a run on, `data` or by default its own, tokenized by the run's tokenizer.
 
-    The text is `data`, or the one the run was trained on if `data` is None. The field `overlap` of another text says
-    which share of each split is also in the training text; it is empty if the training text is not cached.
-    Arguments: notice, called with a warning if the overlap is large.
     Raises: ConfigError if the text or the tokenizer is missing.
     """
     config, cache = run.config, run.config.data.cache_dir
@@ -67,6 +64,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     _ = run.tokenizer  # raises an error if it is not the one that the run was trained with
     held_out = prepare_held_out(_with_text(config, data, run), notice)
     trained_on = find_prepared(config)
+    # How much of each split is also in the training text; empty if that is not cached.
     shares = {}
     if trained_on is not None and trained_on.fingerprint == run.manifest.fingerprints.data:
         shares = find_overlap(trained_on, held_out)

@@ -27,9 +27,6 @@ class Window:
 def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
 
-    Documents give one window per round. If the last round is not complete, the documents that give one in it are spaced
-    evenly among all that could. The chosen windows of a document are spaced evenly within it.
-
     Arguments: counts, how many windows each document has, int [documents].
     Returns: the indices of the chosen windows, counted over all documents, int64, ascending; all if there are fewer.
     """
@@ -42,9 +39,11 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
         else:
             high = middle - 1
     shares = np.minimum(counts, low).astype(np.int64)  # the whole rounds; below, the incomplete last one
+    # In the incomplete last round, the documents that give a window are spaced evenly among all that could.
     has_more = np.flatnonzero(counts > low)
     missing = number - int(shares.sum())
     shares[has_more[_evenly(missing, len(has_more))]] += 1
+    # So are the chosen windows within their document.
     firsts = np.cumsum(counts) - counts
     chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
     if not chosen:
@@ -58,10 +57,7 @@ def _evenly(number: int, total: int) -> np.ndarray:
 
 
 def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
-    """Return how many windows each document has, int [documents].
-
-    Arguments: targets, the token index of each window's first target (predicted token), ascending.
-    """
+    """Return how many windows each document has, int [documents]. Arguments: targets, of each the first, ascending."""
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
@@ -93,22 +89,19 @@ def losses_of(
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
     """Return a table, a row per scored target: window (its number), document, target (token index), nll (nats).
 
-    BOS tokens are not scored, because they are not part of the text.
-    Arguments: losses, [windows, scored] in nats; bos_id, the token id of BOS.
+    Arguments: losses, [windows, scored] in nats.
     """
     scored = windows[0].scored
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
     index = (firsts[:, None] + np.arange(scored)).ravel()
     rows = {"window": np.repeat(np.arange(len(windows)), scored), "target": index, "nll": losses.ravel().astype(float)}
+    # BOS tokens are not scored, because they are not part of the text.
     is_text = np.asarray(split.tokens[index]) != bos_id
     return pd.DataFrame(rows)[is_text].assign(document=split.document_of(index[is_text]))
 
 
 def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """Return a row per window and document: document, start (first scored target), targets, nll (sum, nats), bytes.
-
-    Arguments: losses, [windows, scored] in nats; bos_id, the id of the BOS token, which is not scored.
-    """
+    """Return a row per window and document: document, start (first scored target), targets, nll (sum, nats), bytes."""
     rows = scored_targets(losses, windows, split, bos_id)
     table = rows.groupby(["window", "document"], sort=True).agg(
         start=("target", "min"), end=("target", "max"), targets=("target", "size"), nll=("nll", "sum")
@@ -120,7 +113,7 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
     """Return the error message for a length in tokens that is longer than the text.
 
-    Arguments: split, the text; scope, the part of it that has `tokens` tokens, such as "in all".
+    Arguments: scope, the part of it that has `tokens` tokens, such as "in all".
     """
     return (
         f"length {length} is longer than the text: the {split.name} split has {tokens} tokens {scope} "

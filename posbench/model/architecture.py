@@ -55,8 +55,8 @@ class Architecture:
     ) -> Architecture:
         """Return an architecture with the scheme and the kind of attention of each layer, built from `scheme`.
 
-        Arguments: context_length, the training context in tokens; longest, tokens of the longest training window of a
-        task, None for text; seed, for random numbers that constructors of schemes draw.
+        Arguments: context_length, of training, tokens; longest, tokens of the longest training window of a task, None
+        for text; seed, for constructors of schemes.
         Raises: ConfigError if the scheme or the kind of attention refuses its options, or does not support the other.
         """
         shape = Shape(
@@ -98,10 +98,7 @@ def checked_architecture(config: Config) -> Architecture:
 
 
 def check_sequences(config: Config, architecture: Architecture) -> None:
-    """Check that an architecture supports masked documents, or the positions of tasks, if `config` has them.
-
-    Raises: ConfigError if the kind of attention would read across documents, or a scheme takes only positions [T].
-    """
+    """Raise ConfigError if an architecture cannot have `config`'s masked documents, or the positions of its tasks."""
     if config.data.document_mask and not all(kind.takes_windows for kind in architecture.kinds):
         raise ConfigError("data.document_mask=true needs scheme.attention={kind: softmax}: leave it out")
     if config.data.window or config.data.document_mask:
@@ -109,10 +106,7 @@ def check_sequences(config: Config, architecture: Architecture) -> None:
 
 
 def check_positions(architecture: Architecture) -> None:
-    """Check that every method of the schemes takes positions that differ between sequences, [B, 1, T].
-
-    Raises: ConfigError if a method takes only positions [T].
-    """
+    """Raise ConfigError if a method of the schemes does not take positions that differ between sequences, [B, 1, T]."""
     pos = torch.arange(5)
     kinds = dict(zip(architecture.scheme, architecture.kinds, strict=True))  # a scheme that layers share runs once
     for scheme, kind in kinds.items():
@@ -135,8 +129,8 @@ def call_hooks(
 ) -> None:
     """Run a scheme's methods and a kind of attention once, on tensors of zeros. Errors are raised to the caller.
 
-    Arguments: pos, the positions of the zeros, [T] or [B, 1, T]; dtype, of the activations after the embedding, by
-    default the scheme's; cache, to which keys and values are appended, or None.
+    Arguments: pos, [T] or [B, 1, T]; dtype, of the activations after the embedding, by default the scheme's; cache, to
+    which keys and values are appended, or None.
     """
     B, T, shape = 1, pos.shape[-1], kind.shape
     positions = None

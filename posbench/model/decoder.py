@@ -116,8 +116,8 @@ class Decoder(nn.Module):
         """Return the residual stream after the last norm, [B, T, C] in the compute dtype.
 
         Arguments: offset, the position of the window's first token, also in later pieces of the window; caches, one per
-        layer, from `self.caches`, which hold the window's earlier tokens and to which `tokens` are appended; positions,
-        [B, T], None if they are consecutive.
+        layer, which hold the window's earlier tokens and are appended to; positions, [B, T], None if they are
+        consecutive.
         """
         if self.bos_id is not None:
             positions = self._positions_in_documents(tokens, offset, caches[0] if caches else None)
@@ -158,11 +158,10 @@ class Decoder(nn.Module):
         positions: Tensor | None,
         rows: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, list[Placement]]:
-        """Return the stream before the first layer, [B, T, C], and the `Placement` (prepared positions) per layer.
+        """Return the stream before the first layer, [B, T, C], and the `Placement` per layer.
 
-        Arguments: begin, number of the window's tokens before `tokens`; length, tokens of the whole window; positions,
-        [B, begin + T] or more, None if they are consecutive; rows, last rows of the embeddings so far, for a hook that
-        looks back, and is updated; None for a whole window.
+        Arguments: begin, tokens of the window before `tokens`; length, of the whole window; positions, [B, begin + T]
+        or more, or None; rows, last rows of the embeddings so far, for a hook that looks back.
         """
         first, end = offset + begin, begin + tokens.shape[1]
         # Tasks have the same reach in every batch, so that a compiled step compiles once.
@@ -193,10 +192,6 @@ class Decoder(nn.Module):
         return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
-        """Return the residual stream after the last norm, [B, T, C], computed in pieces of `piece` tokens.
-
-        Arguments: positions, [B, T], None if they are consecutive.
-        """
         length = tokens.shape[1]
         starts = range(0, length, piece)
         rows: dict[str, Tensor] = {}
@@ -218,10 +213,9 @@ class Decoder(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
     ) -> Tensor:
-        """Return the training loss, a 0-d tensor: the mean of `nll` in nats per token.
+        """Return the training loss, 0-d: the mean of `nll`, nats per token.
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
-        Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
         """
         x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
         gradient_of = self._losses_and_gradient
@@ -242,8 +236,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last].
 
-        Arguments: tokens and targets, [B, T]; offset, the position of the first token; positions, [B, T], None if they
-        are consecutive.
+        Arguments: offset, the position of the first token; positions, [B, T], None if they are consecutive.
         """
         x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
@@ -258,10 +251,7 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both.
-
-        Arguments: tokens and targets, [B, T]; positions, [B, T], None if they are consecutive.
-        """
+        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)
@@ -278,8 +268,8 @@ class Decoder(nn.Module):
 def initialise(model: Decoder, seed: int) -> None:
     """Set every tensor from (seed, its name), so that a scheme's parameters do not change the shared ones.
 
-    Matrices are normal with `init_std` (or the parameter's own attribute `init_std`), divided by sqrt(2 num_layers) if
-    they write to the stream (GPT-2); norm weights are 1. `Scheme.normal` tensors are drawn the same way.
+    Matrices are normal with `init_std` (or the parameter's own), divided by sqrt(2 num_layers) if they write to the
+    stream (GPT-2); norm weights are 1.
     """
     config = model.config
     for name, parameter in model.named_parameters():
@@ -314,7 +304,6 @@ def _rows_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def _draw(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Return a tensor of `shape` from the normal distribution with deviation `std`, drawn by (seed, name)."""
     generator = torch.Generator().manual_seed(seed_of(seed, name))
     # Float64, because float32 draws differ by CPU.
     return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator)
@@ -325,8 +314,8 @@ def build_model(
 ) -> Decoder:
     """Return the decoder of `config`, initialised from its seed, in float32 on the CPU.
 
-    Arguments: vocab_size, the tokenizer's size (`model.vocab_size` may ask for a larger embedding); architecture, if it
-    is already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
+    Arguments: vocab_size, the tokenizer's (`model.vocab_size` may ask for a larger embedding); architecture, if it is
+    already built and no other decoder uses it; bos_id, the token that begins documents, for `data.document_mask`.
     Raises: ConfigError if the embedding is too small for the tokenizer, or the scheme or the kind of attention refuses
     its options, masked documents or the positions of tasks.
     """

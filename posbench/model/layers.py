@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:
-        """Return {part: number of its weight rows} for the parts q, k and v of the packed projection."""
+        """Return {part: number of its weight rows} for q, k and v in the packed projection."""
         return {part: heads * self.head_dim for part, heads in self.kind.heads_by_part.items()}
 
 
@@ -143,13 +143,11 @@ class _Gated(torch.autograd.Function):
 
 
 def layer_matrices(model: nn.Module) -> dict[str, list[int]]:
-    """Return {name of a weight: rows of each matrix in it} for the projections of all attention and SwiGLU layers.
-
-    The packed ones hold several matrices, one below the other: q, k and v, or gate and up.
-    """
+    """Return {name of a weight: rows of each matrix in it} for the projections of all attention and SwiGLU layers."""
     matrices = {}
     for prefix, module in model.named_modules():
         if isinstance(module, Attention):
+            # Packed weights hold several matrices, one below the other: q, k and v, or gate and up.
             matrices[f"{prefix}.qkv.weight"] = list(module.rows().values())
             matrices[f"{prefix}.out.weight"] = [len(module.out.weight)]
         elif isinstance(module, SwiGLU):

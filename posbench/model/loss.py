@@ -80,7 +80,6 @@ class _MeanLoss(torch.autograd.Function):
 
 
 def _plain_mean(x: Tensor, weight: Tensor, targets: Tensor, divisor: Tensor | None) -> Tensor:
-    """Return what `mean_cross_entropy` returns, with all logits in memory at once."""
     wide = torch.promote_types(x.dtype, torch.float32)
     losses = F.cross_entropy((x @ weight.to(x.dtype).T).to(wide), targets.clamp(min=0), reduction="none")
     if divisor is None:
@@ -99,9 +98,8 @@ def mean_cross_entropy(
     """Return the mean cross-entropy of logits `x @ weight.T` over rows, nats, 0-d in at least float32.
 
     If `divisor`, 0-d, is given, return the sum over rows whose target is not negative, divided by `divisor`.
-
-    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N] int64; gradient_of, `losses_and_gradient` or
-    its compiled form; rows, the number per chunk, by default one that suits the device.
+    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N]; gradient_of, `losses_and_gradient` or its
+    compiled form; rows per chunk.
     """
     # torch.func cannot transform a function that writes its gradient in the forward pass.
     if is_plain():

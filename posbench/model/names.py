@@ -27,10 +27,10 @@ PARTS = {  # packed product -> the separate products of most model families, in 
 
 
 def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """Return copies of a decoder's tensors under Hugging Face's names, without the tensors of its scheme.
+    """Return copies of a decoder's tensors under Hugging Face's names, without its scheme's.
 
-    Arguments: rows, the number of rows of each part of a packed product, such as {"attention.qkv": [32, 16, 16]}. A
-    product without an entry stays packed, as in Phi-3.
+    Arguments: rows, of each part of a packed product, such as {"attention.qkv": [32, 16, 16]}. A product without an
+    entry stays packed, as in Phi-3.
     """
     theirs: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

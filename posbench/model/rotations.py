@@ -14,10 +14,7 @@ from posbench.system.console import plain_table
 
 
 def show_rotations(models: Mapping[str, Layers], length: int, console: Console) -> None:
-    """Print a table of the rotation frequencies in inputs of `length` tokens, a row for each rotation of a model.
-
-    Arguments: models, the schemes of all layers by the heading of their rows.
-    """
+    """Print a table of the rotation frequencies in inputs of `length` tokens, a row for each rotation of a model."""
     table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
     for heading, layers in models.items():
         rotations = list(_rotations(layers, length))
@@ -39,7 +36,6 @@ def is_rescaled(layers: Layers) -> bool:
 
 
 def _rotations(layers: Layers, length: int) -> Iterator[tuple[str, ...]]:
-    """Yield base, method, factor, first and last frequency of each rotation at `length` tokens, as text."""
     for rotary in layers.modules():
         if not isinstance(rotary, Rotary):
             continue

@@ -15,7 +15,7 @@ from posbench.version import __version__
 
 
 def show_cards(runs: Sequence[Run], console: Console) -> None:
-    """Print the card of each subject among `runs` that has results, and write its `card.md`."""
+    # Trained runs have no card.
     for run in runs:
         if run.path.parents[1].name != SUBJECTS:
             continue
@@ -31,7 +31,6 @@ def show_cards(runs: Sequence[Run], console: Console) -> None:
 
 
 def card_lines(card: Card) -> list[str]:
-    """Return the card as lines: how far it reads, the options and heads, and the commands for what is missing."""
     kind = " (instruction-tuned)" if card.is_instructed else ""
     order = f"order: {DASH}"
     if card.order_back is not None:
@@ -45,7 +44,6 @@ def card_lines(card: Card) -> list[str]:
 
 
 def card_page(card: Card, run: Run) -> str:
-    """Return the content of `card.md`."""
     text, *others = card_lines(card)
     subject = run.manifest.subject or {}
     versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())
@@ -55,7 +53,6 @@ def card_page(card: Card, run: Run) -> str:
 
 
 def _loss(card: Card) -> str:
-    """Return up to which length the loss does not rise, and what happens at the first length after it."""
     trained = f"trained: {card.trained_length:,}"
     if card.has_bos:
         trained += "; BOS before each window"
@@ -70,6 +67,7 @@ def _loss(card: Card) -> str:
         return f"{few}: {change}"
     flat = card.flat_up_to
     said = []
+    # Lengths up to `flat` need no word; the first certain rise ends the sentence.
     for step in [step for step in card.steps if flat is None or step.length > flat]:
         if step.verdict == RISES:
             said.append(f"rises by {_nats(step)} nats at {step.length:,}")
@@ -93,6 +91,7 @@ def _rescaling(card: Card) -> str:
 def _base(choice: Choice | None) -> str:
     if choice is None:
         return f"base: {DASH}"
+    # No option named: the base of config.json is the best.
     if not choice.best:
         return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
     gain, half = f"{_nats(choice.difference, sign=True)} nats", choice.difference.half
@@ -115,7 +114,7 @@ def _value(option: str) -> str:
 
 
 def _nats(difference: Difference, sign: bool = False) -> str:
-    """Return a difference and half its interval as text, rounded to the interval's digits."""
+    # As many digits as the interval can support.
     digits = 2 if difference.half is None or difference.half < 0.1 else 1
     plus = "+" if sign else ""
     value = f"{difference.nats:{plus}.{digits}f}"

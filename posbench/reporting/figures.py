@@ -82,7 +82,7 @@ Looks = Mapping[str, tuple[str, str, str]]  # scheme -> its colour, line style a
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use our matplotlib settings within this context, for drawing and saving figures."""
+    # Defaults first: the user's own matplotlibrc must not change a report.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -90,10 +90,7 @@ def style() -> Iterator[None]:
 
 
 def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figure]:
-    """Draw the plots of all sections and return {plot's name: figure}.
-
-    Arguments: runs, a row per run, which decide how each scheme looks; sections, the report's sections as data.
-    """
+    """Draw the plots of all sections, as {plot's name: figure}. Arguments: runs, which decide how each scheme looks."""
     look, figures = looks(runs), {}
     with style():
         for section in sections:
@@ -103,19 +100,19 @@ def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figur
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
-    """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative.
-
-    A scheme looks the same in every report, unless another scheme in it already has this look.
-    """
+    """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative."""
     options = list(product(_COLOURS, _MARKERS))
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, key = run.get("scheme.sites"), str(run.get("scheme.kind"))
         if key == "rotary" and isinstance(sites, str):
+            # A rotary scheme looks like the tensors that it rotates, whatever its name.
             key = "".join(json.loads(sites))
         name = str(run["scheme"])
+        # The start comes from the name alone, so a scheme looks the same in every report, unless its look is taken.
         start = crc32(name.encode())
         colour, marker = options[start % len(options)]
+        # With another kind of attention it is another scheme, so it must not look like the usual one.
         has_other_attention = isinstance(run.get("scheme.attention.kind"), str)
         if key in _LOOKS and not has_other_attention:
             colour, marker = _LOOKS[key]
@@ -129,16 +126,16 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
 
 
 def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a new figure of this height and width in inches, and the list of its panels from top to bottom.
+    """Return a new figure of this size in inches, and its panels from top to bottom.
 
-    Arguments: rows, the number of rows of panels; options, passed on to matplotlib's `Figure.subplots`.
+    Arguments: rows, of panels; options, of matplotlib's `Figure.subplots`.
     """
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False, **options).flat)
 
 
 def gaps(plot: Plot, look: Looks) -> Figure:
-    """Return a figure of each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
+    """Draw each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
 
     Arguments: plot, whose `marks` have columns scheme, x (the mean), half (of the interval) and is_open (not decided by
     the tests), and whose `points` have scheme and x, a row per seed.
@@ -149,6 +146,7 @@ def gaps(plot: Plot, look: Looks) -> Figure:
     figure, (axes,) = new_figure(0.8 + pitch * len(schemes), width=0.6 * WIDTH)
     for y, mark in enumerate(plot.marks.to_dict("records")):
         colour, _, marker = look[mark["scheme"]]
+        # Seeds are drawn below the mean, where they do not hide the interval.
         seeds = plot.points.loc[plot.points["scheme"] == mark["scheme"], "x"]
         axes.plot(seeds, [y + 0.25] * len(seeds), ".", color=colour, alpha=0.7, markersize=5, markeredgewidth=0)
         if math.isfinite(mark["half"]):
@@ -165,10 +163,10 @@ def gaps(plot: Plot, look: Looks) -> Figure:
 
 
 def matrix(plot: Plot, look: Looks) -> Figure:
-    """Return a figure of how much each row's scheme beats the column's, with a sign in each cell.
+    """Draw how much each row's scheme beats the column's, with a sign in each cell.
 
-    Up to MOST_LINES schemes leave room for the differences, in nats per token. Arguments: plot, whose `marks` name the
-    schemes, and whose `points` have columns left, right, difference and sign.
+    Arguments: plot, whose `marks` name the schemes, and whose `points` have columns left, right, difference (nats per
+    token) and sign.
     """
     assert plot.marks is not None
     names = list(plot.marks["scheme"])
@@ -179,8 +177,10 @@ def matrix(plot: Plot, look: Looks) -> Figure:
         y, x = names.index(left), names.index(right)
         differences[y, x] = difference
         text = sign
+        # More schemes leave no room for numbers.
         if count <= MOST_LINES:
             text = f"{difference:.2f} {sign}".strip()
+        # Dark cells need light text.
         colour = "white" if difference > 0.3 * most else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
     image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
@@ -195,10 +195,11 @@ def matrix(plot: Plot, look: Looks) -> Figure:
 
 
 def training(plot: Plot, look: Looks) -> Figure:
-    """Return a figure of the loss during training, mean over seeds, in 50 equal parts; the first two may be cut off.
+    """Draw the loss during training, mean over seeds, in 50 equal parts.
 
     Arguments: plot, whose `points` have columns scheme, seed, x (tokens) and y (loss).
     """
+    # Means of parts, because single batches are too noisy to compare.
     part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
     # The steep start would leave no room for the differences.
@@ -213,7 +214,8 @@ def training(plot: Plot, look: Looks) -> Figure:
 
 
 def curves(plot: Plot, look: Looks) -> Figure:
-    """Return a figure of gaps during training, after the first tenth. Arguments: plot, with points scheme, x and y."""
+    """Draw gaps during training. Arguments: plot, with points scheme, x and y."""
+    # Early gaps would set the scale and hide the late ones.
     points = plot.points[plot.points["x"] >= 0.1 * plot.points["x"].max()]
 
     def finish(axes: Axes) -> None:
@@ -230,7 +232,7 @@ def _token_axis(axes: Axes) -> None:
 
 
 def by_length(plot: Plot, look: Looks) -> Figure:
-    """Return a figure of perplexity against length, both on log scales, with the training length marked.
+    """Draw perplexity against length, both on log scales, with the training length marked.
 
     Arguments: plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw bands, low and high,
     and whose `line` is the training length.
@@ -247,7 +249,7 @@ def by_length(plot: Plot, look: Looks) -> Figure:
 
 
 def by_characters(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with a line per model: bits per byte against the length in characters, on a log scale.
+    """Draw bits per byte against the length in characters, on a log scale, with a line per model.
 
     Arguments: plot, whose `points` are model (scheme), x in characters and y in bits per byte.
     """
@@ -261,13 +263,13 @@ def by_characters(plot: Plot, look: Looks) -> Figure:
 
 
 def panels(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with a panel per scheme and a line per seed, with a dot at which each line reaches a level.
+    """Draw a panel per scheme and a line per seed, with a dot at which each line reaches a level.
 
-    Arguments: plot, the data: `points` (scheme, seed, x, y), `marks` (scheme, x, y: the dots), the level (`line`) and
-    axis labels.
+    Arguments: plot, with `points` (scheme, seed, x, y), `marks` (scheme, x, y: the dots) and the level (`line`).
     """
     assert plot.marks is not None
     schemes = list(dict.fromkeys(plot.points["scheme"]))
+    # All panels share one scale, so that schemes can be compared.
     figure, panels = new_figure(0.5 + 0.95 * len(schemes), rows=len(schemes), sharey=True)
     for axes, scheme in zip(panels, schemes, strict=True):
         colour, line, _ = look[scheme]
@@ -284,11 +286,12 @@ def panels(plot: Plot, look: Looks) -> Figure:
 
 
 def by_rate(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
+    """Draw a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
 
-    Open dots are runs that never used the order of distant tokens. Diverged runs are left out. Arguments: plot, whose
-    `points` are the runs, with columns scheme, train.lr, loss and onset_tokens.
+    Open dots are runs that never used the order of distant tokens. Arguments: plot, whose `points` are the runs, with
+    columns scheme, train.lr, loss and onset_tokens.
     """
+    # Diverged runs have no finite loss to draw.
     runs = plot.points[np.isfinite(plot.points["loss"])]
     means = (
         runs.groupby(["scheme", "train.lr"])["loss"].mean().rename("y").reset_index().rename(columns={"train.lr": "x"})
@@ -298,6 +301,7 @@ def by_rate(plot: Plot, look: Looks) -> Figure:
 
     def finish(axes: Axes) -> None:
         for line in axes.get_lines():
+            # The dots of seeds take the colour of their scheme's line.
             seeds = runs[runs["scheme"] == line.get_label()]
             colour: Any = line.get_color()
             for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
@@ -309,20 +313,22 @@ def by_rate(plot: Plot, look: Looks) -> Figure:
         axes.minorticks_off()
         axes.set_ylabel("loss, nats/token")
 
+    # Best scheme first, so that a panel holds neighbours.
     ordered = means.assign(best=best).sort_values(["best", "scheme", "x"], kind="stable")
     return _lines(ordered, look, finish, "learning rate", 3.8)
 
 
 def by_distance(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with a line per scheme: nats against distance or position, on log scales, with a line at zero.
+    """Draw a line per scheme: nats against distance or position, on log scales, with a line at zero.
 
-    Arguments: plot, the data: `points` (scheme, x, y) and axis labels.
+    Arguments: plot, with `points` (scheme, x, y) and axis labels.
     """
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylabel(plot.y_label)
+        # Symmetric log: figures span powers of ten on both sides of zero.
         axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.axhline(0, color=INK, linewidth=0.6)
@@ -331,13 +337,14 @@ def by_distance(plot: Plot, look: Looks) -> Figure:
 
 
 def cells(plot: Plot, look: Looks) -> Figure:
-    """Return a figure with panels of coloured cells, a text in each, shaded from 0 (white) to 1.
+    """Draw panels of coloured cells, a text in each, shaded from 0 (white) to 1.
 
-    Arguments: plot, the data: `points` (panel, row, column, shade, text and, at the right of the row, note), `marks`
-    (row, column, share, is_filled: a dot in a cell, further right for a larger share), `line` (the number of columns
-    at the left of a line) and the label of the x axis; look is not used.
+    Arguments: plot, with `points` (panel, row, column, shade, text and, at the right of the row, note), `marks` (row,
+    column, share, is_filled: a dot in a cell, further right for a larger share), `line` (the number of columns at the
+    left of a line) and the label of the x axis.
     """
     titles, columns = list(dict.fromkeys(plot.points["panel"])), list(dict.fromkeys(plot.points["column"]))
+    # Cells with dots need room below their text.
     row_height = 0.28 if plot.marks is None else 0.42
     rows = plot.points.drop_duplicates(["panel", "row"]).groupby("panel").size().sum()
     height = 0.6 + 0.3 * len(titles) + row_height * rows
@@ -354,7 +361,6 @@ def cells(plot: Plot, look: Looks) -> Figure:
 
 
 def _grid(axes: Axes, points: pd.DataFrame, columns: list[str]) -> None:
-    """Draw a grid of cells. Arguments: points, a row per cell: row, column, shade, text, note."""
     rows = list(dict.fromkeys(points["row"]))
     shades = points.pivot(index="row", columns="column", values="shade").reindex(index=rows, columns=columns)
     # vmax 1.8 keeps cells light enough for dark text
@@ -371,7 +377,7 @@ def _grid(axes: Axes, points: pd.DataFrame, columns: list[str]) -> None:
 
 
 def _dots(axes: Axes, marks: pd.DataFrame, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Draw a dot for each seed near the lower edge of its cell. Arguments: marks, row, column, share, is_filled."""
+    # 0.08 and 0.84: the dots stay inside the cell, near its lower edge.
     x = marks["column"].map(columns.index) + 0.08 + 0.84 * marks["share"]
     y = marks["row"].map(rows.index) + 0.84
     for is_filled, fill in ((False, "none"), (True, INK)):
@@ -380,7 +386,6 @@ def _dots(axes: Axes, marks: pd.DataFrame, rows: Sequence[str], columns: Sequenc
 
 
 def _bare(axes: Axes) -> None:
-    """Hide the grid, the ticks and the frame."""
     axes.grid(visible=False)
     axes.tick_params(length=0)
     for side in axes.spines.values():
@@ -388,21 +393,23 @@ def _bare(axes: Axes) -> None:
 
 
 def by_head(plot: Plot, look: Looks | None = None) -> Figure:
-    """Return a figure with a row of panels per scheme, a panel per layer and a line per head, all on one scale.
+    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
-    A scheme with many layers has several rows, of at most ten panels.
     Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
     and last (distance or channel pair), value and value_windows (half its interval).
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
+    # At most ten panels stand beside each other.
     depth = math.ceil(len(layers) / 10)  # rows of a scheme
     across, height = math.ceil(len(layers) / depth), 0.6 + 1.15 * len(schemes) * depth
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
     grid: Any = figure.subplots(len(schemes) * depth, across, sharex=True, sharey=True, squeeze=False)
     panels = grid.reshape(len(schemes), depth * across)
+    # The last row of a scheme may have unused panels.
     for axes in panels[:, len(layers) :].flat:
         axes.axis("off")
+    # One line per head; the norms of keys have a colour of their own.
     for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE
@@ -459,7 +466,7 @@ def _lines(
     sharey: bool = True,
     bands: pd.DataFrame | None = None,
 ) -> Figure:
-    """Return a figure with a line per scheme, at most MOST_LINES per panel, labelled at its end.
+    """Draw a line per scheme, at most MOST_LINES per panel, labelled at its end.
 
     Arguments: points, scheme, x and y, in the order of the schemes; finish, which sets up the axes of each panel;
     label, of the x axis; height, in inches of a figure with one panel; bands, a table (scheme, x, low, high) of areas
@@ -470,9 +477,11 @@ def _lines(
     if number > 1:
         height = 0.5 + 2.6 * number
     figure, panels = new_figure(height, rows=number, sharey=sharey)
+    # Panels are filled in order, so each holds schemes that follow each other.
     size = math.ceil(len(lines) / number)
     for n, (scheme, line) in enumerate(lines.items()):
         colour, dashes, marker = look[str(scheme)]
+        # About eight markers per line; more would hide it.
         shown: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
         x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
         panels[n // size].plot(x, y, dashes, markeredgewidth=0, label=scheme, **shown)
@@ -492,14 +501,17 @@ def _lines(
 
 def name_lines(figure: Figure, axes: Axes) -> None:
     """Write each line's name at its right end, moved up or down only as far as needed to avoid overlaps."""
+    # Names that begin with `_` are helpers, such as dots and samples.
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     if not lines:
         return
+    # Names are placed in pixels, where their height is known.
     low, high = axes.bbox.y0, axes.bbox.y1
     ends = []
     for line in lines:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
         good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        # A line without a finite value gets its name at the origin.
         end = (0.0, 0.0)
         if len(good):
             end = (x[good[-1]], y[good[-1]])
@@ -508,6 +520,7 @@ def name_lines(figure: Figure, axes: Axes) -> None:
     heights = np.clip(end_heights, low, high)
     placed = spread_out(heights, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
     for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
+        # A dotted leader from the line's end, a sample of the line, and the name.
         colour: Any = line.get_color()
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "linestyle": ":", "shrinkA": 0, "shrinkB": 2}
         axes.annotate("", end, (1.03, y), textcoords="axes fraction", annotation_clip=False, arrowprops=arrow)
@@ -524,11 +537,13 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
     """
     order = np.argsort(heights, kind="stable")
+    # Without the room that the names below need, heights must only not decrease.
     steps = room * np.arange(len(order))
     free = np.asarray(heights)[order] - steps
     blocks: list[list[float]] = []  # groups of names that touch; each group is centred on the mean of its heights
     for height in free:
         blocks.append([height])
+        # Pool adjacent violators: two groups in the wrong order become one.
         while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
             last = blocks.pop()
             blocks[-1] += last
@@ -542,11 +557,9 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], training_length: int) -> None:
-    """Set up the x axis for lengths in tokens, on a log scale, and mark the training length.
-
-    If possible, only multiples and divisors of the training length are labelled.
-    """
+    """Set up a log axis for lengths in tokens, and mark the training length."""
     axes.set_xscale("log", base=2)
+    # Other lengths, such as T + 1, would stand too close to be read.
     shown = [n for n in lengths if n % training_length == 0 or training_length % n == 0] or list(lengths)
     axes.set_xticks(shown, [short_length(n) for n in shown])
     axes.minorticks_off()
@@ -568,11 +581,9 @@ def log_numbers(axes: Axes) -> None:
 
 
 def encode(figure: Figure, kind: str) -> bytes:
-    """Return the figure as the bytes of a file; the same figure gives the same bytes.
-
-    Arguments: kind, `svg` or `pdf`.
-    """
+    """Return the bytes of a file, `svg` or `pdf`; the same figure gives the same bytes."""
     buffer = io.BytesIO()
+    # Dates and program versions would make equal pictures differ.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None, "Producer": None}}[kind]
     canvas = import_module(f"matplotlib.backends.backend_{kind}").FigureCanvas(figure)
     with style():
@@ -587,6 +598,7 @@ def inline_svg(drawing: str, prefix: str) -> str:
 
     Arguments: prefix, put before every id of the drawing, so that ids are unique in the page.
     """
+    # An element of a page has no XML prolog.
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
@@ -594,4 +606,5 @@ def inline_svg(drawing: str, prefix: str) -> str:
     body = re.sub(r'\bid="', f'id="{prefix}-', body)
     body = re.sub(r"url\(#", f"url(#{prefix}-", body)
     body = re.sub(r'href="#', f'href="#{prefix}-', body)
+    # These two colours follow the page's light or dark theme.
     return body.replace(INK, "currentColor").replace(GRID, "var(--rule)")

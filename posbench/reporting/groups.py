@@ -28,10 +28,10 @@ Groups = Mapping[str, Comparison]  # the value that a group of runs shares, as t
 def groups_of(
     summary: pd.DataFrame, rows: pd.DataFrame, group_by: str, baseline: str | None, margin: float
 ) -> dict[str, Comparison]:
-    """Return {value of the column `group_by`, as text: Comparison of the finished runs with it}.
+    """Return {value of `group_by`, as text: Comparison of the finished runs with it}.
 
-    Arguments: summary, a row per run; rows, the tidy table, a row per scored window and metric; group_by, one column or
-    several with commas; margin, nats per token below which losses count as equal.
+    Arguments: summary, a row per run; rows, the tidy table; group_by, one column or several with commas; margin, nats
+    per token below which losses count as equal.
     Raises: ConfigError for an unknown column.
     """
     columns = group_by.split(",")
@@ -47,6 +47,7 @@ def groups_of(
     # pandas makes a tuple of each value if it gets a list, even of one column
     keys = columns if len(columns) > 1 else group_by
     for value, group in summary.groupby(keys, sort=True):
+        # A group without a finished run has nothing to compare.
         if finished & set(group.index):
             groups[group_text(value)] = build(group, rows, baseline, margin, group_by)
     return groups
@@ -57,6 +58,7 @@ def check_columns(summary: pd.DataFrame, columns: list[str]) -> None:
     known = ["experiment", "tokens", "parameters", "dtype", *settings_of(summary)]
     for column in columns:
         if column not in known or summary[column].isna().all():
+            # Settings of schemes differ anyway, so they are no help.
             varied = [c for c in known if summary[c].astype(str).nunique() > 1 and not c.startswith("scheme.")]
             differ = ", ".join(varied) or "nothing but the scheme and the seed"
             raise ConfigError(f"--by {column!r} is not a column of these runs; they differ in {differ}")
@@ -67,6 +69,7 @@ def groups_page(groups: Groups, group_by: str) -> Page:
     runs = pd.concat([c.runs for c in groups.values()])
     experiments = list(dict.fromkeys(runs["experiment"]))
     names = ", ".join(experiments)
+    # More names would not fit the title.
     if len(experiments) > 3:
         names = f"{len(experiments)} experiments"
     notes = _differences(runs, group_by)
@@ -94,7 +97,7 @@ def groups_page(groups: Groups, group_by: str) -> Page:
 
 
 def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
-    """Return a line for what differs between the groups besides the column `group_by`."""
+    """Say what differs between the groups besides the column `group_by`, a line each."""
     shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
     shared = [column for column in shared if column not in group_by.split(",")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
@@ -107,10 +110,10 @@ def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
 
 
 def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
-    """Return what the paragraph says, {name: value}."""
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     tried = means[means.notna().sum(axis=1) > 1]
     best = tried.idxmin(axis=1)
+    # A best value at the edge of those tried may not be the best.
     at_edge = []
     for scheme, row in tried.iterrows():
         values = row.dropna().index
@@ -152,6 +155,7 @@ def sections_of_groups(groups: Groups, group_by: str) -> list[Section]:
     by_pair = pairs_by_group(groups)
     if not is_rate and 0 < len(by_pair) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=by_pair, note=prose("pairs_by", groups)))
+    # Only two groups can be compared by one difference of gaps.
     differences = interactions(groups)
     if len(differences):
         title = f"Difference of gaps between two values of {group_by}"
@@ -170,11 +174,14 @@ def cells_by_group(groups: Groups) -> pd.DataFrame:
         is_decided = part["verdict"].isin(["better", "worse"])
         part["mark"] = is_decided.map({True: "\\*", False: ""})
         is_base = part["scheme"] == c.baseline
+        # The baseline's gap to itself is 0 by definition and has no interval.
         part["gap_half"] = part["gap_half"].mask(is_base)
+        # Without the wanted baseline, gaps would be to another scheme than in the other groups.
         if c.wanted_baseline not in c.schemes:
             part[["gap", "gap_half"]] = math.nan
         parts.append(part)
     cells = pd.concat(parts, ignore_index=True)
+    # With one group every value would be the best.
     is_best = cells["loss"] == cells.groupby("scheme")["loss"].transform("min")
     return cells.assign(is_best=is_best & (len(groups) > 1))
 
@@ -190,6 +197,7 @@ def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
     best = cells[cells["is_best"]].set_index("scheme")["group"]
     if not is_rate or base not in best:
         return table
+    # Seeds are paired, although the rates may differ.
     title, gaps = f"gap to {base} at best rates", []
     at_best = {scheme: groups[group].losses[scheme] for scheme, group in best.items()}
     for scheme in table.frame["scheme"]:
@@ -209,7 +217,7 @@ def gap_by_group(groups: Groups, cells: pd.DataFrame) -> Table:
 
 
 def _sorted(cells: pd.DataFrame, is_rate: bool) -> pd.DataFrame:
-    """Return the cells sorted by each scheme's lowest loss if groups are learning rates, else by its mean gap."""
+    # By each scheme's lowest loss if groups are learning rates, else by its mean gap.
     of_scheme = cells.groupby("scheme")
     level = of_scheme["gap"].transform("mean")
     if is_rate:
@@ -218,10 +226,9 @@ def _sorted(cells: pd.DataFrame, is_rate: bool) -> pd.DataFrame:
 
 
 def pairs_by_group(groups: Groups) -> Table:
-    """Return a row per claimed pair of schemes: its difference in each group of runs, and whether the signs agree.
+    """Return a row per claimed pair that all groups have: its difference in each, and whether the signs agree.
 
-    Claimed pairs are those that the experiment fixed before training, or all pairs; shown are those that all groups
-    have. Each difference has its verdict: differ, equal, open or, if the group ranks nothing, not tested.
+    Each difference has its verdict: differ, equal, open or, if the group ranks nothing, not tested.
     """
     rows: dict[frozenset[str], dict[str, Any]] = {}
     signs: dict[frozenset[str], list[str]] = {}
@@ -231,6 +238,7 @@ def pairs_by_group(groups: Groups) -> Table:
         formats[title] = Format(half=f"{title}: half", sign=True, after=f"{title}: after")
         claimed = fixed_pairs(c.config.get("experiment", {}).get("primary") or ())
         for pair in c.pairs.to_dict("records"):
+            # A pair may have another order in each group, so its name has none.
             name = frozenset((pair["left"], pair["right"]))
             if claimed and name not in claimed:
                 continue
@@ -246,6 +254,7 @@ def pairs_by_group(groups: Groups) -> Table:
             row[f"{title}: after"] = f" {outcome}"
     shared = []
     for name, of_pair in signs.items():
+        # Only pairs that every group has can be compared.
         if len(of_pair) == len(groups):
             same_sign = "yes" if len(set(of_pair)) == 1 else "no"
             shared.append(rows[name] | {"same sign": same_sign})
@@ -253,10 +262,7 @@ def pairs_by_group(groups: Groups) -> Table:
 
 
 def interactions(groups: Groups) -> pd.DataFrame:
-    """Return how the gaps of claimed pairs differ between two groups of runs, a row per pair; no rows otherwise.
-
-    A pair is tested if both groups can rank.
-    """
+    """Return how the gaps of claimed pairs differ between two groups of runs, a row per pair; no rows otherwise."""
     if len(groups) != 2:
         return pd.DataFrame()
     first, second = groups.values()
@@ -264,13 +270,13 @@ def interactions(groups: Groups) -> pd.DataFrame:
     shared = [scheme for scheme in first.schemes if scheme in second.schemes]
     pairs = [pair for pair in combinations(shared, 2) if not fixed or frozenset(pair) in fixed]
     figures = interaction(first.losses, second.losses, pairs)
+    # Without enough seeds in both groups there is no test.
     if not (first.can_rank and second.can_rank):
         figures["p"] = math.nan
     return figures
 
 
 def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
-    """Return the table of `interactions`."""
     first, second = groups
     titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
     titles |= {"left": "lower loss", "right": "higher loss"}
@@ -282,7 +288,7 @@ def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
 
 
 def _own_matrices(groups: Groups) -> list[str]:
-    """Return the schemes with matrices of their own, which AdamW trains beside Muon."""
+    # Schemes with matrices of their own: AdamW trains these beside Muon.
     runs = pd.concat([c.runs for c in groups.values()])
     if "own_matrices" not in runs:
         return []

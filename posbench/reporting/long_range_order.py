@@ -30,15 +30,12 @@ def order_users(c: Comparison) -> list[str]:
 
 
 def long_range_order_section(c: Comparison) -> list[Section]:
-    """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back.
-
-    It has no table if it would only repeat the column d=33 of the table of distances: with too few seeds for tests, and
-    without copyable targets.
-    """
+    """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back."""
     order = c.long_range_order
     if order is None:
         return []
     files = {"order_pairs.csv": order.on_all.pairs}
+    # Such a table would only repeat the column d=33 of the table of distances; the file is written all the same.
     if order.on_copyable is None and not order.on_all.is_tested:
         return [Section("", files=files)]
     plots = []
@@ -52,7 +49,6 @@ def long_range_order_section(c: Comparison) -> list[Section]:
 
 
 def _picture(c: Comparison, copyable: Worth) -> Plot:
-    """Return the picture of what this order is worth on copyable targets, where most of it is."""
     figures = in_order(copyable.figures, c.schemes)
     marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
     marks["is_open"] = ~figures["is_used"].astype(bool)
@@ -60,15 +56,13 @@ def _picture(c: Comparison, copyable: Worth) -> Plot:
         "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
         "hollow: not shown to be used there."
     )
+    # There are no dots of seeds.
     seeds = pd.DataFrame(columns=["scheme", "x"])
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 
 
 def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
-    """Return a row per scheme: what order beyond 32 tokens is worth, whether it is used, and what the tests decide.
-
-    Pairs are left out while a search for learning rates is unfinished.
-    """
+    """Return a row per scheme: what order beyond 32 tokens is worth, whether it is used, and what the tests decide."""
     figures = in_order(order.on_all.figures, c.schemes)
     schemes = figures["scheme"]
     frame = pd.DataFrame({"scheme": schemes, "seeds": figures["seeds"]})
@@ -81,12 +75,14 @@ def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
         formats[title] = Format(digits=DIGITS, half=f"{title}: half")
 
     def add_pairs(title: str, worth: Worth) -> None:
+        # Pairs are left out while a search for learning rates is unfinished.
         if worth.is_tested and not c.unfinished:
             frame[title] = ["{}/{}".format(*worth.decided(scheme)) for scheme in schemes]
 
     add(WORTH, order.on_all.figures)
     if order.on_all.is_tested:
         shown = figures["is_used"].map({True: "yes", False: "not shown"})
+        # No test: a dash, not "not shown".
         frame["used"] = shown.where(figures["p"].notna(), DASH)
     add_pairs("worth more than", order.on_all)
     if not order.identity.empty:

@@ -19,8 +19,7 @@ def time_table(c: Comparison, reference: str, line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
-    lacks, because it is due to the difference in onset. The second gap and the time need enough seeds, all with an
-    onset. Arguments: line, fitted to the losses of `reference`.
+    lacks, because it is due to the difference in onset. Arguments: line, fitted to the losses of `reference`.
     """
     rows, gap, at_onset = [], f"gap to {reference}", "at equal tokens after onset"
     for scheme in c.schemes:
@@ -29,6 +28,7 @@ def time_table(c: Comparison, reference: str, line: Fit) -> Table:
         mean, low, high = interval((c.losses[scheme] - c.losses[reference]).dropna())
         runs = c.runs[c.runs["scheme"] == scheme]
         row: dict[str, Any] = {"scheme": scheme, "seeds": len(runs), gap: mean, "gap: half": (high - low) / 2}
+        # The line holds after onset only, so all seeds need one.
         if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
             quality, half = gap_after_onset(runs, line)
             row |= {at_onset: quality, "onset: half": half, "time": 1 - quality / mean}
@@ -37,6 +37,7 @@ def time_table(c: Comparison, reference: str, line: Fit) -> Table:
         rows.append(row)
     formats = {gap: Format(half="gap: half", sign=True), at_onset: Format(half="onset: half", sign=True)}
     table = Table.of(rows, {**formats, "time": Format("percent")})
+    # Columns are named, because without any onset some would be missing.
     return Table(
         table.frame.reindex(columns=["scheme", "seeds", gap, "gap: half", at_onset, "onset: half", "time"]),
         table.formats,
@@ -54,10 +55,12 @@ def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
         if scheme == c.baseline:
             continue
         shares, text = worth(points, scheme, c.baseline), DASH
+        # Always said so that the share is below 1: the better scheme needs fewer tokens.
         if shares and shares[0] <= 1:
             text = f"reaches {c.baseline}'s final loss with {_shares(*shares)} of its tokens"
         elif shares:
             mean, low, high = shares
+            # The inverse turns the interval around.
             text = f"{c.baseline} reaches this final loss with {_shares(1 / mean, 1 / high, 1 / low)} of its tokens"
         rows.append({"scheme": scheme, "worth in tokens": text})
     return Table.of(rows)
@@ -70,8 +73,8 @@ def _shares(mean: float, low: float, high: float) -> str:
 def onset_gaps(c: Comparison) -> list[Section]:
     """Return a report's sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
 
-    The first needs runs that logged when they began to use long-range order, the second branches (shorter runs with a
-    decay of their own). Both need two schemes and FEWEST_SEEDS seeds.
+    Both need two schemes and FEWEST_SEEDS seeds; the first needs runs that logged their onset, the second branches
+    (shorter runs with a decay of their own).
     """
     if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
         return []
@@ -94,6 +97,7 @@ def onset_gaps(c: Comparison) -> list[Section]:
                 "fit's error. Time: the share of the first gap that the second lacks."
             )
         sections.append(Section("Time and quality", table=table, note=note))
+    # A seed has more than one point only if it has branches.
     if (points.groupby(["scheme", "seed"]).size() > 1).any():
         note = (
             "Each seed's loss is taken as linear in ln(tokens) between its branches, which have a decay of their own. "

@@ -90,6 +90,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
+        # On the command line, lists are words with commas.
         for name in ("schemes", "seeds", "chain"):
             words = getattr(self, name)
             if isinstance(words, str):

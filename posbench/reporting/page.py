@@ -30,7 +30,7 @@ MOST_ROWS = 40  # rows of a table shown on the terminal
 
 @dataclass(frozen=True)
 class Page:
-    """A report as data: a title, a paragraph, and sections."""
+    """A report as data."""
 
     title: str
     lede: str  # what was compared, in one line
@@ -47,12 +47,12 @@ class Page:
 
     @property
     def table(self) -> Table:
-        """Return the first table, which the terminal shows."""
+        """The first table, which the terminal shows."""
         return next(section.table for section in self.sections if section.table is not None)
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Return all CSV files by their names; sections with one file name share the file."""
+        """All CSV files by their names; sections with one file name share the file."""
         by_name: dict[str, list[pd.DataFrame]] = {}
         for section in self.sections:
             for name, frame in section.files.items():
@@ -68,6 +68,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
+        # Missing names are errors, not empty text.
         lstrip_blocks=True,
     )
     environment.filters |= {
@@ -84,7 +85,7 @@ def environment() -> Environment:
 
 
 def prose(name: str, *content: Any) -> str:
-    """Return the text of the macro `name` in the template `prose.j2`, called with the arguments `content`."""
+    """Return the text of the macro `name` in the template `prose.j2`, called with `content`."""
     return str(getattr(environment().get_template("prose.j2").module, name)(*content)).strip("\n")
 
 
@@ -102,11 +103,12 @@ def unshown(holes: Iterable[str], sections: Sequence[Section]) -> list[str]:
 def write(target: Path, page: Page, is_latex: bool) -> list[Path]:
     """Write the files of a page to the folder `target`, and return their paths, report.html first.
 
-    Arguments: is_latex, whether to write tables for LaTeX too, except those without a row, and figures as PDF.
+    Arguments: is_latex, whether to write LaTeX tables (except those without a row) and PDF figures too.
     """
     figures = pictures.draw_all(page.runs, page.sections)
     drawings = {stem: pictures.encode(figure, "svg") for stem, figure in figures.items()}
     text = environment().get_template("page.md.j2").render(page=page, figures=figures)
+    # Empty parts of the template leave empty lines.
     text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
     files = {"report.html": as_html(text, drawings, page.title).encode(), "report.md": text.encode()}
     for name, frame in {**page.frames, "columns.csv": columns_table(page.frames)}.items():
@@ -134,8 +136,9 @@ def latex_tables(sections: Sequence[Section]) -> dict[str, str]:
 def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
     """Return the Markdown page as self-contained HTML, with inline pictures and wide tables that scroll.
 
-    Arguments: drawings, the SVG files of the pictures, by name without suffix; title, of the HTML page.
+    Arguments: drawings, SVG files by name without suffix.
     """
+    # Raw HTML stays text, because names in a report come from users.
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
@@ -153,10 +156,7 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
 
 
 def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a table that explains the columns of CSV files: file, column, meaning, unit.
-
-    Arguments: frames, {file name: table}.
-    """
+    """Return a table that explains columns of CSV files: file, column, meaning, unit. Arguments: frames, by file."""
     rows = []
     for file, frame in frames.items():
         rows += [(file, column, *meaning(column)) for column in map(str, frame.columns)]
@@ -164,12 +164,10 @@ def columns_table(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def meaning(column: str) -> tuple[str, str]:
-    """Return the meaning and unit of a column in a report's CSV files, such as `loss`, `loss_low` or `train.lr`.
-
-    A column ending in `_low`, `_high` or `_documents` is an interval of the column before the ending.
-    """
+    """Return the meaning and unit of a column in a report's CSV files, such as `loss`, `loss_low` or `train.lr`."""
     if column in COLUMNS:
         return COLUMNS[column]
+    # An interval belongs to the column before its ending.
     for ending, side in (("_low", "lower"), ("_high", "upper")):
         if column.endswith(ending):
             text, unit = meaning(column.removesuffix(ending))
@@ -177,12 +175,13 @@ def meaning(column: str) -> tuple[str, str]:
     if column.endswith("_documents"):
         text, unit = meaning(column.removesuffix("_documents"))
         return f"half the 95 % interval over documents: {text}", unit
+    # Settings of runs share an entry per group, such as `train.*`.
     group = next(names for names in COLUMNS if f"{column.partition('.')[0]}.*" in names)
     return COLUMNS[group]
 
 
 def show(console: Console, page: Page) -> None:
-    """Print a page in the terminal: its title, the first MOST_ROWS rows of its first table, and its paragraph."""
+    """Print a page's title, the first MOST_ROWS rows of its first table, and its paragraph."""
     table = as_text(page.table)
     shown = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     markup = {r"\*\*": "", r"\\\*": "*"}  # Markdown's bold, and its escaped stars
@@ -191,6 +190,7 @@ def show(console: Console, page: Page) -> None:
     columns = list(zip(titles, *rows, strict=True))
     folded = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]  # the width with a folded title
     room = console.width - 2 * len(titles)
+    # Titles are folded only if that makes the table fit.
     is_folded = sum(folded) <= room < sum(max(map(len, column)) for column in columns)
     for n, title in enumerate(titles):
         side: Literal["left", "right"] = "right" if n else "left"

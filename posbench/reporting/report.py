@@ -42,7 +42,7 @@ def report(
     Arguments: places, folders or packs (zip files) of runs; options, as of `posbench report`, such as against,
     published results to compare with (default: those that the experiment names); output, the folder for files (default:
     `report` in the first place, with the grouping and the chosen runs in its name); beside, a reference experiment
-    whose runs are put into the same tables; schemes and seeds, to select runs; console, to print to.
+    whose runs are put into the same tables; schemes and seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
@@ -61,10 +61,12 @@ def report(
         notices.out(
             f"the models of the last posbench eval: {names}. Others: --schemes NAME,NAME (posbench ls subjects)"
         )
+    # After reading, so that an error leaves no empty folder.
     target.mkdir(parents=True, exist_ok=True)
     page, absent = page_of(chosen, rows, options), _absent(places, chosen, options)
     page = replace(
         page,
+        # Lines about places without a run stand in the notes and on the terminal.
         title=f"posbench: {options.title or page.title}",
         notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *absent],
         holes=[*page.holes, *absent],
@@ -91,13 +93,14 @@ def report(
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the subjects of the last `posbench eval` if the report is about all of them; () if that is every one."""
+    # The subjects of the last `posbench eval`, if there are others too and the report is not about chosen ones.
     folder = folder_of(Path(places[0]))
     file = folder / LAST_SUBJECTS
     if len(places) > 1 or not file.is_file():
         return ()
     scored = [path.parents[1].name for path in folder.glob("*/seed=*/run.json")]
     last = [name for name in json.loads(file.read_text(encoding="utf-8")) if name in scored]
+    # If these are all, nothing needs to be chosen or said.
     return tuple(last) if len(last) < len(set(scored)) else ()
 
 
@@ -119,7 +122,6 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
 
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
-    """Return the first screen of a report for scripts."""
     screen: dict[str, object] = {
         "title": page.title,
         "schemes": page.numbers,
@@ -134,17 +136,15 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
 
 
 def _default_output(folder: Path, options: ReportOptions) -> Path:
-    """Return the folder for a report's files, in the folder of its first experiment.
-
-    The name tells the groups, and schemes and seeds that were chosen, so that the full report stays: `report`,
-    `report-by-train.lr`, `report-of-alibi,nope-seeds-0,1`. Reports of reference experiments go to `runs/reports`,
-    because these experiments are part of posbench and not of the user's runs.
-    """
+    """Return the folder for a report's files: `report`, `report-by-train.lr`, `report-of-alibi,nope-seeds-0,1`."""
+    # Reference experiments are part of posbench and not of the user's runs.
     if folder.resolve().is_relative_to(REFERENCE):
         folder = Path("runs/reports") / folder.resolve().relative_to(REFERENCE)
     name = f"report-by-{options.by}" if options.by else "report"
+    # A name per choice of runs, so that the full report stays.
     for title, chosen in (("of", options.schemes), ("seeds", options.seeds)):
         text = ",".join(map(str, chosen))
+        # Long lists become a count and a digest, because names of files are limited.
         if len(text) > 80:
             text = f"{len(chosen)}-{digest(text)[:6]}"
         if chosen:
@@ -153,12 +153,12 @@ def _default_output(folder: Path, options: ReportOptions) -> Path:
 
 
 def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportOptions) -> list[str]:
-    """Return a line for each of these places that has no run in the report. Arguments: chosen, a row per run."""
     paths = [Path(path) for path in chosen["path"]]
     reason = "none of its runs was chosen with --schemes or --seeds"
     if not options.schemes and not options.seeds:
         reason = "it contains no runs"
     lines = []
+    # A folder counts as shown too if only runs of its search are.
     for folder in dict.fromkeys(map(folder_of, map(Path, places))):
         search = search_folder(folder)
         if not any(path.is_relative_to(folder) or path.is_relative_to(search) for path in paths):
@@ -167,7 +167,7 @@ def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportO
 
 
 def _published_of(summary: pd.DataFrame) -> Published | None:
-    """Return the published results that the experiment of the summary's first finished run names, or None."""
+    # The experiment of the first finished run decides.
     runs, _ = finished_runs(summary)
     name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
     return load_published(name) if name else None

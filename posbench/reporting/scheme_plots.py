@@ -43,10 +43,7 @@ Curve = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """A scheme's effect on scores and values in one layer by distance; a curve is None if distance does not change it.
-
-    Curves have the shape [heads, distances].
-    """
+    """A scheme's effect in one layer, [heads, distances]; a curve is None if distance does not change it."""
 
     distances: Curve  # tokens
     score: Curve | None  # in the units of scaled scores
@@ -56,8 +53,8 @@ class Curves:
 def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir: Path | None = None) -> list[Path]:
     """Draw every scheme with softmax attention, write scores.svg and values.svg to `folder`, and return their paths.
 
-    A file is not written if it would have no curve. Arguments: runs, finished runs, whose schemes are drawn with their
-    trained weights; config_dir, folder of the user's own schemes.
+    Arguments: runs, finished runs, whose schemes are drawn with their trained weights; config_dir, folder of the user's
+    own schemes.
     Raises: ConfigError if a run has no weights or a scheme cannot be used in the decoder.
     """
     trained = {run.config.scheme.name: run for run in runs}
@@ -67,6 +64,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
         folders, extra = [config_dir], [f"--config-dir={config_dir}"]
     names = list(dict.fromkeys([*choices("scheme", *folders), *trained]))
     drawn: dict[str, Curves] = {}
+    # A trained run takes the place of the untrained scheme.
     for name in names:
         if name in trained:
             config, scheme = trained[name].config, trained[name].load_model().scheme
@@ -77,6 +75,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
             drawn |= curves_by_title(name, scheme, name in trained)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
+    # A file without a curve is not written.
     for name, label in _LABELS.items():
         lines = {title: (curves.distances, getattr(curves, name)) for title, curves in drawn.items()}
         lines = {title: line for title, line in lines.items() if line[1] is not None}
@@ -95,13 +94,15 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return {title: curves}: how attention scores and values change with distance in a scheme's layers.
+    """Return {title: curves} of a scheme's layers.
 
     There is one entry for an untrained scheme, and one per layer with its own parameters for a trained one.
     """
+    # A scheme with a longest position is drawn up to it.
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     if not is_trained:
         return {name: curves_of(scheme.first, longest)}
+    # Layers that share parameters have the same curves.
     layers = list(dict.fromkeys(scheme))
     title = f"{name} (trained)"
     if len(layers) == 1:
@@ -111,19 +112,17 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """Return the score and the share of a value that arrives, by the distance from the query, in one layer.
-
-    Distances are up to `longest`, which is also the query's position. The curves are means over random contents; the
-    score is given minus the score at distance 0. A curve that distance does not change is None. `scheme` is converted
-    to float64.
-    """
+    """Return the curves of one layer, for a query at position `longest`; `scheme` is converted to float64."""
+    # Converted in place: in float32, rounding would look like a change with distance.
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
     H, D, C = shape.num_heads, shape.head_dim, shape.d_model
+    # A fixed seed, so that the same scheme gives the same picture.
     generator = torch.Generator().manual_seed(0)
     # The same content for all heads, so that heads differ only by the scheme.
     content = torch.randn(SAMPLES, 1, 1, D, dtype=torch.float64, generator=generator).expand(-1, H, -1, -1)
     stream = torch.randn(1, 1, C, dtype=torch.float64, generator=generator).expand(1, length, C)
+    # Up to 200 distances, evenly spread on the log axis.
     rows = np.unique(np.geomspace(1, longest, 200).round().astype(int))
     distances = np.concatenate(([0], rows))
     keys = torch.from_numpy(longest - distances)  # positions
@@ -140,10 +139,12 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     if scheme.reads_keys:
         window_keys = scheme.call_hook("k", content.expand(-1, -1, length, -1), located, past)
     bias = scheme.bias(q, window_keys, _gates_of_last(gates), at)
+    # A bias is a function of batch, head, query and key.
     if bias is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
         added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
         scores = scores + added.expand(SAMPLES, H, 1, -1).mean(0)[:, 0]
+    # A value is sent through both hooks; what arrives is projected on what was sent.
     sent = content.expand(-1, -1, len(keys), -1)
     arrived = scheme.call_hook("o", scheme.call_hook("v", sent, pos_k, past), pos_q, past)
     value = ((arrived * sent).sum(-1) / (sent * sent).sum(-1)).mean(0)
@@ -153,16 +154,18 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 def _rows(pos: Any, rows: Tensor) -> Any:
     """Return the positions (or per-token data, or a tuple of them) of the tokens with the indices `rows`."""
     if isinstance(pos, tuple):
+        # Named tuples take their fields as arguments, plain ones a sequence.
         parts = [_rows(part, rows) for part in pos]
         is_named = hasattr(pos, "_fields")
         return type(pos)(*parts) if is_named else tuple(parts)
+    # A single number holds for all tokens.
     if pos.ndim < 2:
         return pos[rows] if pos.ndim else pos
     return pos[..., rows, :]
 
 
 def _gates_of_last(gates: Any) -> Any:
-    """Return a scheme's gates (values per token) for the last query only, repeated once for each random content."""
+    # Values per token: of the last query only, repeated once for each random content.
     if isinstance(gates, Gates):
         values = (gates.at_query[:, :, -1:], gates.at_key, gates.sum_at_query[:, :, -1:], gates.sum_at_key)
         return Gates(*(x.expand(SAMPLES, -1, -1, -1) for x in values))
@@ -177,10 +180,9 @@ def _unless_flat(curve: Tensor) -> Curve | None:
 
 
 def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
-    """Return a figure with a panel per title and a line per head, from dark to pale; one line if all heads agree.
+    """Draw a panel per title and a line per head, from dark to pale; one line if all heads agree.
 
-    Arguments: lines, {title, such as a scheme's name: (distances, curves [heads, distances])}; label, the text of the y
-    axis.
+    Arguments: lines, {title, such as a scheme's name: (distances, curves [heads, distances])}; label, of the y axis.
     """
     columns = min(COLUMNS, len(lines))
     rows = -(-len(lines) // columns)
@@ -188,6 +190,7 @@ def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
         row_height = 1.35 if rows > 1 else 2.0
         figure, panels = new_figure(0.5 + row_height * rows, rows, WIDTH * columns / COLUMNS, ncols=columns)
         for axes, (title, (distances, heads)) in zip(panels, lines.items(), strict=False):
+            # Heads agree if they differ by less than 5 % of the curve's range.
             is_one_line = len(heads) == 1 or np.ptp(heads, axis=0).max() < 0.05 * max(float(np.ptp(heads)), 1e-12)
             shades: Any = [INK]
             if not is_one_line:
@@ -202,6 +205,7 @@ def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
             axes.minorticks_off()
             axes.tick_params(labelsize=7)
             axes.set_title(title, fontsize=8)
+        # The last row may be incomplete: hide its empty panels, and label the lowest one of each column.
         for axes in panels[len(lines) :]:
             axes.set_visible(False)
         for axes in panels[max(0, len(lines) - columns) : len(lines)]:

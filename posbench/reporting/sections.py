@@ -1,7 +1,6 @@
 """Build the sections of a comparison's report as data, in their order, and its page.
 
-Each evaluation protocol builds the sections about its results (`posbench.evaluation.protocols`). `figures` draws the
-pictures, `text` writes the tables, and the notes are in `templates/prose.j2`.
+Each evaluation protocol builds the sections about its results. The notes are in `templates/prose.j2`.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ def losses_page(
 
 
 def _facts(c: Comparison, margin: float) -> dict[str, Any]:
-    """Return what the paragraph says besides the fields of `c`, {name: value}."""
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
     higher = [scheme for scheme in gaps if (gaps[scheme] > 0).all()]
@@ -97,11 +95,7 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    """Return how losses change from the training length to the longest evaluated length, or None if none is longer.
-
-    Keys: length, in tokens; best and worst, the schemes whose losses grow least and most; best_change and worst_change,
-    as text.
-    """
+    """Return how losses change from the training length to the longest evaluated length, or None if none is longer."""
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:
@@ -140,6 +134,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
     sections += joined(of_protocols, c.schemes)
     sections += long_range_order_section(c)
     sections += onset_gaps(c)
+    # This section only carries its file.
     if len(c.ngrams):
         sections.append(Section("", files={"ngrams.csv": c.ngrams}))
     if c.search:
@@ -166,6 +161,7 @@ def gaps_plot(c: Comparison) -> Plot:
     """Return the picture of gaps to the baseline, with a dot per seed."""
     caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot"
     marks = pd.DataFrame({"scheme": c.schemes, "x": c.ranking["gap"], "half": math.nan, "is_open": False})
+    # With too few seeds the dots stand alone, without intervals or tests.
     if c.can_rank:
         caption += "; bars are 95 % intervals over seeds. Filled marks: the pair with "
         caption += f"{c.baseline} is decided, by the test of the table; open: it is not"
@@ -181,13 +177,13 @@ def gaps_plot(c: Comparison) -> Plot:
 def loss_table(c: Comparison) -> Table:
     """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
 
-    Schemes that share a letter do not differ significantly; there are letters if all pairs are claimed (tested), not
-    only some that the experiment fixed before training. "2/3": of three claimed pairs with this scheme, it beats the
-    other in two.
+    Schemes that share a letter do not differ significantly. "2/3": of three claimed pairs with this scheme, it beats
+    the other in two.
     """
     gap, ranking = f"gap to {c.baseline}", c.ranking
     frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
     frame["seeds"] = ranking["seeds"].map(len)
+    # Letters need a test of every pair, not only of some that the experiment fixed before training.
     if c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]:
         groups = letters(c.ranked, significant_pairs(c.pairs))
         frame["group"] = [groups.get(scheme, DASH) for scheme in c.schemes]
@@ -195,6 +191,7 @@ def loss_table(c: Comparison) -> Table:
     if c.has_onsets:
         frame["long-range order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
     frame[gap] = ranking["gap"]
+    # Too few seeds for intervals: the gap of each one is shown instead.
     if not c.can_rank:
         each = "gap of each seed"
         if len(c.seeds) > 1:
@@ -208,6 +205,7 @@ def loss_table(c: Comparison) -> Table:
     frame["loss: half"] = half(ranking, "loss")
     frame["gap: half"] = half(ranking, "gap").where(ranking["scheme"] != c.baseline)
     frame[f"verdict {c.scope}"] = ranking["verdict"]
+    # After a search, the tests at these rates alone are shown too.
     tests = {f"beats {c.scope}": "p_claimed"}
     if c.is_at_best_rates:
         tests["beats at these rates"] = "p_at_rates_claimed"
@@ -235,13 +233,11 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
 
 
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
-    """Return a section on the pairs fixed before training, if there are any, and one with a picture of all pairs.
-
-    Up to three schemes need no picture.
-    """
+    """Return a section on the pairs fixed before training, if any, and one with a picture of all pairs."""
     summary, sections = conclusions(c.ranked, c.pairs), []
     if c.num_fixed_pairs:
         sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
+    # Up to three schemes need no picture.
     if len(c.schemes) <= 3:
         return sections
     legend = ""
@@ -263,8 +259,8 @@ def all_pairs(c: Comparison, margin: float) -> list[Section]:
 def claims_table(c: Comparison) -> Table:
     """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict.
 
-    Claimed pairs are those that the experiment fixed before training, or all pairs. "These rates" are the learning
-    rates of the compared runs, "best rates" those that a finished search chose; without one, there is only one p.
+    "These rates" are the learning rates of the compared runs, "best rates" those that a finished search chose; without
+    one, there is only one p.
     """
     pairs = c.pairs.dropna(subset="p_claimed")
     frame = pairs[["left", "right", "seeds", "difference"]].rename(
@@ -303,6 +299,7 @@ def rate_table(search: RateSearch) -> Table:
     for scheme, losses in search.losses.items():
         for rate, tried in losses.items():
             seeds = tried.dropna()
+            # One diverged seed is enough: the mean of the others would flatter the rate.
             value = "diverged" if np.isinf(seeds).any() else seeds.mean()
             cell = {"scheme": scheme, "rate": rate, "value": value, "seeds": f" ({len(seeds)})"}
             cells.append(cell | {"is_kept": rate in search.kept(scheme)})
@@ -321,6 +318,7 @@ def while_training(c: Comparison) -> list[Section]:
     caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
     plots = [Plot("training", "training", caption, logged, x_label, "training loss, nats/token")]
     validation = c.logged("validation", ["loss"])
+    # Two validations make no curve.
     if len(c.schemes) > 1 and validation.groupby("scheme")["tokens"].nunique().max() > 2:
         label = f"gap to {c.baseline}, nats/token"
         caption = f"Gap to {c.baseline} on validation text."
@@ -335,6 +333,7 @@ def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
     """
     of_baseline = validation.loc[validation["scheme"] == c.baseline, ["seed", "tokens", "loss"]]
     others = validation[validation["scheme"] != c.baseline]
+    # Only seeds and steps that both have are compared.
     paired = others.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
     paired["y"] = paired["loss"] - paired["loss_baseline"]
     means = paired.groupby(["scheme", "tokens"])["y"].mean().reset_index().rename(columns={"tokens": "x"})
@@ -346,6 +345,7 @@ def costs(c: Comparison) -> Section:
     table, same = costs_table(c)
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
+    # Below half a percent, sizes count as equal.
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
     shared = "; ".join(f"{name} {value}" for name, value in same.items())
     return Section(
@@ -357,11 +357,9 @@ def costs(c: Comparison) -> Section:
 
 
 def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
-    """Return a table of parameters and FLOPs by scheme, and {name: text} of the figures that all schemes share.
-
-    Shared figures are not in the table. Measured speeds are left out: runs of one experiment are trained one after
-    another, on a more or less busy machine.
-    """
+    """Return a table of parameters and FLOPs by scheme, and {name: text} of the figures that all schemes share."""
+    # Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy
+    # machine.
     columns = {"parameters": "parameters", "training_flops": "training FLOPs"}
     means = c.runs.reindex(columns=["scheme", *columns]).groupby("scheme").mean().reindex(c.schemes)
     frame = means.rename(columns=columns).reset_index()
@@ -399,15 +397,13 @@ def beside_published(c: Comparison, published: Published) -> list[Section]:
             title += f": {agreement.theirs.description}"
         note = prose("published", published, agreement, agreement is columns[-1])
         sections.append(Section(title, table=published_table(agreement), note=note, files=files))
+        # All columns share one file, which the first section carries.
         files = {}
     return sections
 
 
 def published_table(agreement: Agreement) -> Table:
-    """Return a row per scheme: published value and gap next to our gap, in the published order.
-
-    Arguments: agreement, a column of a published table next to our results.
-    """
+    """Return a row per scheme: published value and gap next to our gap, in the published order."""
     theirs, is_base = agreement.table, agreement.table.index == agreement.baseline
     frame = pd.DataFrame({"scheme": theirs.index.astype(str)})
     if agreement.theirs.metric not in ("loss", "perplexity"):

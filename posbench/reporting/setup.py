@@ -1,4 +1,4 @@
-"""Describe what was trained: the set-up of a report's runs, in lines of text."""
+"""Describe the set-up of a report's runs in lines of text."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
+        # Seeds of one source are one source.
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
         yield str(scheme), f"{short_count(inherited)} of {short_count(tokens)} tokens as {', '.join(sources)}"
 
@@ -34,6 +35,7 @@ def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
     Arguments: runs, a row per run.
     """
+    # Compared runs share these settings, so the first one's hold for all.
     config = config_of(str(runs["path"].iloc[0]))
     experiment = ", ".join(dict.fromkeys(runs["experiment"]))
     seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
@@ -41,6 +43,7 @@ def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
     def distinct(column: str) -> str:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
+    # Each task has settings of its own.
     if config["data"]["source"] == "task":
         task_paths = runs.groupby("data.name", sort=False)["path"].first()
         data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in task_paths.items()]
@@ -64,6 +67,7 @@ def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
             f"seeds {seeds}; {machine}; {', '.join(versions)}{code}; fingerprints: {prints}",
         ),
     ]
+    # Steps with values that were not finite changed nothing.
     skipped = runs[runs["skipped_steps"] > 0]
     if len(skipped):
         listed = ", ".join(f"{r.scheme} seed {r.seed}: {r.skipped_steps}" for r in skipped.itertuples())
@@ -72,10 +76,7 @@ def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _context_bytes(runs: pd.DataFrame) -> str:
-    """Return a phrase that tells how many bytes of text a token and the training context hold; "" if unknown.
-
-    Arguments: runs, a row per run.
-    """
+    # Bytes follow from the two units of the same loss: nats per token and bits per byte.
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:
         return ""
@@ -85,7 +86,6 @@ def _context_bytes(runs: pd.DataFrame) -> str:
 
 
 def _settings(config: Mapping[str, Any], *groups: str) -> str:
-    """Return `key=value, ...`, the settings in these groups (such as model) that are neither empty nor hidden."""
     shown = []
     for name in groups:
         settings = config.get(name) or {}
@@ -106,15 +106,14 @@ HIDDEN_SETTINGS = {
 
 
 def variants(runs: pd.DataFrame) -> list[str]:
-    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is.
-
-    Arguments: runs, a row per run.
-    """
+    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is."""
     files, lines = choices("scheme"), dict[str, None]()
+    # Where training continued from is not part of the scheme, and `continued` tells it.
     columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
     for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
         name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
         recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
+        # A user's own scheme has no file, so all its settings are listed.
         usual = scheme_settings(read_row(name)) if name in files else {}
         changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
         changed += [f"without {key}" for key in usual if key not in recorded]

@@ -16,6 +16,7 @@ def steps_section(c: Comparison, chain: Sequence[str]) -> list[Section]:
         return []
     if missing := [scheme for scheme in chain if scheme not in c.losses]:
         raise ConfigError(f"--chain {missing[0]} has no finished run here: choose of {', '.join(map(str, c.losses))}")
+    # A scheme that comes twice would make a step of 0.
     if len(set(chain)) < max(2, len(chain)):
         raise ConfigError(
             f"--chain {','.join(chain)}: give two schemes or more, each once, such as nope,k_rope,qk_rope"

@@ -33,8 +33,7 @@ Models = Mapping[str, Comparison]  # a model's name -> it, compared with itself 
 def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
     """Return the page about these models.
 
-    Arguments: summary, a row per model; rows, the tidy table, a row per scored window and metric.
-    Raises: ConfigError if no model has a result.
+    Arguments: summary, a row per model; rows, the tidy table. Raises: ConfigError if no model has a result.
     """
     models = {str(name): compared_options(of_model, rows) for name, of_model in summary.groupby("scheme", sort=True)}
     compared = {name: c for name, c in models.items() if c is not None}
@@ -45,6 +44,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
     sections = [bits_per_byte(compared, facts), *_gaps(compared)]
     for name, c in compared.items():
         of_model = sections_of_model(c)
+        # With several models, titles and files need the model's name.
         if len(compared) > 1:
             of_model = [_named(section, name) for section in of_model]
         sections += of_model
@@ -75,7 +75,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if models were scored by different versions of transformers or of posbench's adapter."""
+    # Other versions of transformers or of the adapter may compute other losses for the same weights.
     by_versions: dict[str, list[str]] = {}
     for name, fact in facts.items():
         versions = fact["versions"]
@@ -92,7 +92,6 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
-    """Return facts about a model that the report states, {name: value}. Arguments: name, the model's."""
     run = _run_of(c)
     manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None
@@ -134,7 +133,6 @@ def _run_of(c: Comparison) -> Run:
 
 
 def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
-    """Return two lines about a model: what it is, and the text that it was scored on. Arguments: f, its facts."""
     model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
     if f["rotations"]:
         model += f", rotations {json.dumps(f['rotations'])}"
@@ -167,6 +165,7 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
         note += "Models with different tokenizers read different windows of the same text."
     plots = []
     if len(compared) > 1:
+        # Only models as they are; with options the lines would be too many.
         models = table_rows[table_rows["scheme"].isin(list(compared))]
         points = models.assign(x=models["length"] * models["scheme"].map(_characters(facts)), y=models["value"])
         plots = [Plot("models", "characters", "Bits per byte of each model as it is, by length in characters.", points)]
@@ -176,7 +175,7 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
 
 
 def _gaps(compared: Models) -> list[Section]:
-    """Return a section with the loss of each model minus the first one's, if some read the same windows."""
+    # Losses in nats compare only models that read the same windows.
     table = gaps({name: _run_of(c) for name, c in compared.items()})
     if table.empty:
         return []
@@ -188,12 +187,11 @@ def _gaps(compared: Models) -> list[Section]:
 
 
 def _characters(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return {model: characters of a token}."""
     return {name: fact["characters"] for name, fact in facts.items()}
 
 
 def _in_order(c: Comparison) -> list[str]:
-    """Return the model's name, then its names with options, in the order of the options."""
+    # The model as it is comes first.
     return sorted(c.schemes, key=lambda scheme: (scheme != c.baseline, scheme))
 
 
@@ -208,7 +206,6 @@ def sections_of_model(c: Comparison) -> list[Section]:
 
 
 def _named(section: Section, name: str) -> Section:
-    """Return the section with the model's name in its title and in the names of its files."""
     return replace(
         section,
         title=section.title and f"{name}: {section.title}",

@@ -29,8 +29,8 @@ Tasks = Mapping[str, TaskScores]  # name of a task -> its scores
 def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_by: str | None) -> Page:
     """Return the page about the tasks of these runs.
 
-    Arguments: runs, a row per run; notes, lines about runs that are left out; rows, the tidy table, a row per scored
-    window and metric; group_by, a setting such as train.lr: the report is then one table with a column per value of it.
+    Arguments: runs, a row per run; notes, lines about runs that are left out; rows, the tidy table; group_by, a setting
+    such as train.lr: the report is then one table with a column per value of it.
     """
     names = ", ".join(dict.fromkeys(config_of(path)["experiment"]["name"] for path in _first_paths(runs)))
     lede, notes, sections, files = _lede(runs), list(notes), list[Section](), dict[str, pd.DataFrame]()
@@ -42,6 +42,7 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
             "only by the loss at trained lengths."
         )
         sections += [Section("", note=note), Section("", table=by_table(groups))]
+    # Without groups, each scheme is shown at its best rate.
     else:
         runs, searches = _at_best_rates(runs)
         tasks = measure(runs, rows, notes)
@@ -70,7 +71,6 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
 
 
 def _first_paths(runs: pd.DataFrame) -> list[str]:
-    """Return the path of the first run of each task."""
     return runs.groupby("data.name", sort=False)["path"].first().to_list()
 
 
@@ -88,6 +88,7 @@ def _at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the runs of each task at each scheme's best rate, and the searches that chose them, by task."""
     parts, searches = [], {}
     for name, of_task in runs.groupby("data.name", sort=False):
+        # Each task has a search of its own.
         at_best, search = choose_rates(of_task)
         parts.append(at_best)
         if search:
@@ -154,10 +155,8 @@ def _limit(t: TaskScores, scheme: str) -> str:
 
 
 def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
-    """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks, longest first.
-
-    Lengths are multiples of each task's trained length, 0 for a task that was not learnt.
-    """
+    """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks, longest first."""
+    # Lengths are multiples of each task's trained length, so that tasks weigh alike; 0 for a task that was not learnt.
     multiples = []
     for t in tasks.values():
         is_learnt = scheme in t.limits
@@ -166,15 +165,14 @@ def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
 
 
 def summary_map(tasks: Tasks, table: Table) -> Plot:
-    """Return a picture of coloured cells, schemes by tasks: the length up to which each scheme stays accurate.
-
-    The colour is this length as a multiple of the trained length.
-    """
+    """Return a picture of coloured cells, schemes by tasks: the length up to which each scheme stays accurate."""
     most = max(t.lengths[-1] / t.trained for t in tasks.values())
     points = []
     for row in table.frame.to_dict("records"):
         for t in tasks.values():
             scheme, shade = row["scheme"], math.nan
+            # The length as a multiple of the trained one, on a log scale; 0.1 keeps learnt tasks apart from white
+            # cells.
             if scheme in t.limits:
                 shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / math.log2(most)
             column = f"{_title(t)}\ntrained: {t.trained}"
@@ -201,13 +199,13 @@ def rate_sections(searches: Mapping[str, Any]) -> list[Section]:
 def by_table(groups: Mapping[str, Tasks]) -> Table:
     """Return the median accuracy over all seeds: a row per scheme and task, a column per group of runs.
 
-    A cell has the accuracy `at the trained length → beyond it`. Beyond means twice the trained length, or the next
-    longer length that was tested.
+    A cell reads `at the trained length → at twice that length`, or at the next longer one tested.
     """
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for value, tasks in groups.items():
         for t in tasks.values():
             beyond = next((n for n in t.lengths if n >= 2 * t.trained), t.lengths[-1])
+            # Scores with changed options are left out.
             as_trained = t.scores[t.scores["under"] == ""]
             medians = as_trained.groupby(["scheme", "length"])["accuracy"].median()
             for scheme in t.schemes:
@@ -258,15 +256,13 @@ def task_table(t: TaskScores) -> Table:
 
 
 def task_map(t: TaskScores) -> Plot:
-    """Return a picture of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt the task.
-
-    A dot per seed in each cell is further right for a higher accuracy, from chance (left) to 1.
-    """
+    """Return a picture of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt the task."""
     points = _cells(t, t.medians.reindex(index=t.schemes, columns=t.lengths))
     notes = {scheme: f"{t.learnt_text(scheme)} learnt" for scheme in t.limits}
     points["note"] = points["row"].map(notes).fillna("not learnt")
     seeds = t.scores[t.scores["under"] == ""]
     marks = pd.DataFrame({"row": seeds["scheme"], "column": seeds["length"].map(str)})
+    # A dot per seed is further right for a higher accuracy, from chance (left) to 1.
     marks = marks.assign(share=t.share(seeds["accuracy"]), is_filled=seeds["learnt"])
     caption = (
         "Median accuracy by length, over the seeds that learnt. A dot is a seed, from chance at the left of a cell to "
@@ -278,10 +274,7 @@ def task_map(t: TaskScores) -> Plot:
 
 
 def option_maps(t: TaskScores) -> Plot:
-    """Return a picture with a panel per scheme: coloured cells of median accuracy, evaluation options by lengths.
-
-    Only seeds that learnt the task count.
-    """
+    """Return a picture with a panel per scheme: median accuracy of seeds that learnt, evaluation options by lengths."""
     scores = t.option_scores
     lengths, options = sorted(set(scores["length"])), sorted(set(scores["under"]), key=_by_number)
     panels = []
@@ -300,10 +293,7 @@ def _by_number(option: str) -> tuple[str, list[float]]:
 
 
 def _cells(t: TaskScores, accuracy: pd.DataFrame) -> pd.DataFrame:
-    """Return coloured cells of accuracy with their numbers, shaded from chance (white) to 1.
-
-    Arguments: accuracy, a table whose index and columns name the cells.
-    """
+    # Shaded from chance (white) to 1.
     points = []
     for row, values in accuracy.iterrows():
         for column, value in values.items():

@@ -22,7 +22,6 @@ def _number(value: float, half: float, format: Format) -> str:
 
 
 def count_text(value: float) -> str:
-    """Return a count as text: `399,360`."""
     return f"{value:,.0f}"
 
 
@@ -55,8 +54,8 @@ def as_text(table: Table) -> pd.DataFrame:
 
 
 def _cell(row: Mapping[Any, Any], column: str, format: Format) -> str:
-    """Return one cell as text. Arguments: row, {column: value} of the table's row."""
     value = row[column]
+    # A list is one value per seed.
     if isinstance(value, list):
         text = ", ".join(_written(part, math.nan, format) for part in value)
     else:
@@ -66,16 +65,17 @@ def _cell(row: Mapping[Any, Any], column: str, format: Format) -> str:
     after = row.get(format.after)
     if isinstance(after, str) and after:
         text += after
+    # Missing values are truthy, so they are tested first.
     is_bold = row.get(format.bold)
     return f"**{text}**" if pd.notna(is_bold) and is_bold else text
 
 
 def _written(value: Any, half: float, format: Format) -> str:
-    """Return a value as text: text stays as it is, whole numbers too unless the format says otherwise."""
     if isinstance(value, str):
         return value
     if pd.isna(value):
         return DASH
+    # Whole numbers stay as they are unless the format says otherwise.
     if isinstance(value, int | np.integer) and format.kind == "number":
         return str(value)
     return KINDS[format.kind](value, half, format)
@@ -90,17 +90,14 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table, caption: str, label: str) -> str:
-    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated.
-
-    Arguments: label, for references to the table.
-    """
+    """Return the table in LaTeX (`booktabs`), with bold text and special characters translated."""
     escaped = as_text(table).rename(columns=_latex).map(_latex)
     layout = "l" + "r" * (len(escaped.columns) - 1)
     return str(escaped.to_latex(index=False, caption=_latex(caption), label=label, column_format=layout, position="t"))
 
 
 def _latex(text: str) -> str:
-    """Return Markdown text in LaTeX."""
+    # Markdown's escapes first, because LaTeX's begin with the same sign.
     text = text.replace("\\*", "*")
     for special in "&%$#_":
         text = text.replace(special, f"\\{special}")
@@ -111,7 +108,7 @@ def _latex(text: str) -> str:
 
 
 def words(names: Sequence[str], most: int = 12) -> str:
-    """Return names as a list in prose: `a`, `a and b`, `a, b and c`; names beyond the first `most` are only counted."""
+    """Return names as a list in prose: `a, b and c`; names beyond the first `most` are only counted."""
     shown = list(names[:most])
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
@@ -119,12 +116,10 @@ def words(names: Sequence[str], most: int = 12) -> str:
 
 
 def group_text(value: Any) -> str:
-    """Return the value that a group of runs shares as text: `0.005`, `1.02M`, `demo`.
-
-    The values in a tuple are joined by spaces.
-    """
+    """Return the value that a group of runs shares as text: `0.005`, `1.02M`; a tuple's values are joined by spaces."""
     if isinstance(value, tuple):
         return " ".join(map(group_text, value))
+    # A bool is an int in Python, but no number here.
     if isinstance(value, str | bool) or not isinstance(value, int | float | np.number):
         return str(value)
     if value >= 10_000:

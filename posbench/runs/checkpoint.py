@@ -2,10 +2,8 @@
 
     checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json  SHA256SUMS
 
-A checkpoint is written under a temporary name and then renamed. `state.json` holds the training loop's state and the
-manifest (the content of `run.json`), so a checkpoint is all that is needed to resume a run. `sha256sum -c SHA256SUMS`
-checks it too. The newest checkpoint is the one with the highest step whose files match their checksums, which are
-verified when a checkpoint is loaded.
+`state.json` holds the training loop's state and the manifest, so a checkpoint is all that is needed to resume a run.
+`sha256sum -c SHA256SUMS` checks it too.
 """
 
 from __future__ import annotations
@@ -51,13 +49,13 @@ def save(
 ) -> Path:
     """Write the checkpoint `folder/step=<step>`, remove checkpoints that are no longer needed, and return its path.
 
-    Arguments: model and optimizer, tensors by name; metrics, the content of metrics.jsonl; state, entries for
-    state.json; keep, how many of the newest checkpoints to keep, at least two; branching, steps whose checkpoints are
-    kept because shorter runs begin from them. Checkpoints of later steps are removed.
+    Arguments: state, entries for state.json; keep, how many of the newest checkpoints to keep, at least two; branching,
+    steps whose checkpoints are kept because shorter runs begin from them.
     Raises: ConfigError if the disk is full; earlier checkpoints stay as they were.
     """
     final = folder / _name(step)
     try:
+        # Written under a temporary name and then renamed, so a kill leaves no half checkpoint.
         with folder_beside(final) as temporary:
             for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer)):
                 on_cpu = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
@@ -81,15 +79,13 @@ def save(
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
     """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) of the others.
 
-    A folder is renamed before it is removed, so that a kill leaves a whole checkpoint or one with a temporary name,
-    which is removed when the run is resumed.
-    Arguments: folder, of the run's checkpoints; newest, the path of one of them; branching, steps whose checkpoints
-    stay because shorter runs begin from them.
+    Arguments: branching, steps whose checkpoints stay because shorter runs begin from them.
     """
     checkpoints = _folders(folder)
     later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
     old = [checkpoint for checkpoint in checkpoints if checkpoint not in later][max(2, keep) :]
     for unwanted in [*later, *(checkpoint for checkpoint in old if step_of(checkpoint) not in branching)]:
+        # Renamed first: a kill leaves a whole checkpoint, or one with a temporary name that the next resume removes.
         renamed = unwanted.with_name(f".{unwanted.name}.tmp")
         with suppress(OSError):
             unwanted.rename(renamed)
@@ -97,10 +93,7 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
 
 def newest(folder: Path, notice: Say) -> Path | None:
-    """Return the path of the newest intact checkpoint in `folder`, or None if there is none.
-
-    `notice` is called with a line for each damaged one skipped.
-    """
+    """Return the path of the newest intact checkpoint in `folder`, or None. `notice` tells of damaged ones."""
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -111,10 +104,7 @@ def newest(folder: Path, notice: Say) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """Return the folder of the checkpoint of `step`, or None if `folder` has no such checkpoint.
-
-    Raises: TornCheckpoint if it is damaged.
-    """
+    """Return the folder of the checkpoint of `step`, or None. Raises: TornCheckpoint if it is damaged."""
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -137,7 +127,7 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """Return {file: SHA-256} of a checkpoint, as recorded in its `SHA256SUMS`. Raises: OSError if it cannot be read."""
+    """Return {file: SHA-256} of a checkpoint from its `SHA256SUMS`. Raises: OSError if it cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     sums = {}
     for line in lines:
@@ -152,10 +142,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """Return the manifest (the run's record) in a checkpoint that was checked.
-
-    Raises: ConfigError if it has another format.
-    """
+    """Return the manifest in a checkpoint that was checked. Raises: ConfigError if it has another format."""
     return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 
@@ -172,8 +159,6 @@ def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
     """Return {name: tensor}, the weights of the run's last step, or of the step `at_step`.
 
-    The last step's weights are checked against the digest in `manifest`, older ones against the checkpoint's checksum.
-    Arguments: folder, of the run's checkpoints; manifest, the content of the run's `run.json`.
     Raises: ConfigError if they are missing or damaged; the message lists the other steps.
     """
     step = manifest.num_steps if at_step is None else at_step
@@ -212,15 +197,11 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return {name: tensor} of every parameter, shared ones once.
-
-    Sharded ones are gathered on rank 0, and are empty on other ranks.
-    """
+    """Return {name: tensor} of every parameter, shared ones once; sharded ones are empty except on rank 0."""
     return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders of the checkpoints in `folder`, newest first."""
     if not folder.is_dir():
         return []
     checkpoints = [child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)]
@@ -249,9 +230,7 @@ def shard_of(parameter: nn.Parameter) -> nn.Parameter:
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
     """Gather the shards of all processes, and return the full tensor on the CPU of the process of rank 0.
 
-    Other ranks get an empty tensor, because a sharded model may not fit on one device.
-    Arguments: shard, this process's part; like, the DTensor that says how it is split. If `like` is not sharded,
-    `shard` is returned.
+    Arguments: like, the DTensor that says how it is split. If it is not sharded, `shard` is returned.
     """
     if not is_sharded(like):
         return shard
@@ -261,14 +240,12 @@ def put_together(shard: Tensor, like: Tensor) -> Tensor:
     whole = DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
     gathered = whole.full_tensor()
     is_first = dist.get_rank() == 0
+    # Other ranks get an empty tensor, because a sharded model may not fit on one device.
     return gathered.cpu() if is_first else gathered.new_empty(0)
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part (shard) of the full tensor `value`, split like the DTensor `like`.
-
-    If `like` is not sharded, return `value` itself.
-    """
+    """Return this process's part of the full tensor `value`, split like `like`, or `value` if that is no DTensor."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor

@@ -1,8 +1,4 @@
-"""Find the runs below a folder, and the runs that names on a command line mean.
-
-Runs are stored in run folders and in packs (zip files). A name is a folder below `runs_dir`, a path, or the name of an
-experiment's folder; if it matches nothing, the error lists the experiments that exist.
-"""
+"""Find the runs below a folder, and the runs that names on a command line mean."""
 
 from __future__ import annotations
 
@@ -35,12 +31,11 @@ class NothingTrained(ConfigError):
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     """Return every run at or below `folder`, sorted by path, including runs in packs.
 
-    The pack `runs/demo.zip` is read as if it were the folder `runs/demo`, so `runs`, `runs/demo`, `runs/demo.zip` and
-    `runs/demo/alibi` find runs in `runs/demo.zip` and `runs/demo.2.zip`. If a run is in a folder and in a pack, the
-    folder is used. Links are followed. Packs that cannot be read are skipped, and `notice` prints why. Runs of
-    `posbench tune` in `runs/demo-tune` are found only if `folder` is that folder or inside it.
+    The pack `runs/demo.zip` is read as if it were the folder `runs/demo`; if a run is in both, the folder is used. Runs
+    of `posbench tune` in `runs/demo-tune` are found only if `folder` is that folder or inside it.
     """
     root, runs, visited = folder_of(Path(folder)), {}, set()
+    # Packs of this folder and of those around it: `runs/demo/alibi` may be in `runs/demo.zip`.
     packs = list(chain.from_iterable(map(packs_of, (root, *root.parents[:3]))))
 
     for name, folders, files in os.walk(root, followlinks=True):
@@ -56,6 +51,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
         folders[:] = [f for f in folders if not f.startswith(".") and not (has_pilots and f.startswith("lr="))]
     for pack in packs:
         try:
+            # The folder's run wins over the packed one.
             runs = {run.path: run for run in pack.runs if root in (run.path, *run.path.parents)} | runs
         except ConfigError as error:
             notice(f"skipped: {error}")
@@ -87,22 +83,19 @@ def search_folder(experiment: Path) -> Path:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the run at `path`, after reading its record, `run.json`. Raises: ConfigError if no run is stored there."""
+    """Return the run at `path`, after reading its manifest. Raises: ConfigError if no run is stored there."""
     run = run_at(path)
     _ = run.manifest
     return run
 
 
 def state_of(run: Run) -> str:
-    """Return a run's status: the status in its manifest (`run.json`), INTERRUPTED or UNREADABLE.
-
-    A run is interrupted if its manifest says `running` but no process trains it. It is unreadable if its manifest is
-    missing, damaged, or in another format.
-    """
+    """Return the status in a run's manifest (`run.json`), INTERRUPTED or UNREADABLE."""
     try:
         status = run.manifest.status
     except ConfigError:
         return UNREADABLE
+    # The manifest says `running`, but no process trains it.
     if status == RUNNING and not is_locked(run.path):
         return INTERRUPTED
     return status
@@ -110,8 +103,6 @@ def state_of(run: Run) -> str:
 
 def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights: bool = False) -> Path:
     """Write the finished runs in the folder `experiment` to a new zip file, and return its path.
-
-    Runs that are in an earlier pack of the experiment are left out.
 
     Arguments: output, by default `free_name`; weights, True to include the last weights, rounded to bfloat16.
     Raises: ConfigError if the folder has no finished run to pack, a run is not in `experiment/<scheme>/seed=<n>`, or
@@ -124,6 +115,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
             reason = "exists, and packs are never rewritten"
         raise ConfigError(f"{output} {reason}: name a new one, such as {free_name(experiment_in(output))}")
     folder = experiment_in(output)
+    # Runs in an earlier pack of the experiment are left out.
     packed_runs = chain.from_iterable(pack.runs for pack in packs_of(folder))
     packed = {run.path.relative_to(folder).as_posix() for run in packed_runs}
     runs = {}
@@ -160,10 +152,7 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
 
 
 def no_runs(folder: Path, runs_dir: Path) -> str:
-    """Return the error message for a `folder` without runs: the cause, and the command that trains a run.
-
-    Arguments: runs_dir, the folder to train in.
-    """
+    """Return the error message for a `folder` without runs: the cause, and the command that trains a run."""
     remedy = f"posbench train scheme=vo_rope{_runs_dir_word(runs_dir)}"
     if folder == runs_dir and _runs_dir_word(runs_dir) and not folder.exists():
         return f"there is no folder {folder}: correct --runs-dir, or train a run there ({remedy})"
@@ -171,7 +160,6 @@ def no_runs(folder: Path, runs_dir: Path) -> str:
 
 
 def _runs_dir_word(runs_dir: Path) -> str:
-    """Return ` runs_dir=FOLDER`, to append to a train command for this folder, or "" for the default folder."""
     if runs_dir == Path("runs"):
         return ""
     return f" {shlex.quote(f'runs_dir={runs_dir}')}"
@@ -212,7 +200,6 @@ def _no_experiments(runs_dir: Path) -> str:
 
 
 def _listed(names: Iterable[str], runs_dir: Path) -> str:
-    """Return the first `MAX_NAMES` of `names` as text, separated by commas, and if there are more, how to list them."""
     names = list(names)
     text = ", ".join(names[:MAX_NAMES])
     if len(names) <= MAX_NAMES:
@@ -227,8 +214,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     """Return the folder, of a run or of several, that `name` on the command line means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
-    folder has this name, or (from any working directory) a reference experiment. Raises: ConfigError if none exists,
-    with the most similar name that does, or NothingTrained if no experiment below `runs_dir` is spelt almost so.
+    folder has this name, or a reference experiment. Raises: ConfigError if none exists, or NothingTrained if no
+    experiment below `runs_dir` is spelt almost so.
     """
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
@@ -240,6 +227,7 @@ def place_named(name: str, runs_dir: Path) -> Path:
         return matches[0]
     if find_runs(REFERENCE / name) or find_runs(search_folder(REFERENCE / name)):
         return folder_of(REFERENCE / name)
+    # For the error: everything that the name could have meant.
     folders = (*experiments, *sorted({run.parent for run in runs}), *runs)
     known = [str(folder.relative_to(runs_dir)) for folder in folders]
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})

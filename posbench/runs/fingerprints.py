@@ -62,10 +62,7 @@ def digest(content: bytes | str) -> str:
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """Return {`group.field`: value}, the settings that decide what a run computes.
 
-    Names, folders and logging are left out, and so are the text and the tokenizer, which have their own fingerprints. A
-    task, its lengths and the device's number format are included.
-    Arguments: config, of the run; device, from `Device.describe`. For a run that starts from other weights,
-    `Start.comparable` changes the result.
+    Text and tokenizer have fingerprints of their own. Arguments: device, from `Device.describe`.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
@@ -77,6 +74,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY}
     fields |= {"train": train, "data": config.data.identity}
+    # The rate itself is `train.lr`; only that it is the scheme's own is recorded.
     if config.scheme.lr is not None:
         fields["scheme"].pop("lr")
         fields["scheme"]["own_lr"] = True
@@ -90,10 +88,8 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_one_rate(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded identity with the run's learning rate as `train.lr`.
-
-    Runs from before 27 November 2026 recorded a scheme's own rate as `scheme.lr` beside the experiment's `train.lr`.
-    """
+    """Return a recorded identity with the run's learning rate as `train.lr`."""
+    # Runs from before 27 November 2026 recorded a scheme's own rate as `scheme.lr` beside the experiment's `train.lr`.
     if "scheme.lr" not in identity:
         return identity
     others = {key: value for key, value in identity.items() if key != "scheme.lr"}
@@ -112,11 +108,9 @@ def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the digest of the settings in `identity` ({`group.field`: value}) except scheme and seed.
-
-    A scheme's own learning rate is left out too. All runs of a table must share the digest.
-    """
+    """Return the digest of the settings in `identity` that all runs of a table must share."""
     ignored = {"seed", "device.compiled", "device.stacked"}
+    # A table compares schemes, each at its own learning rate.
     if identity.get("scheme.own_lr"):
         ignored.add("train.lr")
     shared = {key: value for key, value in identity.items() if not key.startswith("scheme.") and key not in ignored}
@@ -124,11 +118,8 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def comparable_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the fingerprint of a recorded identity, the settings that decide what a run computes.
-
-    Scheme, seed and settings with their default value are left out, so a run made before a setting existed has the same
-    fingerprint as a run with the setting at its default.
-    """
+    """Return the fingerprint of a recorded identity without scheme, seed and settings with their default value."""
+    # So a run made before a setting existed has the same fingerprint as a run with the setting at its default.
     defaults = {f"model.{entry.name}": entry.default for entry in fields(ModelConfig)}
     defaults |= {f"train.{entry.name}": entry.default for entry in fields(TrainConfig)}
     return config_fingerprint({key: value for key, value in identity.items() if defaults.get(key, MISSING) != value})
@@ -154,9 +145,8 @@ def facts(
 ) -> dict[str, Any]:
     """Return {name: value} of the facts about a run that must not change when it is resumed.
 
-    Arguments: identity, the settings that decide what it computes; data and tokenizer, their fingerprints;
-    scheme_files, the user's own files, {path: SHA-256}; began_with, the digest of the weights that the run began with,
-    None if they were drawn from its seed.
+    Arguments: scheme_files, the user's own files, {path: SHA-256}; began_with, the digest of the weights that the run
+    began with, None if they were drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}

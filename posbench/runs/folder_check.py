@@ -1,7 +1,6 @@
 """Check that posbench's decoder can represent a Hugging Face folder, before its weights or any text are read.
 
-`config.json` and the names, shapes and number types of the tensors are checked as a whole. Errors use the names in the
-files. Reading the folder is another module's work (`posbench.runs.pretrained`).
+Errors use the names in the files.
 """
 
 from __future__ import annotations
@@ -80,20 +79,14 @@ def tokenizer_files(folder: Path) -> str:
 
 
 def check_config(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for a `config.json` that posbench's decoder cannot represent.
-
-    Arguments: config, the content; file, its path for the error message.
-    """
+    """Raise ConfigError for a `config.json`, with the path `file`, that posbench's decoder cannot represent."""
     check_numbers(config, file)
     if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
         raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
 
 
 def check_numbers(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length.
-
-    Arguments: config, the content, of any family; file, its path for the error message.
-    """
+    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length."""
     if config.get("model_type") == "posbench":
         return
     for key in [key for key in _COUNTS if key in config]:
@@ -109,10 +102,7 @@ def check_numbers(config: Mapping[str, Any], file: Path) -> None:
 
 
 def positions_in(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme in `config.json`, with `row` None if its layers have rotations of their own.
-
-    Arguments: config, the content of the file.
-    """
+    """Return the position scheme in `config.json`, with `row` None if its layers have rotations of their own."""
     if config["model_type"] == "posbench":
         return positions(config)
     nested = nested_rotations(config)
@@ -213,8 +203,7 @@ def _read(file: Path, name: str) -> Tensor:
 def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Positions, is_tied: bool) -> None:
     """Raise ConfigError unless the files have the tensors of the decoder that `config` describes, and no others.
 
-    Arguments: config, the content of `config.json`; scheme, the positions that it describes; is_tied, whether the
-    embedding is also the output table.
+    Arguments: is_tied, whether the embedding is also the output table.
     """
     if config["model_type"] == "posbench" and scheme.row is None:
         return  # the folder's scheme is not read, and it decides which tensors there are
@@ -254,8 +243,7 @@ def check_none(differences: Sequence[str]) -> None:
 def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]:
     """Return a line for each thing in the folder that posbench reads in another way than `config.json` suggests.
 
-    Arguments: config, the content of `config.json`; is_untied, whether it says that the tables are tied, and they are
-    not.
+    Arguments: is_untied, whether `config.json` says that the tables are tied, and they are not.
     """
     lines: list[str] = []
     if config.get("model_type") == "posbench":
@@ -299,6 +287,7 @@ def _expected_shapes(
     model = ModelConfig(**{**fields, "tied_embeddings": is_tied})
     row = scheme.row or {"name": "nope", "kind": "nope"}
     architecture = Architecture.build(model, SchemeConfig.from_mapping(dict(row)), scheme.length or 1)
+    # On the device `meta`, a decoder has shapes and no memory.
     with torch.device("meta"):
         decoder = Decoder(architecture, config["vocab_size"])
     ours = dict(decoder.named_parameters())

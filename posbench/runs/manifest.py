@@ -21,14 +21,12 @@ class DamagedFile(ConfigError):
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Digests by which runs are compared (`posbench.runs.fingerprints` computes them).
-
-    Runs of one table must share all but `code`, which changes with every commit.
-    """
+    """Digests by which runs are compared (`posbench.runs.fingerprints` computes them)."""
 
     data: str  # the text of all splits
     tokenizer: str
     config: str  # the configuration without its scheme and seed
+    # Runs of one table must share all but this, which changes with every commit.
     code: str  # the package's source files
     initial_weights: dict[str, str]  # a digest for each logical part of the shared weights
     batches: str | None = None  # the batches consumed; None while training
@@ -101,9 +99,8 @@ class Manifest:
 
 @lru_cache(maxsize=256)  # a report asks for the manifest of a run several times
 def parse(content: bytes, file: Path) -> Manifest:
-    """Parse `run.json`, a run's record, and return it. Fields that this version does not know are ignored.
+    """Parse `run.json`. Fields that this version does not know are ignored.
 
-    Arguments: content, the JSON; file, the path to name in errors.
     Raises: DamagedFile if the JSON is damaged or a field is missing; ConfigError if its format is unknown.
     """
     try:

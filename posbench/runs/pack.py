@@ -7,10 +7,9 @@
         windows-<protocol>.parquet one row per scored window of text, of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
-In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`.
-
-Checkpoints are left out. Similar files of all runs are stored together because they compress better: a zip of the
-reference runs' folders would be twice as large.
+In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`. Similar
+files of all runs are stored together because they compress better: a zip of the reference runs' folders would be twice
+as large.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class Pack:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """Return the content of `pack.json`: format, experiment, texts, runs, results, weights.
+        """Return the content of `pack.json`; `runs[run][file]` is the index in `texts` of that file's content.
 
-        `runs[run][file]` is the index in `texts` of that file's content.
         Raises: ConfigError if it has another format.
         """
         index: dict[str, Any] = json.loads(self.read(INDEX))
@@ -82,19 +80,17 @@ class Pack:
 
     @cached_property
     def results(self) -> dict[str, list[Result]]:
-        """Return {run: its evaluation results}.
-
-        All runs share one table per protocol; columns that are empty for a result are dropped from it.
-        Raises: ConfigError if the zip cannot be read.
-        """
+        """Return {run: its evaluation results}. Raises: ConfigError if the zip cannot be read."""
         results: dict[str, list[Result]] = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
         ends: Counter[str] = Counter()
+        # All runs share one table per protocol, in the order of the headers.
         for entry in self.index["results"]:
             key, start = key_of(entry["header"]), ends[entry["header"]["protocol"]]
             if not start:
                 tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
             windows = tables[key.protocol].slice(start, entry["rows"])
+            # Columns that are empty for a result belong to others.
             columns = [name for name in windows.column_names if windows[name].null_count < len(windows)]
             ends[key.protocol] += entry["rows"]
             results[entry["run"]].append(Result(key, entry["header"], windows.select(columns)))
@@ -111,16 +107,13 @@ class Pack:
 
 @dataclass(frozen=True, repr=False)
 class PackedRun(Run):
-    """A run in a pack, a zip file of runs.
-
-    `path` is the folder that it would have unpacked; new evaluation results are stored there.
-    """
+    """A run in a pack. `path` is the folder that it would have unpacked; new evaluation results are stored there."""
 
     pack: Pack = field(compare=False)
 
     @property
     def key(self) -> str:
-        """Return the name of the run in its pack, a zip file of runs, such as `scheme/seed=n`."""
+        """Return the name of the run in its pack, such as `scheme/seed=n`."""
         return self.path.relative_to(self.pack.experiment).as_posix()
 
     def content(self, name: str) -> bytes:
@@ -135,6 +128,7 @@ class PackedRun(Run):
 
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
         folder_results, invalid = super().results()
+        # A newer result in the folder replaces the packed one.
         results = {result.key: result for result in (*self.pack.results.get(self.key, []), *folder_results)}
         return [results[key] for key in sorted(results)], invalid
 
@@ -167,18 +161,16 @@ class PackedRun(Run):
 
 
 def packs_of(experiment: Path) -> list[Pack]:
-    """Return the packs (zip files of runs) of the folder `experiment`: `demo.zip`, then `demo.2.zip` and so on."""
+    """Return the packs of the folder `experiment`: `demo.zip`, then `demo.2.zip` and so on."""
     zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
     packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
     return [pack for pack in packs if pack.experiment == experiment]
 
 
 def experiment_in(output: Path) -> Path:
-    """Return the folder of the experiment to which the zip file of runs `output` belongs.
-
-    `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
-    """
+    """Return the folder of the experiment to which the zip file of runs `output` belongs."""
     first, _, number = output.stem.rpartition(".")
+    # `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     is_numbered = number.isdecimal() and output.with_name(f"{first}.zip").exists()
     name = first if is_numbered else output.stem
     return output.with_name(name)
@@ -196,10 +188,10 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
 
 
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
-    """Write finished runs of one experiment to the zip file `output`, a pack.
+    """Write finished runs, by their names in the pack, to the zip file `output`.
 
-    Arguments: runs, by their names in the pack; notice, called with a line for each result that is left out; weights,
-    True to include the last weights in bfloat16.
+    Arguments: notice, called with a line for each result that is left out; weights, True to include the last weights in
+    bfloat16.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.tmp")
@@ -224,8 +216,7 @@ def free_name(experiment: Path) -> Path:
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
     """Write the runs' text files, metrics and results to the zip file `archive`.
 
-    Arguments: runs, by their names in the zip; index, the content of `pack.json`, to which entries are added in place
-    before it is written; notice, called with a line for each result that is left out.
+    Arguments: index, the content of `pack.json`, to which entries are added in place before it is written.
     """
     import pyarrow
 
@@ -264,11 +255,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write each run's last weights in bfloat16 to the zip file `archive`.
-
-    Arguments: runs, by their names in the zip. Returns: {run: SHA-256 of its file}. Raises: ConfigError if weights are
-    missing.
-    """
+    """Write each run's last weights in bfloat16 to `archive`, and return {run: SHA-256 of its file}."""
     import torch
     from safetensors.torch import save
 

@@ -1,7 +1,7 @@
 """Read a decoder's sizes, position scheme and weights from a Hugging Face folder, in posbench's terms.
 
-`config.json` describes the model. If a key is missing or has an older form, it is read as transformers 5 does. No code
-in the folder is run, and transformers is not needed.
+If a key of `config.json` is missing or has an older form, it is read as transformers 5 does. No code in the folder is
+run, and transformers is not needed.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class Positions:
         return (self.row or {}).get("trained_length") or self.length
 
     def checked_row(self, from_run: str) -> dict[str, Any]:
-        """Return the scheme's settings, as in a YAML file.
-
-        Arguments: from_run, the model's name in the error message. Raises: ConfigError if posbench has no such scheme.
-        """
+        """Return the scheme's settings, as in a YAML file. Raises: ConfigError if posbench has no such scheme."""
         if self.row is not None:
             return self.row
         raise ConfigError(
@@ -125,10 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return {field: value} of ModelConfig, and `vocab_size`, for a model in a Hugging Face folder.
-
-    Arguments: config, the content of its `config.json`; name, the model's name for `model.name`.
-    """
+    """Return {field: value} of ModelConfig, and `vocab_size`, from the content of `config.json`."""
     family, entries = config["model_type"], {"vocab_size": config["vocab_size"]}
     if family == "posbench":
         return config["sizes"] | entries
@@ -145,10 +139,7 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme of a model in a Hugging Face folder: rotations in all or some layers, sliding windows.
-
-    If posbench has no such scheme, the field `row` is None. Arguments: config, the content of its `config.json`.
-    """
+    """Return the position scheme in the content of `config.json`; its field `row` is None if posbench has none such."""
     if config["model_type"] == "posbench":
         row = config["scheme"]
         length = config.get("context_length")
@@ -170,6 +161,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
             rotary["rescale"] = dict(rescaling.parameters)
         except ConfigError as error:
             return Positions(None, f"{described_rope} ({error})", length)
+    # What each layer has, and the shortest period in which the layers repeat it.
     is_rotated = _rotated_layers(config)
     rows = []
     for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True):
@@ -187,10 +179,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE settings in `config.json` in the form of transformers 5's `rope_parameters`.
-
-    They are also read from the keys of older versions. Keys that a type does not have are left out.
-    """
+    """Return the RoPE settings in `config.json` in the form of transformers 5's `rope_parameters`."""
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
     original = config.get(LENGTH) or rope.get(LENGTH)
@@ -198,6 +187,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         original = None  # transformers takes max_position_embeddings for this type
     rope[LENGTH] = original or longest
     rope["factor"] = rope.get("factor") or longest / rope[LENGTH]
+    # Keys that a type does not have are left out.
     keys = {"rope_theta", "partial_rotary_factor", "rope_type", *ROPE_TYPES.get(kind, rope)}
     return {key: value for key, value in rope.items() if key in keys}
 
@@ -207,6 +197,7 @@ def raw_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
     kind = rope.setdefault("rope_type", rope.pop("type", "default"))
+    # Older names of Phi-3's rescaling.
     if kind in ("su", "yarn") and config.get("model_type") == "phi3":
         rope["rope_type"] = "longrope"
     return rope
@@ -247,10 +238,10 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
 def weight_files(folder: Path) -> list[Path]:
     """Return the paths of a folder's weight files.
 
-    They are `model.safetensors`, or else the files in its index, or else all safetensors files.
     Raises: ConfigError if the folder has no weight files, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
+    # One file, or else the files in its index, or else all safetensors files.
     if (single := folder / "model.safetensors").is_file():
         return [single]
     if index.is_file():
@@ -273,7 +264,6 @@ def digest(files: Sequence[Path]) -> str:
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
     """Read safetensors files in Hugging Face's format, and return {posbench's parameter name: weights in float32}.
 
-    Unknown names are kept, so loading them into a model will fail.
     Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.
     Raises: ConfigError if a file is damaged.
     """
@@ -292,6 +282,7 @@ def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
     if any(name.startswith("decoder.") for name in theirs):  # our own class
         ours = {name.removeprefix("decoder."): tensor for name, tensor in theirs.items()}
     else:
+        # Unknown names are kept, so loading them into a model will fail.
         ours = from_hugging_face(theirs)
     if is_tied:
         ours.pop("unembedding.weight", None)

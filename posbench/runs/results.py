@@ -6,9 +6,6 @@
     eval/<protocol>/<length>@anchor=<n>.parquet   a protocol whose targets depend on the longest length of a comparison
     eval/<protocol>/<length>.json                 the header of each result: settings, means, run, weights and text
 
-A header names its run, the weights (their digest), the text and the tokenizer. A result that names another run, or
-other weights than its run folder has, was copied from elsewhere or is out of date: `Run.results` returns it as invalid.
-
 Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) divided by the sum of `targets`
 (tokens), never a mean of means.
 """
@@ -43,9 +40,8 @@ _FILE = re.compile(r"([0-9]{1,9})((?:@[^@=]+=[^@]+)*)\.parquet")
 class ResultKey:
     """The key of an evaluation result within its run: protocol, length (tokens), settings of the evaluation, anchor.
 
-    The settings, `under`, are sorted, and empty for the model as trained. They are options of the scheme, `step=<n>`
-    for weights of an earlier step, `data=<name>` for another text, and any of MARKS. Lengths with the same anchor were
-    scored on the same targets.
+    The settings, `under`, are options of the scheme, `step=<n>` for weights of an earlier step, `data=<name>` for
+    another text, and any of MARKS; they are empty for the model as trained.
     """
 
     protocol: str
@@ -72,7 +68,7 @@ class ResultKey:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the settings of this evaluation (`under`) except `data=<name>`, the name of another text."""
+        """Return the settings of this evaluation (`under`) except `data=<name>`."""
         return tuple(option for option in self.under if not option.startswith("data="))
 
     @property
@@ -150,13 +146,11 @@ class InvalidResult:
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """Return `table` encoded as the bytes of a Parquet file, with a checksum for each page.
-
-    Arguments: compression and level, the codec and its level.
-    """
+    """Return `table` encoded as the bytes of a Parquet file, with a checksum for each page."""
     import pyarrow
     import pyarrow.parquet
 
+    # Losses compress better byte by byte, other columns by a dictionary.
     floats = [column.name for column in table.schema if pyarrow.types.is_floating(column.type)]
     others = [name for name in table.column_names if name not in floats]
     buffer = io.BytesIO()
@@ -185,16 +179,14 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 
 
 def keys_in(folder: Path) -> dict[Path, ResultKey]:
-    """Return {file of rows: its key} of the results in the `eval/` folder `folder`, sorted by key.
-
-    Only file names are read. The names of older files have no anchor, which is in their headers.
-    """
+    """Return {file of rows: its key} of the results in the `eval/` folder, sorted by key. Only file names are read."""
     keys = {}
     for file in folder.glob("*/*.parquet"):
         match = _FILE.fullmatch(file.name)
         if match is None:
             continue
         words = match[2].replace("%2F", "/").split("@")[1:]
+        # The names of older files have no anchor, which is in their headers.
         anchors = [int(word.removeprefix(_ANCHOR)) for word in words if word.startswith(_ANCHOR)]
         under = tuple(word for word in words if not word.startswith(_ANCHOR))
         keys[file] = ResultKey(file.parent.name, int(match[1]), under, *anchors)

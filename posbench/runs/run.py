@@ -1,15 +1,13 @@
 """Read and write run folders.
 
-    runs/<experiment>/<scheme>/seed=<n>/
-        config.yaml       the configuration, resolved
-        run.json          the manifest: status, fingerprints, versions, device, costs, result
-        metrics.jsonl     one line per logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
-        tokenizer.json    the run's tokenizer, so that the run can be used without its text
-        checkpoints/      written during training; the last one is the trained model
-        eval/<protocol>/<length>.parquet + .json    losses per window, so that every table cell can be recomputed
-    runs/<experiment>.zip, runs/<experiment>.2.zip     finished runs of the experiment, packed (`posbench.runs.pack`)
-
-Files are written under a temporary name and renamed: a reader sees the old file or the new one, never half of one.
+runs/<experiment>/<scheme>/seed=<n>/
+    config.yaml       the configuration, resolved
+    run.json          the manifest: status, fingerprints, versions, device, costs, result
+    metrics.jsonl     one line per logged step: {"step", "tokens", "kind": "train" | "validation", "loss", ...}
+    tokenizer.json    the run's tokenizer, so that the run can be used without its text
+    checkpoints/      written during training; the last one is the trained model
+    eval/<protocol>/<length>.parquet + .json    losses per window, so that every table cell can be recomputed
+runs/<experiment>.zip, runs/<experiment>.2.zip     finished runs of the experiment, packed (`posbench.runs.pack`)
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ class Run:
         write_json(self.path / "run.json", asdict(manifest))
 
     def update_manifest(self, **changes: Any) -> None:
-        """Set the fields `changes` of `run.json`, and replace the file atomically."""
+        """Set the fields `changes` of `run.json`."""
         self.write_manifest(replace(self.manifest, **changes))
 
     @property
@@ -103,10 +101,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`, a mapping each; an unfinished last line is ignored.
-
-        Raises: ConfigError if a line is damaged.
-        """
+        """Return the lines of `metrics.jsonl`, a mapping each. Raises: ConfigError if a line is damaged."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []
@@ -137,8 +132,8 @@ class Run:
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
         """Return the valid results in the run's `eval/` folder and the invalid files in it, both sorted by key.
 
-        A result is valid if its header names this run, its key, and the weights that `load_model` reads. For a packed
-        run it may also name the weights from before the pack rounded them. If the run is unfinished, both are empty.
+        A result is valid if its header names this run, its key, and the weights that `load_model` reads. If the run is
+        unfinished, both are empty.
         """
         manifest, results, invalid = self.manifest, {}, []
         files = keys_in(self.path / "eval") if manifest.status == FINISHED else {}
@@ -146,6 +141,7 @@ class Run:
             try:
                 header = read_json(file.with_suffix(".json"))
                 expected = _expected_header(manifest, key)
+                # For a packed run it may also name the weights from before the pack rounded them.
                 if key.step is None and header["weights"] != self.weights_digest:
                     expected["weights"] = manifest.weights
                 for name, value in expected.items():
@@ -160,9 +156,8 @@ class Run:
     def store(self, key: ResultKey, rows: pd.DataFrame, header: Mapping[str, Any]) -> Result:
         """Write an evaluation result to the run's `eval/` folder and return it.
 
-        Its rows are written first, then its header with the run's name. It is valid only if both files exist.
-        Arguments: key, protocol, length and settings of the evaluation; rows, one per window of text; header, the
-        settings and means, and `weights`, the digest of the weights that were scored.
+        Arguments: rows, one per window of text; header, the settings and means, and `weights`, the digest of the
+        weights that were scored.
         Raises: ConfigError if they cannot be written.
         """
         import pyarrow
@@ -173,6 +168,7 @@ class Run:
             pyarrow.Table.from_pandas(rows, preserve_index=False),
         )
         (folder / f"{key.stem}.json").unlink(missing_ok=True)  # an old header must never belong to new windows
+        # The rows first, then the header: a result is valid only if both files exist.
         try:
             write_bytes(folder / f"{key.stem}.parquet", parquet(table))
             write_json(folder / f"{key.stem}.json", full)
@@ -181,10 +177,7 @@ class Run:
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """Return the keys (protocol, length, settings) of the run's results, sorted, by their file names only.
-
-        The files are not read, so the results may be invalid.
-        """
+        """Return the keys of the run's results, sorted, by their file names only, so the results may be invalid."""
         return list(keys_in(self.path / "eval").values())
 
     @property
@@ -210,11 +203,10 @@ class Run:
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
         """Return True if a user's file that defines the run's scheme has changed since training, else False.
 
-        The files that a run in the working directory's `runs` recorded may be imported from now on: the user named them
-        to train it.
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
         """
+        # The user named these files to train the run, so they may be imported.
         if self.is_in_runs:
             own_files.trust_recorded(self.manifest.scheme_files)
         changed = own_files.changed_files(self.manifest.scheme_files)
@@ -235,12 +227,11 @@ class Run:
     ) -> Decoder:
         """Return the trained model in float32 on the CPU.
 
-        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme that has
-        no parameters, `scheme=nope` (the trained scheme's parameters are dropped); at_step, the step of an older
-        checkpoint, by default the run's last; scheme_changed, True to accept that the user's scheme file has changed;
-        architecture, the model's, if it is already built for these options.
-        Raises: ConfigError if the weights are missing, damaged or another run's (the message lists the steps that
-        exist), or if the options change the model's parameters.
+        Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme without
+        parameters, `scheme=nope`; at_step, the step of an older checkpoint, by default the run's last; scheme_changed,
+        True to accept that the user's scheme file has changed; architecture, if it is already built for these options.
+        Raises: ConfigError if the weights are missing, damaged or another run's, or if the options change the model's
+        parameters.
         """
         from posbench.data.text.tokenizer import find_bos
         from posbench.model.decoder import build_model
@@ -251,6 +242,7 @@ class Run:
         bos_id = find_bos(self.tokenizer) if config.data.document_mask else None
         model = build_model(config, self.manifest.vocab_size, architecture, bos_id)
         weights = self.load_weights(at_step)
+        # Another scheme: the trained one's parameters are dropped.
         if any(option.startswith("scheme=") for option in under):
             weights = {name: tensor for name, tensor in weights.items() if not name.startswith("scheme.")}
         put_weights(model, weights)
@@ -273,9 +265,8 @@ class Run:
     def config_under(self, options: Sequence[str]) -> Config:
         """Return the run's configuration with changed options of its task or scheme, or with another scheme.
 
-        Arguments: options, such as `rescale=yarn` or `scheme=nope`. If the scheme is made of other schemes, an option
-        that only they have is set in them; `full_attention.rescale=yarn` sets it in those without a window. With
-        `scheme=nope`, other options belong to the new scheme.
+        Arguments: options, such as `rescale=yarn`, `full_attention.rescale=yarn` (only in layers without a window) or
+        `scheme=nope`.
         Raises: ConfigError for unknown options, or a scheme of another kind of attention.
         """
         from omegaconf import OmegaConf
@@ -295,6 +286,7 @@ class Run:
         names = {option.partition("=")[0] for option in options}
         if "rescale" in names and "factor" not in names:
             scheme = without_option(scheme, "factor")  # of the rescaling that the run was trained with
+        # A new scheme first, because other options then belong to it.
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
@@ -308,6 +300,7 @@ class Run:
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
                         "scheme with the same kind"
                     )
+                # Windows and the trained length stay the model's.
                 inherited = {key: value for key, value in scheme.items() if key in (WINDOW, "trained_length")}
                 scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
@@ -323,13 +316,11 @@ class Run:
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """Return the entries that the header of a run's result must have: its key, run, tokenizer and text.
-
-    The text is left out for a result on another text, because the run does not know its fingerprint.
-    """
+    """Return the entries that the header of a run's result must have: its key, run, tokenizer and text."""
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     if key.anchor:
         names["anchor"] = key.anchor
+    # The run does not know the fingerprint of another text.
     text = {} if key.data else {"data": manifest.fingerprints.data}
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 
@@ -358,10 +349,8 @@ def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
-    """Append `row`, {name: value} of a logged step, as a line to the `metrics.jsonl` at `path`.
-
-    It is a single write, so that a kill leaves no part of a line.
-    """
+    """Append `row`, {name: value} of a logged step, as a line to the `metrics.jsonl` at `path`."""
+    # A single write, so that a kill leaves no part of a line.
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 

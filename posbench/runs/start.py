@@ -1,15 +1,12 @@
 """Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
-`train.from_run` names a run or a folder. The decoder's weights are loaded. Weights of the scheme and of its kind of
-attention are loaded if both models have them by the same name and shape; the rest is drawn from the seed. The
-optimizer's moments start at zero, and the schedule starts again. A continued run sees the batches it would have seen if
-trained in one go: they follow the batches that the source has read.
+`train.from_run` names a run or a folder. Weights of the scheme and of its kind of attention are loaded if both models
+have them by the same name and shape; the rest is drawn from the seed. The optimizer's moments start at zero, and the
+schedule starts again. A continued run sees the batches it would have seen if trained in one go.
 
 A branch is a shorter version of a run, its trunk (`train.branch_tokens`). Until its learning rate begins to decay, both
 are the same run. So a branch that starts at the trunk's checkpoint of that step ends with the same weights, moments and
 rows of metrics (except times), to the byte, as if it had been trained from its first step.
-
-An interrupted run starts at its own newest checkpoint in the same way.
 """
 
 from __future__ import annotations
@@ -65,16 +62,14 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return facts about the source of the weights, {name: value}, for `continued` in the new run's `run.json`."""
+        """Return {name: value} about the source of the weights, for `continued` in the new run's `run.json`."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
         """Return a run's settings, changed so that it is comparable with runs of the same total token count.
 
-        The run continues from these weights; `identity` is its settings, {`group.field`: value}. Its `train` settings
-        become the source run's, its token counts the sums of both, and settings that differ are recorded in
-        `scheme.continued`. Context length and batch size stay: if they differ, the runs are not comparable.
-        Arguments: config, of the run.
+        Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
+        recorded in `scheme.continued`. Arguments: identity, {`group.field`: value}.
         """
         defaults: dict[str, Any] = {f"train.{key}": value for key, value in fingerprints.TRAIN_DEFAULTS.items()}
         train = defaults | {key: value for key, value in identity.items() if key.startswith("train.")}
@@ -83,6 +78,7 @@ class Start:
         own = () if self.checkpoint else _WINDOWS
         source_train, differing = {}, {}
         for key, value in train.items():
+            # Context length and batch size stay: if they differ, the runs are not comparable.
             source_value = value if key in own else source.get(key, value)
             if value != source_value and key not in ("train.lr", "train.trunk_tokens"):
                 differing[f"scheme.continued.{key.removeprefix('train.')}"] = value
@@ -115,10 +111,7 @@ class Start:
         }
 
     def check_tokenizer(self, config: Config, fingerprint: str) -> None:
-        """Raise ConfigError unless the source of the weights has the tokenizer with this `fingerprint`.
-
-        If the source's tokenizer is unknown, nothing is checked. Arguments: config, of the run that starts.
-        """
+        """Raise ConfigError unless the source's tokenizer is unknown or has this `fingerprint`."""
         if self.tokenizer not in (None, fingerprint):
             raise ConfigError(
                 f"the tokenizer differs from the tokenizer of train.from_run={config.train.from_run}: give the same "
@@ -128,12 +121,9 @@ class Start:
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
         """Set the parameters of `model` to the weights of this start.
 
-        Parameters of the scheme that the source lacks or has in another shape are left. If `checkpoint` is set, all
-        names and shapes must match.
-
-        Returns: names of the scheme's parameters that keep their initial values, and names of weights that were not
-        used.
-        Raises: ConfigError if the decoders differ.
+        Returns: names of the scheme's parameters that keep their initial values, because the source lacks them or has
+        another shape, and names of weights that were not used.
+        Raises: ConfigError if the decoders differ, or for any difference if `checkpoint` is set.
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
         # A checkpoint that is continued exactly has every weight: none may be missing, and none is drawn.
@@ -237,10 +227,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    """Return the weights of a run to start from, as a Start, from the checkpoint `folder` or the run's last weights.
-
-    If `folder` is None, the last weights are used, which may be in a pack (a zip file of runs).
-    """
+    """Return a run's weights to start from: of the checkpoint `folder`, or the last ones, which may be in a pack."""
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -250,6 +237,7 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
         load, name = partial(run.load_weights, step), f"{run.name} at step {step}"
     row = run.config.scheme.to_mapping()
     tokens_before = manifest.continued["tokens"] if manifest.continued else 0
+    # The run may itself have continued another: only its own tokens grow with its steps.
     tokens = tokens_before + round(step / manifest.num_steps * (manifest.tokens - tokens_before))
     return Start(
         name=name,
@@ -275,6 +263,7 @@ def _start_from_folder(folder: Path) -> Start:
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
     sizes, positions = pretrained.sizes(config, name), folder_check.positions_in(config)
     is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
+    # transformers 5 uses both tables too.
     if is_untied:
         sizes["tied_embeddings"] = False
     folder_check.check_tensors(files, config, positions, sizes["tied_embeddings"])
@@ -305,8 +294,7 @@ def start_at(folder: Path) -> Start:
 def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
     """Return the checkpoint from which a shorter run (a branch) can start: one of a longer run, its trunk.
 
-    Arguments: config and manifest, the branch's; say, prints which checkpoint is used, or why none is.
-    Returns: None if the run is not a branch or must begin with its first step.
+    Returns: None if the run is not a branch or must begin with its first step; `say` tells why.
     """
     if not config.train.is_branch:
         return None

@@ -8,9 +8,7 @@
     tracker.finish()
 
 The run folder has everything; the wandb run is a copy of it. Errors of wandb are printed, and the run continues
-untracked. WANDB_MODE=offline records without a server, and `wandb sync` uploads the recording.
-A resumed run logs the rows since its last checkpoint again, and earlier rows that wandb lost when the run was killed.
-docs/experiments.md describes what wandb shows.
+untracked.
 """
 
 from __future__ import annotations
@@ -49,13 +47,10 @@ class Tracker:
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
 
     def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the metrics of earlier processes that trained the run and that wandb does not have.
+        """Log the metrics of earlier processes that trained the run and that wandb does not have."""
 
-        wandb writes to disk every 15 seconds, so a killed process loses its newest rows. Online, the server's count of
-        rows tells which are missing; offline, the recordings do.
-        Arguments: rows, the lines of the run's metrics.jsonl, a mapping each.
-        """
-
+        # wandb writes to disk every 15 seconds, so a killed process loses its newest rows. Online, the server's count
+        # of rows tells which are missing; offline, the recordings do.
         def log() -> None:
             recorded = set()
             if rows and self._run.offline:
@@ -97,6 +92,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
+    # Nothing about this machine's folders goes to the server.
     del mapping["runs_dir"], mapping["tracking"]
     mapping["data"].pop("cache_dir", None)
     mapping["experiment"] = {"name": config.experiment_name, **chosen_experiment(mapping, config.experiment_name)}
@@ -129,10 +125,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return pairs (tokens, kind), one for each line of metrics that earlier processes of a run recorded offline.
-
-    Arguments: wandb_run, the run object of wandb.
-    """
+    """Return pairs (tokens, kind), one for each line of metrics that earlier processes of a run recorded offline."""
     rows = set()
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
@@ -152,7 +145,6 @@ def offline_hint(folder: str | Path) -> str:
 def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> str:
     """Log a report's folder as the wandb artifact `report-<experiment>`, and return a sentence with its location.
 
-    Arguments: tracking, a run's tracking settings, with `project` and `entity`.
     Never raises: if wandb fails, the sentence says so.
     """
     project = str(tracking.get("project") or "posbench")
@@ -178,13 +170,12 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
 def _init(timeout: float, say: Say, **about: Any) -> Any:
     """Call `wandb.init(**about)` without output and prompts, and return the wandb run.
 
-    Nothing about the machine, code or environment is uploaded. The run is offline if WANDB_MODE says so, without a key,
-    or if the server does not answer within `timeout` seconds.
-    Arguments: say, prints a line if the run is offline; about, arguments of `wandb.init`.
+    The run is offline if WANDB_MODE says so, without a key, or if the server does not answer within `timeout` seconds.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb
 
+    # Nothing about the machine, code or environment is uploaded.
     settings = wandb.Settings(
         init_timeout=timeout,
         finish_timeout=timeout,

@@ -1,8 +1,7 @@
 """Position schemes by name. This package knows tensors, not models.
 
-Every scheme class here is registered by its class name in snake case (`TransformerXL` is `transformer_xl`; the base
-class is `nope`). Your own is a class in a file, `my_scheme.py:Faded`, or an installed package's entry point in
-`posbench.schemes`. See `docs/adding-a-scheme.md`.
+A class registered here is named in snake case (`TransformerXL` is `transformer_xl`; the base class is `nope`). Your own
+is a class in a file, `my_scheme.py:Faded`, or a package's entry point in `posbench.schemes` (docs/adding-a-scheme.md).
 """
 
 from __future__ import annotations

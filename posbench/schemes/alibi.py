@@ -27,7 +27,7 @@ def slopes(num_heads: int) -> Tensor:
 
 
 class Alibi(Scheme):
-    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores, m_h the slope of head h."""
+    """ALiBi: add the fixed bias `-m_h (i - j)` to the scaled scores of head h."""
 
     exponents: Tensor
 
@@ -43,5 +43,5 @@ class Alibi(Scheme):
         return penalty
 
     def log_decay(self) -> Tensor | float | None:
-        """Return `-m_h` per token of distance, [H]: the decay of retention (arXiv 2307.08621)."""
+        """Return `-m_h`, [H]: the decay of retention (arXiv 2307.08621)."""
         return -torch.exp2(self.exponents)

@@ -40,7 +40,7 @@ class Shape:
 
 
 class Placement(NamedTuple):
-    """The positions of the queries and keys of one attention call; each token has one row in their tensors."""
+    """The positions of the queries and keys of one attention call, a row per token."""
 
     pos: Any  # result of `Scheme.prepare` for the positions of the queries
     first_query: int  # position of the first query, tokens
@@ -110,11 +110,11 @@ class Scheme(nn.Module):
     A subclass overrides one or two hooks and declares its properties. Hooks receive `pos`, the result of `prepare`: by
     default the positions, [T] int64, in tokens from the start of the input.
 
-    The hooks in `LOOKING_BACK` may take a third argument named `earlier`: `earlier(n)` is x, n tokens earlier (zeros
-    before the input and before the document), for n up to `looks_back`.
+    The hooks in `LOOKING_BACK` may take a third argument, `earlier`: `earlier(n)` is x, n tokens earlier (zeros before
+    the input and before the document), for n up to `looks_back`.
 
     The constructor's arguments after `shape` are the options in the scheme's YAML file. A parameter made by `normal` is
-    drawn like the decoder's matrices, from (seed, its name); others keep their values.
+    drawn from (seed, its name); others keep their values.
     """
 
     is_relative: bool = True  # logits depend only on differences of positions (measured by `posbench verify`)
@@ -144,7 +144,7 @@ class Scheme(nn.Module):
         self.shape = shape
 
     def normal(self, *sizes: int) -> nn.Parameter:
-        """Return a new parameter of shape `sizes`, drawn later from the normal of the decoder's matrices."""
+        """Return a new parameter of shape `sizes`, drawn later like the decoder's matrices."""
         parameter = nn.Parameter(torch.empty(sizes))
         parameter.is_drawn = True  # type: ignore[attr-defined]  # `posbench.model.decoder.initialise` fills it
         return parameter
@@ -279,9 +279,9 @@ class Scheme(nn.Module):
         return None if self.overrides("bias") else 0.0
 
     def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
-        """Call the method named `hook`, one of `LOOKING_BACK`, on the tensor `x`, and return its result.
+        """Call the method named `hook`, one of `LOOKING_BACK`, on the tensor `x`.
 
-        Arguments: past, from which the argument `earlier` reads tokens before x.
+        Arguments: past, from which `earlier` reads tokens before x.
         """
         if hook in self._takes_earlier:
             return getattr(self, hook)(x, pos, past.earlier(hook, x, self.looks_back))
@@ -295,7 +295,7 @@ LOOKING_BACK = ("embed", "hidden", "gate", "q", "k", "v", "o")  # hooks that may
 def check_hooks(scheme: type[Scheme]) -> None:
     """Check the names and parameters of the hooks in a user's class.
 
-    Raises: ConfigError with the hook, its file and line, its signature and the expected one.
+    Raises: ConfigError with the hook's place, its signature and the expected one.
     """
     for name, method in vars(scheme).items():
         # A misspelt hook would silently do nothing.
@@ -319,9 +319,9 @@ def check_hooks(scheme: type[Scheme]) -> None:
 
 
 def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Tensor:
-    """Call the hook of `scheme` (embed, hidden, q, k, v or o) on `x`, check and return its result.
+    """Return what the hook of `scheme` (embed, hidden, q, k, v or o) makes of `x`, checked.
 
-    Raises: ConfigError with the hook, file and line if the shape differs from x's (q, k may change the last dimension).
+    Raises: ConfigError if the shape differs from x's (q, k may change the last dimension).
     """
     result = scheme.call_hook(hook, x, pos, past)
     fixed = x.ndim - 1 if hook in ("q", "k") else x.ndim
@@ -336,7 +336,7 @@ def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows
 
 
 def evaluate_bias(bias: Bias, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the result of a bias function at sequence, head, query and key indices b, h, i, j.
+    """Return the result of a bias function at sequence, head, query and key indices.
 
     Raises: ConfigError for booleans, and for more dimensions than the indices have.
     """
@@ -360,7 +360,7 @@ def _source_line(function: Any) -> str:
 
 
 def require_integer(key: str, value: object, least: int, usual: str) -> int:
-    """Return the option `key` if it is an integer of at least `least`.
+    """Return the option if it is an integer of at least `least`.
 
     Arguments: usual, what the error suggests, such as "16 is the authors'". Raises: ConfigError if it is not.
     """
@@ -371,9 +371,9 @@ def require_integer(key: str, value: object, least: int, usual: str) -> int:
 
 
 def require_number(key: str, value: object, low: float, high: float, usual: str) -> float:
-    """Return the option `key` as a float if it is a number from `low` to `high`.
+    """Return the option as a float if it is a number from `low` to `high`.
 
-    Arguments: usual, what the error suggests, such as "10000 is usual". Raises: ConfigError if it is not.
+    Arguments: usual, what the error suggests. Raises: ConfigError if it is not.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(f"scheme.{key}={value} must be between {low:g} and {high:g} ({usual})")

@@ -28,7 +28,7 @@ SCHEMES: Classes[Scheme] = with_packages({"nope": Scheme, **_OURS}, "posbench.sc
 
 
 def scheme_class(kind: str) -> type[Scheme]:
-    """Return the scheme class that `kind` names: a registered name, or a file and class, `my_scheme.py:Faded`.
+    """Return the scheme class that `kind` names: a registered name, or `my_scheme.py:Faded`.
 
     Raises: ConfigError for an unknown kind, and for an error in the file.
     """
@@ -38,7 +38,7 @@ def scheme_class(kind: str) -> type[Scheme]:
 
 
 class Layers(JointProperties, nn.Module):
-    """The position schemes of all layers of a decoder, and the properties that all layers have together.
+    """The position schemes of all layers of a decoder, and their joint properties.
 
     `shared_with[n]` is the first layer with the scheme of layer `n`.
     """
@@ -59,12 +59,11 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def parts(self) -> list[Scheme]:
-        """Return the scheme of each layer, in order."""
         return list(self)
 
     @property
     def first(self) -> Scheme:
-        """Return the scheme of the first layer, whose `embed` the decoder calls on the token embeddings."""
+        """Return the scheme whose `embed` the decoder calls on the token embeddings."""
         return self[0]
 
     @property
@@ -79,9 +78,9 @@ class Layers(JointProperties, nn.Module):
 
 
 def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
-    """Build the scheme that `config` describes and return its modules for all layers of a decoder of `shape`.
+    """Build the scheme that `config` describes, for all layers of a decoder of `shape`.
 
-    Arguments: seed, for random numbers that constructors draw, combined with the scheme's kind and the layer.
+    Arguments: seed, for random numbers that constructors draw.
     Raises: ConfigError for an unknown kind, an unknown or missing option, a value the scheme refuses, a scheme that
     adds to the token embeddings in only some layers, and a scheme that cannot be part of a list or combination.
     """
@@ -109,10 +108,6 @@ def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
 
 
 def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
-    """Return the schemes that layers alternate between, or only `config` if all layers have the same one.
-
-    Raises: ConfigError for an unknown option, and for a scheme in the list that is itself a list.
-    """
     if SCHEMES.get(config.kind) is not Interleaved:
         return [config]
     check_options("scheme", config.kind, Interleaved, config.options)
@@ -129,10 +124,7 @@ def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    """Raise ConfigError for a member with another kind of attention than the layer, and for `layers` in a member.
-
-    Arguments: config, the whole scheme; entry, the scheme of the layer.
-    """
+    # One layer has one kind of attention, and only layers can alternate.
     for part in parts_of(entry.options):
         member = SchemeConfig.from_mapping(dict(part))
         if member.attention not in ({}, entry.attention):
@@ -156,7 +148,7 @@ class _Builder:
         self.first: dict[str, Scheme] = {}  # first scheme built for each `_key`
 
     def build(self, entry: SchemeConfig, n: int) -> Scheme:
-        """Return the scheme of layer `n`, a new object or one shared with an earlier layer."""
+        """Return the scheme of layer `n`, new or shared with an earlier layer."""
         cls = scheme_class(entry.kind)
         values = dict(entry.options)
         # `window` is an option of every scheme: the constructor gets it only if the class declares it.
@@ -188,10 +180,6 @@ class _Builder:
         return scheme
 
     def _with_members(self, option: Any, n: int, attention: dict[str, Any]) -> Any:
-        """Return the value of an option, or the scheme objects of layer `n` if it is a list of schemes' configurations.
-
-        Arguments: attention, the layer's kind of attention and its options.
-        """
         entries = [
             replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in schemes_in(option)
         ]
@@ -213,12 +201,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Return an integer below 2 ** 56 that depends only on a run's `seed` and on `name`."""
+    """Return an integer below 2 ** 56 that depends only on `seed` and `name`."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
-    """Return True if a layer combines schemes that `first`, an earlier layer's scheme of equal configuration, lacks."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
@@ -244,7 +231,6 @@ def _members(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _key(entry: SchemeConfig) -> str:
-    """Return a string of a scheme's kind, options and kind of attention, which does not depend on its name."""
     attention = _kind_of_attention(entry)
     return json.dumps({"kind": entry.kind, "attention": attention, **entry.options}, sort_keys=True, default=str)
 
@@ -269,7 +255,7 @@ def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
 def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
     """Return a copy of a scheme with the option set in its parts without a window.
 
-    Raises: ConfigError if none of them has the option.
+    Raises: ConfigError if no part has the option.
     """
 
     def changed(part: Entry) -> dict[str, Any]:
@@ -288,7 +274,6 @@ def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict
 
 
 def has_option(entry: Mapping[str, Any], option: str) -> bool:
-    """Return whether the class of a scheme, given as in its YAML file, has this option."""
     kind = str(entry.get("kind"))
     if parse_class_path(kind) is None and kind not in SCHEMES:
         return False

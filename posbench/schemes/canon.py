@@ -16,11 +16,11 @@ SITES = ("hidden", "q", "k", "v", "o")
 
 
 class Canon(Scheme):
-    """Canon layers: add `sum_{n=0..width-1} w_n x_{t-n}` to x_t, with a number w_n for each channel.
+    """Canon layers: add `sum_{n=0..width-1} w_n x_{t-n}` to x_t, with a number w_n for each channel and layer.
 
     At site `hidden`, x is the hidden states after the layer's norm (Canon A); at q, k and v the result of the
-    projection (Canon B). Canon C and D, in the feed-forward network, are not defined here. There is no activation. Each
-    layer has its own weights.
+    projection (Canon B). Canon C and D, in the feed-forward network, are not defined here. There is no activation.
+
     Options: `sites`, any of hidden, q, k, v, o; `width`, 4 in the authors' code.
     Raises: ConfigError for an unknown or repeated site, or a width below 1.
     """
@@ -64,7 +64,6 @@ class Canon(Scheme):
         return self._convolved("o", x, earlier)
 
     def _convolved(self, site: str, x: Tensor, earlier: Earlier) -> Tensor:
-        """Return `x` [B, T, C] or [B, heads, T, D] plus its convolution over tokens, or only `x` at other sites."""
         if site not in self.sites:
             return x
         weight = getattr(self, f"{site}_weight")  # [C, width] or [heads, 1, D, width]

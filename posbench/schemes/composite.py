@@ -15,7 +15,7 @@ from posbench.schemes.earlier import EarlierRows
 
 
 class JointProperties:
-    """Base class with the properties that several schemes have together, in one layer or in all layers."""
+    """The properties that several schemes have together, in one layer or in all."""
 
     @property
     def parts(self) -> list[Scheme]:
@@ -44,7 +44,6 @@ class JointProperties:
 
     @property
     def acts_on(self) -> frozenset[str]:
-        """Return the sites (embed, hidden, q, k, v, o, bias) at which any of the schemes adds position."""
         return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
 
     @property
@@ -53,15 +52,13 @@ class JointProperties:
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
-        """Return the FLOPs per token that all schemes add, or None if any is unknown."""
         flops = [scheme.flops_per_token(length) for scheme in self.parts]
         return None if None in flops else float(sum(count for count in flops if count is not None))
 
 
 class Interleaved(Scheme):
-    """Schemes that alternate from layer to layer: layer n uses `layers[n % len(layers)]`.
+    """Schemes that alternate: layer n uses `layers[n % len(layers)]`; equal ones share their parameters.
 
-    Equal schemes in the list are one scheme, with the same parameters.
     Options: `layers`, names of schemes, such as [qk_rope, qk_rope, qk_rope, nope].
     """
 
@@ -73,7 +70,8 @@ class Interleaved(Scheme):
 class Combined(JointProperties, Scheme):  # type: ignore[override]
     """Several schemes in one layer: each changes q, k, v and o in turn, and their biases are added.
 
-    A bias that reads keys (`reads_keys`) sees them after the changes of all schemes.
+    A bias that reads keys sees them after the changes of all schemes.
+
     Options: `of`, names of schemes, such as [alibi, qk_rope].
     """
 

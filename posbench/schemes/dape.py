@@ -16,8 +16,9 @@ from posbench.schemes.cope import scaled_scores
 class Dape(Alibi):
     """DAPE: add `a_h + f_h(s_1 .. s_H, a_1 .. a_H)` to the scaled scores s of H heads, with ALiBi's biases a.
 
-    f is a network (linear, LeakyReLU of slope 0.01, linear) of each pair of query and key, one per layer (version 1 of
-    the paper and its code). Its matrices are initialised like the model's, its constants to 0.
+    f is a network (linear, LeakyReLU of slope 0.01, linear), one per layer (version 1 of the paper and its code). Its
+    matrices are initialised like the model's, its constants to 0.
+
     Options: `width`, hidden units of f (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 

@@ -17,9 +17,9 @@ Earlier = Callable[[int], Tensor]
 
 
 class EarlierRows(NamedTuple):
-    """Access to the tokens before the current ones, for the hooks of one layer's scheme; a row is a token.
+    """Access to the tokens before the current ones, for one layer's scheme; a row is a token.
 
-    Rows are counted in the order of the window; gaps in positions do not change which row is the previous one.
+    Rows are counted in the order of the window, whatever gaps its positions have.
     """
 
     positions: Tensor | None = None  # [B, T] or more, ending with the current tokens, if documents are masked
@@ -28,24 +28,21 @@ class EarlierRows(NamedTuple):
     path: str = ""  # prefix of the keys of `cached`, of a member of a combined scheme
 
     def of_member(self, n: int) -> EarlierRows:
-        """Return the object for scheme number `n` of several combined in a layer, which caches its rows separately."""
+        """Return the object for scheme number `n` of several combined, which caches its rows separately."""
         return self._replace(path=f"{self.path}{n}.")
 
     def earlier(self, hook: str, x: Tensor, looks_back: int) -> Earlier:
-        """Return the function of n that gives `x`, [B, T, C] or [B, heads, T, D], n tokens earlier, in the shape of x.
-
-        If the hook calls it, x's last `looks_back` rows are cached for the next piece of the window.
-        """
+        """Return the function of n that gives `x`, [B, T, C] or [B, heads, T, D], n tokens earlier."""
+        # The hook may not call it: then nothing is cached.
         key = self.path + hook
         last_rows = self.cached.get(key) if self.cached else None  # read now: the first call replaces it
         return partial(_earlier, self, key, x, last_rows, looks_back)
 
 
 def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
-    """Return the rows n tokens before the rows of `x` [..., T, .], in x's shape, with zeros before the document.
+    """Return the rows n tokens before the rows of `x`, with zeros before the document.
 
-    Arguments: last_rows, the cached `looks_back` rows before x, or None (zeros).
-    Raises: ConfigError if n is not between 0 and `looks_back`.
+    Arguments: last_rows, the cached `looks_back` rows before x, or None (zeros). Raises: ConfigError for a wrong n.
     """
     if not 0 <= n <= looks_back:
         raise ConfigError(
@@ -73,16 +70,15 @@ def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, l
 
 
 def convolution_weight(*sizes: int) -> nn.Parameter:
-    """Return the weights of a convolution over tokens, [..., width], uniform in +-1 / sqrt(width) like `Conv1d`'s."""
+    """Return weights of a convolution over tokens, [..., width], uniform in +-1 / sqrt(width) like `Conv1d`'s."""
     bound = sizes[-1] ** -0.5
     return nn.Parameter(torch.empty(sizes).uniform_(-bound, bound))
 
 
 def convolved(earlier: Earlier, weight: Tensor, residual: float = 0.0) -> Tensor:
-    """Return `residual * x_t + sum_n weight[..., n] x_{t-n}` for each token t, in at least the dtype of `weight`.
+    """Return `residual * x_t + sum_n weight[..., n] x_{t-n}`, in at least the dtype of `weight`.
 
-    Arguments: earlier, the function for which `earlier(n)` is x, n tokens earlier; weight, [..., width], whose first
-    dimensions broadcast to x's.
+    Arguments: weight, [..., width], whose first dimensions broadcast to x's.
     """
     y = earlier(0) * (residual + weight[..., 0])
     for n in range(1, weight.shape[-1]):

@@ -32,7 +32,7 @@ def parts_of(entry: Entry) -> Iterator[Entry]:
 
 
 def with_members(entry: Entry, change: Callable[[Entry], Entry]) -> dict[str, Any]:
-    """Return a copy of a scheme in which each scheme in its lists is what `change` returns for it."""
+    """Return a copy of a scheme with `change` applied to each scheme in its lists."""
     changed = {}
     for name, value in entry.items():
         members = [change(member) for member in schemes_in(value)]

@@ -21,8 +21,9 @@ class Fire(Scheme):
     """FIRE: add the bias `MLP_h(ln(1 + c (i - j)) / ln(1 + c max(L, i)))`; all layers share one ReLU MLP.
 
     c and L are learned, positive by softplus; c starts at 0.1 (the authors' code), L at the training length. For
-    queries at positions i > L the bias depends on i too, so it is not relative. The MLP's matrices are initialised like
-    the model's and its biases to 0 (the authors draw both uniformly), so units with a negative weight start inactive.
+    queries at i > L the bias depends on i too, so it is not relative. The MLP's matrices are initialised like the
+    model's and its biases to 0 (the authors draw both uniformly), so units with a negative weight start inactive.
+
     Options: `hidden`, hidden units of the MLP (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
 
@@ -62,9 +63,9 @@ class Fire(Scheme):
         return mlp
 
     def _pieces(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the ReLU MLP as a piecewise linear function on [0, 1]; each hidden unit switches at one knot.
+        """Return the MLP as a piecewise linear function on [0, 1]: each hidden unit switches at one knot.
 
-        Returns: the `hidden` knots in ascending order; constants and slopes of the pieces, [hidden + 1, H] each.
+        Returns: `hidden` knots in ascending order; constants and slopes of the pieces, [hidden + 1, H] each.
         """
         # The bias of a score is then constant + slope * input, and no [H, T, T, hidden] tensor is allocated.
         weight, bias = self.hidden_weight[:, 0], self.hidden_bias

@@ -16,10 +16,11 @@ from posbench.schemes.rescaling import RescaleOption
 class Fope(Hope):
     """FoPE: rotate q and k by `cos'_t = sum_s A_st cos(p w_s)` and `sin'_t = sum_s B_st sin(p w_s)` at position p.
 
-    Sums are over the frequencies w_s with periods up to the training length; slower pairs are not rotated (HoPE). Each
-    key head and its queries have one A and one B, which all layers share. Both are the identity plus fixed random
-    numbers, because the authors and Intern-S1-Pro do not train them. `cos'^2 + sin'^2` is not 1, and A is not B, so
-    lengths change and scores depend on i and j, not on i - j only.
+    Sums are over frequencies w_s with periods up to the training length; slower pairs are not rotated (HoPE). Each key
+    head and its queries have one A and one B, shared by all layers: the identity plus fixed random numbers, which the
+    authors and Intern-S1-Pro do not train either. `cos'^2 + sin'^2` is not 1, and A is not B, so lengths change and
+    scores depend on i and j.
+
     Options: `base`; `gain`, which scales the random numbers (0.3 in the authors' code, 0.5 in Intern-S1-Pro, whose base
     is 5e6); `rescale` and `factor` of `Rotary`. Raises: ConfigError for a gain below 0.
     """

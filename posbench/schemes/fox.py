@@ -15,8 +15,7 @@ class Fox(Scheme):
     """Forgetting gates: add the bias `sum_{l=j+1..i} ln sigmoid(w_h . x_l + b_h)` to the scores.
 
     x is the hidden states after the layer's norm. Each layer has its own w, initialised like the model's matrices, and
-    b, initialised to 0. The rest of the paper's "Pro" block (output gates, norms of q and k, shifted keys) is omitted,
-    because it is not a position scheme.
+    b, initialised to 0. The rest of the paper's "Pro" block is omitted: it is no position scheme.
     """
 
     per_layer = True
@@ -28,7 +27,7 @@ class Fox(Scheme):
         self.b = nn.Parameter(torch.zeros(shape.num_heads))
 
     def gate(self, x: Tensor, pos: Tensor) -> Tensor:
-        """Return the log of each token's forgetting gate, `ln sigmoid(w_h . x + b_h)`, [B, H, T, 1]."""
+        """Return `ln sigmoid(w_h . x + b_h)` of each token, [B, H, T, 1]."""
         return F.logsigmoid(F.linear(x.to(self.w.dtype), self.w, self.b)).mT[..., None]
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:

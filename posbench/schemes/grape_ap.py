@@ -19,8 +19,9 @@ class GrapeAp(Scheme):
 
     p = W_h x with W_h [P, C] in each layer, x the hidden states after the norm, and n(p) = p / rms(p). R_l rotates
     every pair of channels by l radians, so logits depend on absolute position. With W = 0 it is ALiBi with ln 2 times
-    the slopes. W is initialised like the model's matrices. As in the authors' code, p_i is not normalised. The rest of
-    their block (norms of q, k and heads) is omitted.
+    the slopes. W is initialised like the model's matrices. As in the authors' code, p_i is not normalised. Their norms
+    of q, k and heads are omitted.
+
     Options: `width`, P (8 in the paper's experiments). Raises: ConfigError unless it is an even number above 0.
     """
 
@@ -42,7 +43,7 @@ class GrapeAp(Scheme):
         return Turn(angles.cos(), angles.sin())
 
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
-        """Return p = W_h x of each token, then p / rms(p) rotated by its position, concatenated: [B, H, T, 2 P]."""
+        """Return p = W_h x of each token, then p / rms(p) rotated by its position: [B, H, T, 2 P]."""
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
         cos_sin = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
         return torch.cat((p, turn(F.rms_norm(p, (self.width,)), cos_sin)), dim=-1)

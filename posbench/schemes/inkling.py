@@ -18,10 +18,11 @@ EPS = 1e-6  # of the norms of queries and keys
 class Inkling(Scheme):
     """Inkling's relative profiles: scores are `q_i . k_j / D + r_i . P[:, i - j]`, with q and k divided by their RMS.
 
-    `r_i = W x_i` has `profiles` numbers for each head, with x the hidden states after the layer's norm. Each layer has
+    `r_i = W x_i` has `profiles` numbers for each head, x being the hidden states after the layer's norm. Each layer has
     its own W and its own table P [profiles, extent], which its heads share; distances from `extent` on add nothing. The
     norms of q and k have a learned weight per channel, so `model.qk_norm` is not needed. W and P are initialised like
     the model's matrices. Inkling's optional logarithmic scale of scores is omitted.
+
     Options: `profiles` (16) and `extent` (1024) of the public model. Raises: ConfigError unless they are whole numbers
     above 0.
     """
@@ -62,8 +63,9 @@ class Inkling(Scheme):
 class InklingConv(Inkling):
     """Inkling's relative profiles with its short convolutions of keys, before their norm, and of values.
 
-    They add `sum_{n=0..width-1} w_n k_{t-n}` to k_t, with a number w_n for each channel, and the same to values.
-    Inkling's other two convolutions, after the output projection and the feed-forward network, are omitted.
+    They add `sum_{n=0..width-1} w_n k_{t-n}` to k_t, with a number w_n for each channel, and the same to values. Its
+    convolutions after the output projection and the feed-forward network are omitted.
+
     Options: `width` (4 in Inkling), and the options of `Inkling`.
     """
 
@@ -87,5 +89,5 @@ class InklingConv(Inkling):
 
 
 def _normed(x: Tensor, weight: Tensor) -> Tensor:
-    """Return `x / rms(x) * weight`, [B, heads, T, D] in x's dtype, computed in the dtype of `weight`, [D]."""
+    # The weight is float32 even if the activations are narrower.
     return as_dtype(F.rms_norm(x.to(weight.dtype), weight.shape, weight, EPS), x.dtype)

@@ -1,10 +1,4 @@
-"""Four rotations that give position to only a part of each head.
-
-PartialRotary  rotates the first r channels and computes their frequencies from r instead of D (GPT-NeoX)
-PRope          rotates all D channels, with the slowest frequencies set to 0 (p-RoPE)
-Hope           rotates all D channels, with frequencies set to 0 if their period exceeds the training length (HoPE)
-Clipped        rotates all D channels, with these frequencies reduced to 0 along a cosine (clipped RoPE)
-"""
+"""Four rotations that give position to only a part of each head: fewer channels, or zero frequencies."""
 
 from __future__ import annotations
 
@@ -44,8 +38,8 @@ class PartialRotary(Rotary):
 class PRope(Rotary):
     """p-RoPE: use RoPE's frequencies for the fastest `floor(fraction * D / 2)` pairs and 0 for the others.
 
-    From Barbero et al. 2024 (arXiv 2410.06205), used by Gemma 4. A rescaling counts all D channels, from which the
-    frequencies come.
+    From Barbero et al. 2024 (arXiv 2410.06205), used by Gemma 4. A rescaling counts all D channels.
+
     Options: `fraction`, and the options of `Rotary`.
     """
 

@@ -18,11 +18,11 @@ BLOCK = 32  # rows of queries and keys whose reflections are multiplied together
 class Path(Scheme):
     """PaTH: position by accumulated Householder reflections; scores are `k_j^T H_(j+1) ... H_i q_i / sqrt(D)`.
 
-    The name is the paper's ("Position Encoding via Accumulating Householder Transformations"), not a file path. `H_t =
-    1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector along `B
-    A x_t`, A [rank, C] and B [D, rank], with x the hidden states after the layer's norm. Each key head has its own w
-    and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads than query heads, the
-    authors' map to w has full rank.
+    `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector
+    along `B A x_t`, A [rank, C] and B [D, rank], x being the hidden states after the layer's norm. Each key head has
+    its own w and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads than query
+    heads, the authors' map to w has full rank.
+
     Options: `rank` (32 in the authors' code); `convolution`, the width of a short convolution over tokens (3 in the
     authors' code), or None: `B A x_t` becomes `silu(sum_n w_n B A x_{t-n})`, with a number w_n for each channel.
     Raises: ConfigError unless they are whole numbers above 0.
@@ -45,7 +45,7 @@ class Path(Scheme):
             self.convolution = convolution_weight(len(self.B), convolution)
 
     def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        """Return the unit vector w and the strength b of each token's reflection, concatenated: [B, Hkv, T, D + 1]."""
+        """Return w and b of each token's reflection, concatenated: [B, Hkv, T, D + 1]."""
 
         def directions(n: int) -> Tensor:
             return F.linear(F.linear(earlier(n).to(self.A.dtype), self.A), self.B)
@@ -78,8 +78,8 @@ class Path(Scheme):
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return the unscaled scores `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; undefined for keys after the query.
 
-    H_t = 1 - b_t w_t w_t^T. In blocks (section 3.2 of arXiv 2505.16381): a product of reflections is `1 - W^T M W` with
-    an upper triangular M.
+    In blocks (section 3.2 of arXiv 2505.16381): a product of reflections is `1 - W^T M W` with an upper triangular M.
+
     Arguments: q, the queries of the last Tq tokens, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]

@@ -50,7 +50,6 @@ class Pope(Scheme):
 
 
 def _polar(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return softplus(x) cos, then softplus(x) sin as more channels, [..., T, 2 D] in the dtype of `x` [..., T, D]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     magnitude = F.softplus(x.to(wide))
     return torch.cat((magnitude * cos.to(wide), magnitude * sin.to(wide)), dim=-1).to(x.dtype)

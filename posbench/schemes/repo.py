@@ -15,9 +15,10 @@ class Repo(Scheme):
     """RePo: rotate q and k by `z_i w_t`, with computed positions `z_i = u . (silu(G x_i) * A x_i)` instead of indices.
 
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. G and A [width, C] belong to each layer
-    and u [width] to each key head and its queries. All are initialised like the model's matrices, so positions start
-    near 0 and the scheme near NoPE. The paper continues a model trained with RoPE and changes the upper two thirds of
-    its layers; `layers: [qk_rope, repo, repo]` has RePo in two thirds of the layers.
+    and u [width] to each key head and its queries. All are initialised like the model's matrices, so the scheme starts
+    near NoPE. The paper changes the upper two thirds of a model trained with RoPE; `layers: [qk_rope, repo, repo]` has
+    RePo in two thirds of the layers.
+
     Options: `base` (500000 as in the authors' code), `width` (null means C / 8, as in the paper).
     Raises: ConfigError unless the base is above 1 and the width a whole number above 0.
     """

@@ -89,9 +89,10 @@ class Rescaling:
         if option == BY_WINDOW:
             factor = 1
         return cls(option, {"rope_type": RESCALINGS[option], "factor": factor, LENGTH: context_length})
+        # Without a factor, the longest position comes into the trained range.
 
     def check_lists(self, channels: int) -> None:
-        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels` a head."""
+        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`."""
         for key in ("short_factor", "long_factor"):
             factors = self.parameters.get(key)
             if factors is not None and len(factors) != channels // 2:

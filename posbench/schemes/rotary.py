@@ -2,9 +2,9 @@
 
     R_p rotates the pair of channels (t, t + D/2) by p * inv_freq_t radians,  inv_freq_t = base ** (-2t / D)
 
-q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position.
-So with q and k, scores depend only on j - i, and with v and o, o_i = sum_j a_ij R_(j-i) v_j.
-Su et al. 2021 (arXiv 2104.09864); for v and o, kexue.fm/archives/10862.
+q, k and v are rotated by R at their own position; o, the attention output, by the INVERSE at the query's position. So
+with q and k, scores depend only on j - i, and with v and o, o_i = sum_j a_ij R_(j-i) v_j. Su et al. 2021 (arXiv
+2104.09864); for v and o, kexue.fm/archives/10862.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ class TemperedTurn(NamedTuple):
 
 
 def rotate(x: Tensor, angles: Tensor, inverse: bool = False) -> Tensor:
-    """Return x [..., T, D] with channel pairs (t, t + D/2) rotated by `angles` [T, D/2] radians, back if `inverse`.
-
-    It computes in at least float32 and returns x's dtype.
-    """
+    """Return x [..., T, D] with channel pairs (t, t + D/2) rotated by `angles` [T, D/2] radians, back if `inverse`."""
     return turn(x, Turn(angles.cos(), angles.sin()), inverse)
 
 
 def turn(x: Tensor, cos_sin: Turn | TemperedTurn, inverse: bool = False) -> Tensor:
-    """Return `x` [..., T, D] rotated by the angles whose cosines and sines are `cos_sin`, or back if `inverse`."""
+    """Return `x` [..., T, D] rotated by the angles with these cosines and sines, or back if `inverse`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     # The inverse negates only the sine: the cosine is even, and negating both would add half a turn.
     sin = -cos_sin.sin.to(dtype) if inverse else cos_sin.sin.to(dtype)
@@ -77,7 +74,6 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return (a cos - b sin, b cos + a sin) for the halves a and b of x [..., T, D]; cos and sin are [..., T, D/2]."""
     wide = x.to(cos.dtype)
     a, b = wide.chunk(2, dim=-1)
     if is_plain():  # code that torch.func transforms must not write into views
@@ -99,6 +95,7 @@ class Rotary(Scheme):
     """RoPE on any of the sites q, k, v, o. Subclasses change `frequencies` or rotate fewer channels (`width`).
 
     YaRN's temperature multiplies q if both q and k are rotated and attention is softmax.
+
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
     length; `rescale`, a name or transformers' `rope_parameters` (`posbench.schemes.rescaling`); `factor`, by default
     length of the window / training length. The last two are meant for `posbench eval --under rescale=yarn`, and for
@@ -136,17 +133,17 @@ class Rotary(Scheme):
 
     @property
     def is_relative(self) -> bool:  # type: ignore[override]
-        """Return whether results depend on distances only: q and k both rotated or neither, v and o likewise."""
+        """Return whether q and k are both rotated or neither, and v and o likewise."""
         return ("q" in self.sites) == ("k" in self.sites) and ("v" in self.sites) == ("o" in self.sites)
 
     @property
     def keeps_norms(self) -> bool:  # type: ignore[override]
-        """Return whether all vectors keep their length, which they do unless YaRN multiplies q by its temperature."""
+        """Return True unless YaRN multiplies q by its temperature."""
         return not (self._takes_temperature and self.rescaling is not None and self.rescaling.is_tempered)
 
     @property
     def is_streaming(self) -> bool:  # type: ignore[override]
-        """Return whether angles stay the same if more tokens follow, so the rescaling does not depend on the length."""
+        """Return whether angles stay the same if more tokens follow."""
         return self.rescaling is None or self.rescaling.is_streaming
 
     @property
@@ -186,7 +183,7 @@ class Rotary(Scheme):
         return pos.to(torch.float64)[..., None] * inv_freq
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return the float64 cosines and sines of the rotation angles, [T, r/2] each, and YaRN's factor for q."""
+        """Return the cosines and sines of the rotation angles, [T, r/2] each, and YaRN's factor for q, in float64."""
         angles = self.angles(pos, length)
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
@@ -214,7 +211,6 @@ class Rotary(Scheme):
         return self.sites >= {"q", "k"} and self.shape.attention == "softmax"
 
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
-        """Return x [..., T, D] with its first `width` channels rotated (back for o), or x itself at other sites."""
         if site not in self.sites:
             return x
         inverse, r = site == "o", self.width

@@ -20,6 +20,7 @@ class SelectiveRope(Scheme):
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
     matrices and b to 0, so the scheme starts near RoPE. The paper's gate is omitted. The authors' code divides each
     head's part of x by its own norm.
+
     Options: `base` and `rank` (500000 and 16, as in the authors' code); `convolution`, the width of a short convolution
     over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n w_n a_{l-n}`, with a
     number w_n for each pair.
@@ -46,7 +47,7 @@ class SelectiveRope(Scheme):
             self.convolution = convolution_weight(len(self.u), convolution)
 
     def gate(self, x: Tensor, pos: Any, earlier: Earlier) -> Tensor:  # type: ignore[override]
-        """Return the angle `u_t . V x_l / |x_l|`, or its convolution, that each token l adds, [B, Hkv, T, D/2]."""
+        """Return the angle, [B, Hkv, T, D/2], that each token adds."""
 
         def angles(n: int) -> Tensor:
             return F.linear(F.linear(F.normalize(earlier(n).to(self.V.dtype), dim=-1), self.V), self.u)
@@ -76,8 +77,8 @@ class SelectiveRope(Scheme):
 class SelectiveQkvoRope(SelectiveRope):
     """Selective RoPE that also rotates values, and the attention output back (arXiv 2606.24975).
 
-    So `o_i = sum_j a_ij R(A_j - A_i) v_j`, with A_i the angles summed up to token i; the paper predicts that this
-    extends the range of usable context.
+    So `o_i = sum_j a_ij R(A_j - A_i) v_j`, with A_i the angles summed up to token i.
+
     Options: those of `SelectiveRope`.
     """
 

@@ -13,8 +13,8 @@ from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 class Ssmax(Scheme):
     """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head (arXiv 2501.19399).
 
-    A causal query at position i sees i + 1 tokens, or fewer with `window`, which changes nothing. So scores are not
-    relative. The optional bias of the paper is omitted.
+    The factor is the same with `window`, in which fewer tokens compete. So scores are not relative. The optional bias
+    of the paper is omitted.
     """
 
     group = "biases on the scores"  # implemented by scaling q
@@ -54,7 +54,7 @@ class LogGrowth(Scheme):
         self.slope = require_number("slope", slope, 0, 100, "0.1 is usual")
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the factor of the query at each position in `pos`, [T, 1] float64."""
+        """Return the factor of the query at each position, [T, 1] float64."""
         return 1 + self.slope * torch.log1p(((pos[..., None] + 1) // self.tokens).double())
 
     def q(self, x: Tensor, pos: Tensor) -> Tensor:
@@ -74,5 +74,5 @@ class LogLength(LogGrowth):
         super().__init__(shape, tokens, slope=1 / math.log(tokens))
 
     def prepare(self, pos: Tensor, length: int) -> Tensor:
-        """Return the factor of the query at each position in `pos`, [T, 1] float64."""
+        """Return the factor of the query at each position, [T, 1] float64."""
         return (pos[..., None] + self.tokens).double().log() / math.log(self.tokens)

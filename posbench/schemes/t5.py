@@ -13,10 +13,7 @@ from posbench.schemes.base import Bias, Placement, Scheme, Shape, require_intege
 
 
 def buckets_of(d: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Return the index (int64) of the T5 bucket that each distance `d` (int64, tokens) falls into; same shape as d.
-
-    Section 2.1 of the paper, for a decoder.
-    """
+    """Return the index (int64) of the bucket of each distance `d` (int64, tokens), as in section 2.1 of the paper."""
     # Half of the buckets hold one distance each; the others cover ranges that grow as a logarithm.
     exact = num_buckets // 2
     ratio = (d.clamp(min=exact).to(torch.float64) / exact).log() / math.log(max_distance / exact)
@@ -29,6 +26,7 @@ class T5(Scheme):
     """T5's bias: add `table[bucket(i - j), h]` to the scaled scores, with one table for all layers, learned from 0.
 
     T5 itself does not scale the scores. The last bucket covers all longer distances: from 113 tokens on by default.
+
     Options: `num_buckets`, half of them for single distances; `max_distance`, tokens at which the logarithmic ranges
     end.
     Raises: ConfigError for an odd or too small number of buckets, or a `max_distance` up to `num_buckets / 2`.

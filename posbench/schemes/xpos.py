@@ -44,7 +44,7 @@ class Xpos(Rotary):
         return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
 
     def prepare(self, pos: Tensor, length: int) -> Any:
-        """Return a pair: cosines and sines for q, times a power of zeta, and for k, times the inverse power."""
+        """Return cosines and sines for q, times a power of zeta, and for k, times the inverse power."""
         cos_sin = super().prepare(pos, length)
         pairs = torch.arange(self.width // 2, dtype=torch.float64, device=pos.device)
         zeta = (pairs / (self.width // 2) + 0.4) / 1.4

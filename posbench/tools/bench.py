@@ -1,9 +1,8 @@
 """Measure tokens per second of the training step for each scheme.
 
-`posbench.training.step` is timed, as `posbench train` calls it. Schemes take turns in each round, so that a machine
-whose speed drifts slows all of them; results are medians over rounds. A scheme's ratio to the first scheme is measured
-by timing one right after the other, so that it is valid on a shared machine too. MFU (model FLOPs utilisation) is model
-FLOP/s divided by the FLOP/s of a large matrix product in the same number format, measured before each round.
+A scheme's ratio to the first scheme is measured by timing one right after the other, so that it is valid on a shared
+machine too. MFU (model FLOPs utilisation) is model FLOP/s divided by the FLOP/s of a large matrix product in the same
+number format.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ class TimedScheme:
         self.tokens_per_step = config.train.tokens_per_step
         self.rates: list[float] = []  # tokens per second, one per round
         self.ratios: list[float] = []  # this rate / the rate of the first scheme, measured just before; one per round
+        # The first steps compile and allocate.
         self._seconds(WARMUP_STEPS)
 
     def rate(self, steps: int) -> float:
@@ -47,16 +47,14 @@ class TimedScheme:
         return steps * self.tokens_per_step / self._seconds(steps)
 
     def measure(self, steps: int, first: TimedScheme) -> None:
-        """Time `steps` steps of the scheme `first`, then of this one, and record this scheme's tokens per second.
-
-        Also record how many times as fast it is as `first`.
-        """
+        """Time `steps` steps of the scheme `first`, then of this one, and record this one's rate and their ratio."""
         first_rate = first.rate(steps)
         self.rates.append(self.rate(steps))
         self.ratios.append(self.rates[-1] / first_rate)
 
     def _seconds(self, steps: int) -> float:
-        """Return the seconds that `steps` steps take. The device is synchronised before and after, not in between."""
+        """Return the seconds that `steps` steps take."""
+        # Synchronised before and after, not in between: the host must run ahead of the device as in training.
         self.device.wait()
         began = time.perf_counter()
         for _ in range(steps):
@@ -87,10 +85,7 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
 
 
 def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[str]]:
-    """Return {name: overrides} of what is timed: each scheme, with each optimizer if `words` name several.
-
-    Arguments: words, overrides, of which one may be `train.optimizer=adamw,muon`.
-    """
+    """Return {name: overrides} of what is timed: each scheme, with each optimizer if `words` name several."""
     key = "train.optimizer="
     common = [word for word in words if not word.startswith(key)]
     optimizers = [word.removeprefix(key).split(",") for word in words if word.startswith(key)]
@@ -107,8 +102,8 @@ def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[s
 def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, steps: int) -> dict[str, Any]:
     """Time the training step of each scheme and return what was measured.
 
-    Arguments: words, configuration overrides that choose the model and the batch; rounds, how often each scheme is
-    timed, in turn; steps, training steps per turn.
+    Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
+    steps, training steps per turn.
     Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (parameters, FLOPs per token, cache
     bytes), the medians of tokens per second and of the ratio to the first scheme, and MFU.
     """
@@ -122,6 +117,7 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     timed_schemes = {
         name: TimedScheme(config, device, build_model(config, entries)) for name, config in configs.items()
     }
+    # Schemes take turns in each round, so that a machine whose speed drifts slows all of them.
     matmul_rates = []
     for _ in range(rounds):
         matmul_rates.append(matmul_rate(device))
@@ -143,8 +139,8 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int = 5, steps: int = 10) -> float:
     """Return how many times as long a training step of a run takes as one of the baseline's, timed in turn here.
 
-    Arguments: words, the overrides of a run; baseline, those of a run of the baseline; rounds, how often each is timed;
-    steps, training steps per turn. Raises: ConfigError if an override is refused.
+    Arguments: words, the overrides of a run; baseline, those of a run of the baseline. Raises: ConfigError if an
+    override is refused.
     """
     allow_recompiles(32)
     timed = []
@@ -158,10 +154,7 @@ def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int =
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes.
-
-    Arguments: dtype, of the cached values.
-    """
+    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {
@@ -180,11 +173,7 @@ def bench(
     steps: int,
     console: Console,
 ) -> None:
-    """Time the training step of each scheme and print a table. Raises: ConfigError if an override is refused.
-
-    Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
-    steps, training steps per turn.
-    """
+    """Time the training step of each scheme and print a table. Raises: ConfigError if an override is refused."""
     result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"

@@ -68,10 +68,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:
-    """Print a table for each experiment, and why runs failed.
-
-    Arguments: rows, the states of the runs, sorted by experiment.
-    """
+    """Print a table for each experiment, and why runs failed. `rows` are sorted by experiment."""
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
         states = [_STATE_WORDS.get(row.state, row.state) for row in members]
@@ -87,6 +84,7 @@ def summarise(run: Run) -> RunSummary:
     """Return a run's state, found from its manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
+        # The log is read only if the manifest has no loss yet.
         rows = [] if manifest.loss is not None else run.logged
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:
@@ -136,10 +134,7 @@ def _table(rows: Sequence[RunSummary]) -> Table:
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
-    """Return each evaluation protocol's shortest and longest length and their number, as text.
-
-    For example `fixed 64-2k (9), validation 128 on pg19`.
-    """
+    """Return each protocol's shortest and longest length as text: `fixed 64-2k (9), validation 128 on pg19`."""
     lengths: dict[tuple[str, str | None], list[int]] = {}
     for key in evaluated:
         lengths.setdefault((key.protocol, key.data), []).append(key.length)

@@ -1,8 +1,4 @@
-"""Estimate what an experiment would cost before it is run: runs, FLOPs, memory, hours.
-
-Memory is computed from counts of tensors (`training_memory`); `tests/tools/test_plan.py` compares it with what a step
-keeps.
-"""
+"""Estimate what an experiment would cost before it is run: runs, FLOPs, memory, hours."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ MOST_SECONDS = 20.0  # longest time to spend on timing this machine
 
 @dataclass(frozen=True)
 class Plan:
-    """The estimated cost of training an experiment's runs. FLOPs are model FLOPs (`posbench.system.device`).
-
-    Validation and evaluation come on top.
-    """
+    """The estimated cost of training an experiment's runs, in model FLOPs. Validation and evaluation come on top."""
 
     first: Config  # configuration of the sweep's first run
     schemes: list[str]
@@ -90,9 +83,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: words, configuration overrides; device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of
-    its FLOP/s that training reaches; gpus, the number of GPUs, each training one run at a time; time_here, True to time
-    a few steps on this machine; search, True to plan `posbench tune WORDS` instead: the search for learning rates.
+    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
+    gpus, the number of GPUs, each training one run at a time; time_here, True to time a few steps on this machine;
+    search, True to plan `posbench tune WORDS` instead.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -111,6 +104,7 @@ def plan(
     text, epochs = find_prepared(first), None
     if text is not None:
         epochs = costs[0].tokens / text.train.num_tokens
+    # The runs are of one seed, and seeds cost the same.
     flops = seeds * sum(cost.flops for cost in costs)
     hours = flops / mfu / DATASHEET[device] / 3600
     machine: str | None = None
@@ -146,12 +140,9 @@ def plan(
 
 
 def _detectable(config: Config, schemes: int) -> str:
-    """Return the gaps that the search's test finds in 80 % of cases with 3, 5 and 8 seeds, as text.
-
-    They are in nats, from the spread of gaps over seeds in the experiment's finished runs, or without any, in standard
-    deviations. Arguments: schemes, the number of schemes.
-    """
+    """Return the gaps that the search's test finds in 80 % of cases with 3, 5 and 8 seeds, as text."""
     pairs = len(fixed_pairs(config.experiment.primary)) or math.comb(schemes, 2)
+    # The spread of gaps over seeds in the experiment's finished runs, if there are any.
     spread = math.nan
     with suppress(ConfigError):
         folder = place_named(config.experiment_name, Path(config.runs_dir))
@@ -171,13 +162,11 @@ def _detectable(config: Config, schemes: int) -> str:
 
 
 def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
-    """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it.
-
-    If a few steps would take too long, they are not timed, and the rate is `mfu` times the rate of a matrix product.
-    """
+    """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it."""
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(architecture, entries)
+    # If a few steps would take too long, the rate is a share of the rate of a matrix product.
     rate = mfu * matmul_rate(device)
     if (WARMUP_STEPS + 3) * flops_per_token * config.train.tokens_per_step / rate < MOST_SECONDS:
         rate = TimedScheme(config, device, build_model(config, entries, architecture)).rate(3) * flops_per_token
@@ -185,11 +174,10 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 
 
 def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
-    """Return (configuration, its first steps that its trunk has already trained) of a sweep's runs, and the seeds.
+    """Return (configuration, first steps that its trunk has trained) of a sweep's runs of one seed, and the seeds.
 
-    The runs are those of one seed; seeds is their number. Runs that start from a checkpoint of another run of the
-    sweep, their trunk, come last: branches (shorter runs, with a decay of their own) and arms (runs that go on with
-    changed settings). Arguments: words, overrides as after `posbench train -m`.
+    Runs that start from a checkpoint of another run of the sweep, their trunk, come last: branches (shorter runs, with
+    a decay of their own) and arms (runs that go on with changed settings).
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
@@ -231,6 +219,7 @@ def _cost(config: Config, architecture: Architecture, steps_of_trunk: int = 0) -
     num_steps = train.num_steps - steps_of_trunk
     tokens = num_steps * train.tokens_per_step
     flops = tokens * training_flops_per_token(architecture, entries)
+    # On the device `meta`, weights have sizes and no memory.
     with torch.device("meta"):
         model = Decoder(architecture, entries)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -249,7 +238,6 @@ def _cost(config: Config, architecture: Architecture, steps_of_trunk: int = 0) -
 
 
 def _muon_text(shares: Mapping[str, float]) -> str:
-    """Return which share of their parameters Muon trains for these schemes, as text."""
     schemes: dict[str, list[str]] = {}
     for scheme, share in shares.items():
         schemes.setdefault(f"{share:.0%}", []).append(scheme)
@@ -296,7 +284,6 @@ def _time(hours: float) -> str:
 
 
 def _runs_text(plan: Plan) -> str:
-    """Return the number of runs, as text, and the numbers of which it is the product."""
     seeds = count_of(plan.seeds, "seed")
     if plan.is_search:
         planned = plan.first.experiment.planned_seeds

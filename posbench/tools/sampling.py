@@ -1,7 +1,4 @@
-"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures its quality.
-
-Each token is read once: keys, values and states of earlier tokens are cached (`posbench.attention.KVCache`).
-"""
+"""Let a trained model continue a text (`posbench sample`), for a quick look; `posbench eval` measures its quality."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ class SamplingConfig:
 def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
     """Return the text that the model writes after BOS and the prompt, at most `tokens` tokens, up to the next BOS.
 
-    BOS is the token that begins a document, if the tokenizer has one. Arguments: sampling, how tokens are drawn;
-    scheme_changed, True to accept that the user's scheme file has changed since training.
+    Arguments: scheme_changed, True to accept that the user's scheme file has changed since training.
     Raises: ConfigError if the run has no weights, if a task's run gets no prompt, or if the prompt is longer than the
     scheme allows.
     """
@@ -46,9 +42,11 @@ def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_
     if len(context) >= longest:
         raise ConfigError(f"the prompt has {len(context)} tokens and the scheme is defined up to {longest}: shorten it")
     length = int(min(len(context) + tokens, longest))
+    # The embedding may have more rows than the tokenizer has tokens.
     missing = sorted(set(range(model.embedding.num_embeddings)) - set(tokenizer.get_vocab().values()))
     generated = generate(model, torch.tensor([context]), length, sampling, missing)
     document = list(takewhile(lambda token: token != bos, generated))
+    # The decoder is asked twice, because a token's text may depend on the tokens before it.
     return tokenizer.decode([*context, *document])[len(tokenizer.decode(context)) :]
 
 
@@ -67,6 +65,7 @@ def generate(
         logits[list(missing)] = float("-inf")
         token = _drawn(logits, sampling, generator)
         yield token
+        # The caches hold the earlier tokens, so each is read once.
         tokens = tokens.new_tensor([[token]])
 
 

@@ -3,8 +3,8 @@
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    an ordinary run of the experiment at one of the rates
 
 The search is the same for all schemes (docs/statistics.md): five rates around `train.lr`, a factor of two apart, with
-two seeds each; then the two rates with the lowest mean loss get `experiment.planned_seeds` seeds. Runs in the
-experiment's own folder count too. A search that was stopped goes on when the same command is given again.
+two seeds each; then the two rates with the lowest mean loss get `experiment.planned_seeds` seeds. A search that was
+stopped goes on when the same command is given again.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Tuning:
         places = [place for place in with_searches([self.folder]) if place.is_dir() or find_runs(place)]
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
+        # Runs in the experiment's own folder count too, if their rate is one of the search's.
         runs = summary[summary["scheme"].isin(list(self.schemes))]
         if len(runs):
             runs = runs[runs["train.lr"].isin(tried)]
@@ -73,8 +74,7 @@ def tune(
 ) -> dict[Path, RateSearch]:
     """Train the missing runs of learning-rate searches, print the results and what is left, and return the searches.
 
-    Arguments: words, configuration overrides as after `posbench train -m`; job, trains a run; say, prints what will be
-    trained; train, False to train nothing and only print how far the search is.
+    Arguments: job, trains a run; train, False to train nothing and only print how far the search is.
     Returns: {folder of an experiment: its search}.
     Raises: ConfigError for words that are refused, and if a run neither finished nor diverged.
     """
@@ -105,10 +105,7 @@ def tune(
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
-    """Return the search that the overrides `words` describe, for one choice of data.
-
-    Arguments: swept, the overrides with several values, by name; data, "" if data is not swept.
-    """
+    """Return the search that the overrides `words` describe, for one choice of data, "" if data is not swept."""
     if data:
         others = [word for word in words if word.partition("=")[0] != "data"]
         words = [*others, f"data={data}"]
@@ -124,13 +121,10 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
 
 
 def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
-    """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted.
-
-    First all rates get their first seeds, then the kept rates the other seeds. If runs are stacked, all missing runs of
-    a scheme are trained in one sweep. Arguments: run, trains a sweep; train, False to only print.
-    """
+    """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted."""
     sweeps_of = _sweeps_by_scheme if tuning.is_stacked else _sweeps_by_seed
     try:
+        # First all rates get their first seeds, then the kept rates the other seeds.
         while train:
             missing = tuning.missing()
             if not missing:
@@ -138,6 +132,7 @@ def _search(tuning: Tuning, run: Callable[..., object], console: Console, train:
             for sweep in sweeps_of(tuning, missing):
                 with suppress(Died):  # raised if the only run died, or all of them with the same message
                     run(["-m", *tuning.words, *sweep])
+            # No progress: a run has neither finished nor died.
             if missing == tuning.missing():
                 (rate, seed), schemes = next(iter(missing.items()))
                 raise ConfigError(
@@ -167,10 +162,7 @@ def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[s
 
 
 def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
-    """Print the table of losses by rate, how many runs are left to train, and that the same command goes on.
-
-    If the search is finished, print each scheme's best rates and the next command.
-    """
+    """Print the table of losses by rate, how many runs are left to train, and that the same command goes on."""
     if search.losses:
         frame = as_text(rate_table(search))
         table = plain_table(*frame.columns)
@@ -180,6 +172,7 @@ def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
     left = {scheme: search.left(scheme) for scheme in tuning.schemes}
     total = len(tuning.schemes) * runs_per_scheme(tuning.planned)
     experiment = tuning.folder.name
+    # Finished: each scheme's best rates, and the next command.
     if not any(left.values()):
         for scheme in tuning.schemes:
             best, second = search.kept(scheme)

@@ -1,7 +1,4 @@
-"""Find tasks by name. Each class in a file of this folder is a task (`copy` is `Copy`). No list needs an edit.
-
-A user's own task is a class in a file, whose name is given as `my_task.py:Sums`.
-"""
+"""Find tasks by name: each class in a file of this folder (`copy` is `Copy`), or a user's own, `my_task.py:Sums`."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ def build_task(config: TaskConfig) -> Task:
         raise ConfigError(f"data={config.task} refuses {options}: {error}") from error
     if not hasattr(task, "tokens"):
         raise ConfigError(f"the class of data={config.task} has no tokens")
+    # A user's own class may draw anything, so look at two problems of each kind of length before training.
     for length in (*config.lengths, config.longest):
         try:
             tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))

@@ -2,7 +2,7 @@
 
     5 7 + 6 8 = 1 2 5          least digit first:  7 5 + 8 6 = 5 2 1
 
-With the least digit first, a carry is known when it is needed. In the usual order the model has to look ahead for it.
+With the least digit first, a carry is known when it is needed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ class Addition(Task):
         self.least_first = least_first
 
     def chance(self, length: int) -> float:
-        """Return the accuracy of always answering 0 for numbers of `length` digits.
-
-        Each digit of the sum is 0 in a tenth of problems, but the highest is 0 unless there is a carry.
-        """
+        """Return the accuracy of always answering 0 for numbers of `length` digits."""
+        # Each digit of the sum is 0 in a tenth of problems, but the highest is 0 unless there is a carry.
         return (length / 10 + (1 + 0.1**length) / 2) / (length + 1)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         first, second = rng.integers(10, size=(2, number, length))  # least digit first
         total = np.pad(first + second, ((0, 0), (0, 1)))
+        # Carries, from the least digit on.
         for place in range(length):
             total[:, place + 1] += total[:, place] // 10
         step = 1 if self.least_first else -1

@@ -32,12 +32,10 @@ class Count(Task):
         self.largest = largest
 
     def chance(self, length: int) -> float:
-        """Return the accuracy of always answering 0 for words of `length` letters.
-
-        A count of 0 is more common than others when other letters have filled the word.
-        """
+        """Return the accuracy of always answering 0 for words of `length` letters."""
         even = np.full(self.largest + 1, 1 / (self.largest + 1))
         used, full = np.ones(1), 0.0  # distribution of the number of letters used up by earlier questions
+        # A count of 0 is more common than others when other letters have filled the word.
         for _ in range(self.questions):
             full += used[length:].sum() / self.questions
             used = np.convolve(used, even)

@@ -33,11 +33,13 @@ class FlipFlop(Task):
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         draws = rng.random((number, length))
+        # Two draws of the same number: ignore below p, write in the lower half of the rest, read in the upper half.
         step = (draws >= self.ignored).astype(np.int64) + (draws >= (1 + self.ignored) / 2)
         step[:, 0], step[:, -1] = WRITE, READ
         bit = rng.integers(2, size=(number, length))
         last_write = np.maximum.accumulate(np.where(step == WRITE, np.arange(length), 0), axis=1)
         is_read = step == READ
+        # A read repeats the bit of the last write.
         bit = np.where(is_read, np.take_along_axis(bit, last_write, axis=1), bit)
         is_answer = np.stack((np.zeros_like(is_read), is_read), axis=-1)
         return np.stack((step, 3 + bit), axis=-1).reshape(number, -1), is_answer.reshape(number, -1)

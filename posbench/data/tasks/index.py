@@ -38,6 +38,7 @@ class Index(Task):
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         word = rng.integers(self.letters, size=(number, length))
+        # Drawn without repetition: the second answer could be copied from the first.
         place = rng.random((number, min(self.largest, length))).argsort(axis=1)[:, : self.questions]
         asked, width = place.shape[1], (self.digits or 1) + 1
         questions = np.empty((number, asked, width), np.int64)
@@ -51,10 +52,7 @@ class Index(Task):
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
     def place(self, count: np.ndarray) -> np.ndarray:
-        """Return the places of letters in the word, counted from 0, for the numbers that questions ask for.
-
-        Arguments: count, the numbers less one: `count` itself here, since numbers count from the start of the word.
-        """
+        """Return the places of letters in the word, counted from 0. `count` is the numbers asked for, less one."""
         return count
 
 

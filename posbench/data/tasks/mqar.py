@@ -3,9 +3,9 @@
     k3 v1 k0 v7 k2 v1 . . k0 v7 . . k3 v1 k2 v1 . .
 
 Pairs of a key and its value come first. Then every key comes once more, in slots whose distance from the pairs follows
-a power law. As in Zoology, the keys of a problem differ. Four things are different: values may repeat, so that few are
-enough; empty slots hold a filler, because random tokens could repeat a pair; a query is followed by its value, as in
-text; and training mixes lengths.
+a power law. As in Zoology, the keys of a problem differ. Unlike there, values may repeat, so that few are enough; empty
+slots hold a filler, because random tokens could repeat a pair; a query is followed by its value, as in text; and
+training mixes lengths.
 """
 
 from __future__ import annotations
@@ -56,9 +56,5 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Return the weight with which each slot is drawn for the return of a key, float64 [slots], nearest slot first.
-
-    Slot s = 1, 2, ... is a place in which a key can return, and its weight is a power law of s, as in Zoology. Weights
-    are not normalised. Arguments: slots, their number; power, the exponent plus one.
-    """
+    """Return the weight s^(power - 1) of each slot s = 1, 2, ... for a key's return, float64 [slots]."""
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

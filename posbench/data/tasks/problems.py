@@ -1,15 +1,12 @@
 """Draw the problems of a task, to train and to score on instead of text.
 
-Train, validation and test never share a problem, because a hash of its tokens decides the split. Batch n of a run
-depends only on (seed, n), and the problems scored at a length are the same for every scheme and seed. The problems of
-a batch are padded on the right to one width.
-
+Batch n of a run depends only on (seed, n), and the problems scored at a length are the same for every scheme and seed.
 Positions of a batch (`data.positions`):
 
-window      from 0, as in text
-shifted     in training, from an offset drawn for each problem, so that all positions of the longest problem allowed in
-            tests are trained (SHAPE, Kiyono et al. 2021, arXiv 2109.05644); in tests from 0
-subset      in training and tests, a random ascending subset of these positions (Ruoss et al. 2023, arXiv 2305.16843)
+    window      from 0, as in text
+    shifted     in training, from an offset drawn for each problem, so that all positions of the longest problem allowed
+                in tests are trained (SHAPE, Kiyono et al. 2021, arXiv 2109.05644); in tests from 0
+    subset      always a random ascending subset of these positions (Ruoss et al. 2023, arXiv 2305.16843)
 
 Shapes: B problems, W tokens of the widest one, T = W - 1 tokens that are read.
 """
@@ -31,6 +28,7 @@ from posbench.data.tasks import build_task
 from posbench.data.text.corpus import SPLITS
 from posbench.data.text.tokenizer import fingerprint
 
+# A hash of its tokens decides the split of a problem, so train, validation and test never share one.
 _RESIDUES = {"test": (0,), "validation": (1,), "train": tuple(range(2, 8))}  # first byte of the SHA-256, modulo 8
 _PROBLEMS_AT_ONCE = 64
 _BATCHES_AT_ONCE = 32
@@ -65,6 +63,7 @@ class Problems(Dataset):
                 f"these options of data={config.task} change its tokens, which the run has not learnt: keep them as "
                 "trained"
             )
+        # The results belong to the run, whose fingerprint is that of its own problems.
         changed.fingerprint = self.fingerprint
         return changed
 
@@ -86,10 +85,11 @@ class Problems(Dataset):
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
     def of_lengths(self, lengths: NDArray[np.int64], longest: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch with a random problem for each of `lengths`, padded to the width of `longest` items."""
+        """Return a batch with a random problem for each of `lengths`, padded on the right to `longest` items."""
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
+        # Problems of one length are drawn at once.
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             drawn, is_answer = self._draw(length, len(rows), split, rng)
@@ -108,6 +108,7 @@ class Problems(Dataset):
         """
         selected, answers = [], []
         for _ in range(16 + number):
+            # Always the same number at once, whatever is asked for: so a larger `number` begins with the same problems.
             tokens, is_answer = self.task.problems(length, _PROBLEMS_AT_ONCE, rng)
             tokens = np.ascontiguousarray(tokens, np.int32)
             in_split = [sha256(row).digest()[0] % 8 in _RESIDUES[split] for row in tokens]
@@ -126,11 +127,11 @@ class Problems(Dataset):
     ) -> NDArray[np.int64] | None:
         """Return a position for each token of a batch of problems, int64 [B, T], or None if they are 0, 1, 2, ...
 
-        Positions are drawn up to the length of the longest problem allowed in tests. Padding has the last position.
         Arguments: read, [B], how many tokens of each problem are read; width, T.
         """
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
+        # Positions of the longest problem allowed in tests; padding has the last one.
         if self.config.positions == "subset":
             chosen = rng.random((len(read), num_positions)).argsort(axis=1)[:, :width]
             return np.sort(np.where(columns < read[:, None], chosen, num_positions - 1), axis=1)
@@ -163,18 +164,15 @@ class ProblemSplit:
         )
 
     def _at_trained_lengths(self, number: int) -> Batch:
-        """Return a batch of `number` problems, with lengths drawn uniformly from the trained ones."""
         return self.problems.at_trained_lengths(number, self.name, _generator(_SCORED, SPLITS.index(self.name)))
 
 
 class ProblemBatches:
-    """The training batches of a task. Lengths of problems are drawn evenly from the trained lengths.
-
-    Neighbouring batches are drawn together, which is many times faster than one by one.
-    """
+    """The training batches of a task. Lengths of problems are drawn evenly from the trained lengths."""
 
     def __init__(self, problems: Problems, batch_size: int, seed: int) -> None:
         self.problems, self.batch_size, self.seed = problems, batch_size, seed
+        # Neighbouring batches are drawn together, which is many times faster than one by one.
         self._drawn = lru_cache(maxsize=1)(self._draw)
 
     def batch(self, n: int) -> Batch:

@@ -2,9 +2,7 @@
 
     problems(length, number, rng) -> tokens, is_answer
 
-Many problems are drawn at once, because that makes NumPy ten times as fast. A problem is a sequence of tokens, some of
-which are answers. A model reads all of it and is scored on each answer, given the true tokens before it. The framework
-does everything else (batches, seeds, schemes, resume, tables).
+A model reads all tokens of a problem and is scored on each answer, given the true tokens before it.
 """
 
 from __future__ import annotations

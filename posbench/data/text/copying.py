@@ -17,13 +17,12 @@ _TOKENS = 1 << 17  # tokens of the text to sample
 def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     """Return the share of tokens that copying earlier text predicts correctly, [len(MATCHES), len(DISTANCES)].
 
-    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read.
-    The match must be more than DISTANCES tokens back (of several, the nearest counts) and at least MATCHES tokens long.
-    The copier then predicts the token after it. The predicted tokens are spread evenly over the split, in sequences of
-    `length`.
+    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
+    more than DISTANCES tokens back and at least MATCHES tokens long, and predicts the token after it.
     """
     size = min(2 * length, len(split.tokens))
     count = max(1, min(_TOKENS, len(split.tokens)) // size)
+    # Sequences spread evenly over the split.
     starts = np.linspace(0, len(split.tokens) - size, count).astype(int)
     windows = split.tokens[starts[:, None] + np.arange(size)]
     hits = np.zeros((len(MATCHES), len(DISTANCES)), np.int64)
@@ -50,8 +49,7 @@ def _copies(
 ) -> Iterator[tuple[int, int, NDArray[np.int32], NDArray[np.bool_]]]:
     """Yield (i, distance, matching tokens [N], is the copy right [N]) for each token i of windows [N, tokens].
 
-    The copier sees `length` tokens before i, and copies what follows the longest match that is more than `distance`
-    back. Tokens that have nothing so far back are left out.
+    Tokens that have nothing more than `distance` back are left out.
     """
     windows = windows.astype(np.int32)
     rows = np.arange(len(windows))
@@ -63,6 +61,7 @@ def _copies(
             count = i - distance - first  # positions that it may copy from
             if count <= 0:
                 continue
+            # A match cannot be longer than what the copier sees before it.
             visible = np.minimum(matched[:, first : first + count], np.arange(count, dtype=np.int32))
             nearest = count - 1 - visible[:, ::-1].argmax(axis=1)  # of several, the nearest counts
             is_right = windows[rows, first + nearest] == windows[:, i]
@@ -70,10 +69,7 @@ def _copies(
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return lines to print: the bytes of an average token, and how many tokens a copier predicts correctly.
-
-    The copier looks `length` tokens back.
-    """
+    """Return lines to print: the bytes of an average token, and how many tokens a copier predicts correctly."""
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)
     shown = [n for n, distance in enumerate(DISTANCES) if distance < length]

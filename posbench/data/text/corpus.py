@@ -9,9 +9,6 @@
     <split>.bytes          int64 [documents]: bytes of UTF-8 text of each document
 
 All numbers are little-endian.
-
-Batch `n` is a pure function of the seed, `n` and the tokens. A loader without state has nothing to save, and no scheme
-can disturb it, so resuming is exact.
 """
 
 from __future__ import annotations
@@ -74,11 +71,11 @@ class Split:
     def token_bytes(self, lo: int, hi: int) -> int:
         """Return the number of bytes of text in tokens `lo` to `hi` (exclusive); BOS has none.
 
-        The number is exact for byte-level vocabularies. Otherwise each document's bytes are shared out evenly
-        over its tokens, and the sum is rounded, so it is exact for whole documents and an estimate inside a document.
+        It is exact for byte-level vocabularies, and otherwise for whole documents.
         """
         if self.byte_lengths is not None:
             return int(self.byte_lengths[self.tokens[lo:hi]].sum(dtype=np.int64))
+        # Otherwise each document's bytes are shared out evenly over its tokens.
         first, last = self.document_of([lo, hi])
         numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
         texts_from = self.starts[numbers] + 1  # after the BOS
@@ -90,10 +87,9 @@ class Split:
 class TextBatches:
     """Training batches that read all of a split once per epoch, in windows of `context_length + 1` tokens.
 
-    An epoch cuts the whole stream (documents one after another, each with its BOS) into W windows of T + 1 tokens that
-    begin T = `context_length` tokens apart. The first one begins at an offset below T, drawn for each epoch, so that
-    the cuts move. Sequence b of batch n, with s = n * batch_size + b, is window `order[s % W]` of epoch `s // W`; the
-    seed and the epoch determine the order.
+    An epoch cuts the whole stream into W windows of T + 1 tokens that begin T = `context_length` tokens apart. Sequence
+    b of batch n, with s = n * batch_size + b, is window `order[s % W]` of epoch `s // W`; the seed and the epoch
+    determine the order.
 
     Raises: ConfigError with the counts if the split is shorter than one window.
     """
@@ -111,11 +107,14 @@ class TextBatches:
         self.seed = seed
         spare = split.num_tokens - 1  # tokens that can be a target
         self.windows_per_epoch = max(1, (spare - context_length + 1) // context_length)
+        # The first window begins at an offset drawn for each epoch, so that the cuts move.
         self._num_phases = min(context_length, spare - self.windows_per_epoch * context_length + 1)
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
     def batch(self, n: int) -> Batch:
         """Return batch `n` of the run, tokens [B, T + 1]."""
+        # A pure function of the seed, n and the tokens: a loader without state has nothing to save, so resuming is
+        # exact.
         windows = [self.tokens[start : start + self.context_length + 1] for start in self.starts(n)]
         return Batch(np.stack(windows).astype(np.int64))
 
@@ -143,8 +142,9 @@ class CutBatches:
     context_length: int  # tokens of a piece
 
     def batch(self, n: int) -> Batch:
-        """Return batch `n` of the run, tokens [B, T + 1]. A piece begins with the last target of the piece before."""
+        """Return batch `n` of the run, tokens [B, T + 1]."""
         tokens = self.whole.tokens
+        # A piece begins with the last target of the piece before.
         pieces = [tokens[start : start + self.context_length + 1] for start in self.starts(n)]
         return Batch(np.stack(pieces).astype(np.int64))
 
@@ -204,6 +204,7 @@ class SplitWriter:
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
         """Append a document to the files. Arguments: document, its UTF-8 text; tokens, its token ids, BOS first."""
         length = len(document).to_bytes(8, "little")
+        # With its length: two documents do not hash like their concatenation.
         self._text_hash.update(length)
         self._text_hash.update(document)
         self.num_tokens += len(tokens)
@@ -219,9 +220,10 @@ class SplitWriter:
 
 
 def write_contents(corpus: Corpus, dtype: str) -> None:
-    """Write `corpus.json` as the last file, after syncing the others. Arguments: dtype, the token ids' type (`<u2`)."""
+    """Write `corpus.json`, after syncing the other files. Arguments: dtype, the token ids' type (`<u2`)."""
     facts = {name: value for name, value in vars(corpus).items() if name not in ("folder", "splits")}
     files = {path.name: [path.stat().st_size, sum_of(path, sync=True)] for path in sorted(corpus.folder.iterdir())}
+    # Last, because a folder without it is no corpus.
     write_json(corpus.folder / "corpus.json", {"dtype": dtype, "corpus": facts, "files": files})
 
 

@@ -1,7 +1,4 @@
-"""Read the texts in a file one at a time: text, JSON, CSV, TSV, parquet and Arrow by suffix, also compressed.
-
-`docs/from-elsewhere.md` lists the formats that are read and refused.
-"""
+"""Read the texts in a file one at a time: text, JSON, CSV, TSV, parquet and Arrow by suffix, also compressed."""
 
 from __future__ import annotations
 
@@ -52,12 +49,12 @@ _ROWS = 256  # rows of parquet to read at a time, since a row may be a book
 def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
     """Yield the texts of a file: the field `column` of each of its rows, or all of it if it is a text file.
 
-    Arguments: cut_bytes, the size in bytes that a text file is cut into, at the next blank line, or None to yield it
-    whole.
+    Arguments: cut_bytes, the size in bytes that a text file is cut into, or None to yield it whole.
     Raises: ConfigError, or the errors of Python and Arrow for damaged files.
     """
     suffix = suffix_of(path)
     _check_start(path)
+    # Arrow maps a file into memory, and cannot map a compressed one.
     if suffix in _TABLES and path.suffix.lower() in _COMPRESSED:
         raise ConfigError(f"{path} is a compressed table: decompress it (its columns are compressed already)")
     if suffix in _TABLES:
@@ -78,11 +75,7 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 
 
 def _value(row: Any, column: str, origin: str) -> Any:
-    """Return the field `column` of a row of a file.
-
-    Arguments: row, what was read of it; origin, the place of the row in error messages.
-    Raises: ConfigError if the row lacks the field, with the fields that it has.
-    """
+    """Return the field `column` of a row. Raises: ConfigError, naming `origin`, if the row lacks the field."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:
@@ -109,11 +102,13 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the field `column` of each row of CSV or TSV. In TSV, quotes are plain text if the header has none."""
+    """Yield the field `column` of each row of CSV or TSV."""
+    # The default limit of a field, 128 kB, is less than a document.
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
     is_csv = suffix_of(path) == ".csv"
     delimiter = "," if is_csv else "\t"
+    # In TSV, quotes are plain text if the header has none.
     has_quotes = is_csv or first.startswith('"')
     rows = csv.reader(
         chain([first], lines), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
@@ -161,7 +156,6 @@ _COMPRESSED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, which are decompressed if its suffix says that it is compressed."""
     return cast(IO[bytes], _COMPRESSED.get(path.suffix.lower(), partial(open, mode="rb"))(path))
 
 
@@ -179,6 +173,7 @@ def _check_start(path: Path) -> None:
     """Raise ConfigError for an archive, a PDF or a Git LFS pointer, all of which can look like text."""
     with _opened(path) as file:
         start = file.read(512)
+    # A tar file has its mark at byte 257.
     if start.startswith(_NOT_TEXT) or start[257:262] == b"ustar":
         raise ConfigError(
             f"{path} is an archive, an office document or a PDF, not text: unpack it, or convert it to text"
@@ -195,12 +190,10 @@ def suffix_of(path: Path) -> str:
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:
-    """Yield parts of a text file, each up to the first blank line after `size` bytes or any line after twice the size.
-
-    A line longer than `size` is cut too, between characters.
-    """
+    """Yield parts of a text file: to the first blank line after `size` bytes, or any line after twice the size."""
     lines: list[str] = []
     length = 0
+    # A line longer than `size` is cut too, between characters.
     for line in iter(partial(file.readline, size), ""):
         lines.append(line)
         length += len(line.encode())

@@ -1,9 +1,7 @@
 """Measure how much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
 
-A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII counts as a letter.
-GPT-3 also used 13 words in a row to look for test text in its training text (Brown et al. 2020, appendix C). Texts are
-compared by hashes of these 13-grams. The hashes of the held-out text stay in memory while the train text is streamed.
-The result is stored with the corpus:
+GPT-3 also used 13 words in a row to look for test text in its training text (Brown et al. 2020, appendix C). The result
+is stored with the corpus:
 
     "overlap": {"words": 13, "splits": {"validation": {
         "grams": 52_113,             # looked up
@@ -37,6 +35,7 @@ _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB quickly rules out most grams that are not held out
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
+# A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII counts as one.
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
 FAMILY_SHARE = 0.02  # two documents that share more of the smaller one's grams go to the same split
 _NEIGHBOURS = 8  # how many documents that follow it in a gram's list a document is compared with
@@ -53,14 +52,12 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Return a hash of each word in the UTF-8 text `data`, uint64 [words].
-
-    It is the polynomial of the word's bytes in `_BASE`, modulo 2^64, with its bits spread.
-    """
+    """Return a hash of each word in the UTF-8 text `data`, uint64 [words]."""
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])
     begins, ends = edges[::2], edges[1::2]
+    # The polynomial of the word's bytes in `_BASE`, modulo 2^64: a difference of two prefix sums, divided by a power.
     powers = np.cumprod(np.full(len(bytes_), _BASE))  # wraps around
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(powers * (bytes_ + np.uint64(1)))))
     inverses = np.cumprod(np.full(len(bytes_) + 1, _INVERSE))
@@ -77,10 +74,8 @@ def _mixed(hashes: Hashes) -> Hashes:
 def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) -> list[int]:
     """Group near-duplicate documents, and return for each document the index of the first document of its group.
 
-    Arguments: documents, the hashes of each document's 13-grams (`gram_hashes`). Two documents are linked if more than
-    `share` of the distinct grams of the smaller one are also in the other. A group contains everything that is linked
-    to a member. To save time, documents that contain the same common gram are only compared with the next few of
-    them, so documents that share nothing but such grams may not be linked.
+    Two documents are linked if more than `share` of the distinct grams of the smaller one are also in the other. A
+    group contains everything that is linked to a member. Arguments: documents, the hashes of each document's 13-grams.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -92,6 +87,7 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
     order = np.argsort(grams, kind="stable")
     grams, holders = grams[order], holders[order]
     pairs = []  # of documents with one gram in common, as one number per pair
+    # Documents that contain the same common gram are only compared with the next few of them, to save time.
     for lag in range(1, _NEIGHBOURS + 1):
         is_same = grams[:-lag] == grams[lag:]  # equal grams are neighbours, because they are sorted
         pairs.append(holders[:-lag][is_same] * len(documents) + holders[lag:][is_same])
@@ -105,11 +101,9 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Return how much of the validation and test splits also occurs in train, as stored in `corpus.json`.
-
-    The form is `{"words": 13, "splits": {split: {"grams": ..., "share": ..., "documents_above": ..., "worst": ...}}}`.
-    """
+    """Return how much of the validation and test splits also occurs in train, as stored in `corpus.json`."""
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
+    # The hashes of the held-out text stay in memory while the train text is streamed.
     grams = {}
     for key, split in held_out.items():
         documents = map(split.document, range(split.num_documents))
@@ -142,9 +136,9 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
     """Return {split: share of its 13-grams of words that also occur in the train split of `trained_on`}.
 
-    Splits are those of `held_out` without train; both texts have the same tokenizer. The result is measured once and
-    stored with the held-out text.
+    Splits are those of `held_out` without train; both texts have the same tokenizer.
     """
+    # Measured once, and stored with the held-out text.
     file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
     with suppress(OSError, ValueError):
         return dict(read_json(file))
@@ -163,10 +157,7 @@ def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    """Return for each hash in `known` whether a 13-gram of words of the train text has it, bool [len(known)].
-
-    Arguments: known, in ascending order.
-    """
+    """Return for each hash in `known`, ascending, whether a 13-gram of the train text has it, bool [len(known)]."""
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
@@ -182,10 +173,7 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.b
 
 
 def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
-    """Return lines to print on how much held-out text also occurs in train: a table by split with its worst documents.
-
-    Arguments: overlap, as in `corpus.json`. The list is empty without held-out text.
-    """
+    """Return lines to print on how much held-out text also occurs in train, none without held-out text."""
     if not overlap["splits"]:
         return []
     lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]

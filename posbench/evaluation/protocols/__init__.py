@@ -1,14 +1,6 @@
 """Find the evaluation protocols by name. Each is a class that scores, and says how to store, print and report scores.
 
-validation      the final held-out loss at the training length (training writes it)
-fixed           the same targets at every length, only the context before them grows
-nonoverlapping  windows back to back, every target scored
-accuracy        for tasks: the share of right answers by length in items
-mechanism       the positions that heads attend to, the frequencies they use, the biases that the scheme adds
-order           the loss when everything more than d tokens back is shuffled or replaced, by d
-
-A new protocol is a subclass of `EvalProtocol` in a file here. It defines windows, a score, columns, and sections of the
-report as data, which `posbench.reporting` draws.
+A new protocol is a subclass of `EvalProtocol` in a file here.
 """
 
 from __future__ import annotations

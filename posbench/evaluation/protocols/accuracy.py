@@ -79,19 +79,13 @@ class Accuracy(EvalProtocol):
         return 1
 
     def default_lengths(self, context_length: int, split: ProblemSplit | None = None) -> list[int]:
-        """Return the longest trained length times 1, 1.25, 2 and 4, in items, up to the longest allowed in tests.
-
-        Arguments: context_length is not used; split, the problems to score, which know the trained lengths.
-        """
+        """Return the longest trained length times 1, 1.25, 2 and 4, in items, up to the longest allowed in tests."""
         lengths = [int(context_length * times) for times in BEYOND]
         return [length for length in lengths if split is None or length <= (split.problems.config.longest or 0)]
 
 
 def score_problems(model: ScoredModel, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
-    """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats).
-
-    Arguments: as of `answered`.
-    """
+    """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats)."""
     losses, predicted = answered(model, batch, batch_tokens, advance)
     scored = batch.answers >= 0
     return pd.DataFrame(
@@ -109,8 +103,8 @@ def answered(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Predict each answer given the true tokens before it.
 
-    Arguments: batch, the problems; batch_tokens, the most tokens of a forward pass; advance, called after each pass
-    with its number of tokens.
+    Arguments: batch_tokens, the most tokens of a forward pass; advance, called after each pass with its number of
+    tokens.
     Returns: losses [B, T], in nats for answers and 0 for other tokens; predictions [B, T], the most likely token for
     answers and -1 for other tokens.
     """

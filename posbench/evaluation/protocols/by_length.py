@@ -30,16 +30,13 @@ class ByLength(Windowed):
     is_by_length: ClassVar[bool] = True
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return the report's sections on perplexity by length, one per text, and one on options changed at evaluation.
-
-        Arguments: compared, the runs to compare and the numbers measured in them; every_length, whether to show lengths
-        that are neither a multiple nor a part of the training length.
-        """
+        """Return a section on perplexity by length for each text, and one on options changed at evaluation."""
         sections = []
         texts = {*compared.at(self.name, text=None, under=None)["text"]}
         texts |= {text for protocol, text in compared.holes if protocol == self.name}
         for text in sorted(texts):
             cells, holes = compared.at(self.name, metric="loss", text=text), compared.holes.get((self.name, text), [])
+            # A single length has no curve; then only missing figures are worth a section.
             many = cells["length"].nunique() > 1
             if not many and not holes:
                 continue
@@ -76,12 +73,10 @@ class ByLength(Windowed):
         return Plot(f"perplexity-{self.name}", "lengths", caption, points, line=compared.training_length)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
-        """Return the report's section on scheme options changed at evaluation, or an empty list if none were.
-
-        It shows perplexities at the longest length that was scored with a changed option.
-        """
+        """Return the report's section on scheme options changed at evaluation, or an empty list if none were."""
         cells = compared.at(self.name, metric="loss", under=None)
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
+        # At the longest length that was scored with a changed option.
         length = cells.loc[cells["under"] != "", "length"].max()
         table = options_table(compared, cells[cells["length"] == length])
         if not len(table):
@@ -121,26 +116,22 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
 
 def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
-    """Return the half interval, nats, that decides the decimals of each perplexity: the larger of the two of changes.
-
-    At the training length, where nothing changes, it is the smallest of the scheme's others.
-    """
+    """Return the half interval, nats, that decides the decimals of each perplexity: the larger one of its change."""
     of_change = pd.concat([half(cells, "change"), cells["change_documents"]], axis=1).max(axis=1)
+    # At the training length, where nothing changes, it is the smallest of the scheme's others.
     smallest = of_change.groupby(cells["scheme"]).transform("min")
     return of_change.where(cells["length"] != training_length, smallest)
 
 
 def with_seeds(cells: pd.DataFrame, training_length: int) -> pd.DataFrame:
-    """Return the cells with `shown`, the perplexity or the range of its seeds as text, and `noise`, its ± as text.
-
-    Beyond the training length each has ± half the interval over seeds, or with two seeds their range. At any length,
-    seeds that differ by more than WIDE are shown as a range. `half`, which decides the decimals, is then of the ±.
-    """
+    """Return the cells with `shown`, the perplexity or the range of its seeds as text, and `noise`, its ± as text."""
     is_beyond = cells["length"] > training_length
     of_seeds = half(cells, "value")
+    # Seeds that differ by more than WIDE are shown as a range, and so are two seeds beyond the training length.
     is_wide = cells["highest"] - cells["lowest"] > WIDE
     is_range = (cells["seeds"] > 1) & (is_wide | (is_beyond & of_seeds.isna()))
     has_noise = is_beyond & ~is_range & of_seeds.notna()
+    # The decimals are then those of the ±.
     cells = cells.assign(half=cells["half"].where(~has_noise, of_seeds), noise="")
     cells["shown"] = cells["perplexity"].astype(object)
     for row in cells[is_range].index:

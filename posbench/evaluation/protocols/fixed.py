@@ -32,9 +32,8 @@ class Fixed(ByLength):
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         """Return the windows to score, one per group of targets that are the same at every length.
 
-        Groups depend on `anchor`, the longest length of the comparison, not on `length`. They are spread evenly over
-        all documents that are long enough. They do not overlap, and no window crosses a document boundary.
-        Arguments: split, the text; settings, of the group `evaluation`, with the numbers of windows and targets.
+        Groups depend on `anchor`, the longest length of the comparison, not on `length`. They do not overlap, and no
+        window crosses a document boundary.
         """
         targets = targets_within(length, settings)
         assert length <= anchor
@@ -44,6 +43,7 @@ class Fixed(ByLength):
         places = np.concatenate(ends)
         if not len(places):
             raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
+        # Spread evenly over all documents that are long enough.
         chosen = places[choose_evenly(np.array([len(of_document) for of_document in ends]), settings.windows)]
         return [Window(int(last) - length, length, targets) for last in chosen]
 
@@ -54,10 +54,8 @@ class Fixed(ByLength):
         return settings.windows * length
 
     def default_lengths(self, context_length: int, split: Split | None = None) -> list[int]:
-        """Return the default lengths in tokens, up to the longest document.
-
-        They are the training length times 0.5, 1, 2, 4 ... 32, and some lengths just past the training length.
-        """
+        """Return the default lengths in tokens, up to the longest document."""
+        # The training length times 0.5, 1, 2, 4 ... 32, and some lengths just past it.
         lengths = {*super().default_lengths(context_length), *(context_length + past for past in JUST_PAST)}
         return sorted(length for length in lengths if split is None or length <= _longest_document(split))
 

@@ -81,7 +81,6 @@ class Mechanism(EvalProtocol):
             raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return the settings with at most WINDOWS windows."""
         return replace(config.evaluation, windows=min(WINDOWS, config.evaluation.windows))
 
     def score(
@@ -101,6 +100,7 @@ class Mechanism(EvalProtocol):
             starts, tokens, positions = list(range(count)), problems.tokens, problems.positions
         else:
             starts = window_starts(split, length, count)
+            # Back to back would measure one place of the text; the starts are spread over all documents.
             tokens = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
             vocab_size = model.vocab_size
             repeated = np.stack([_twice(start, length, vocab_size, corpus.bos_id) for start in starts])
@@ -111,6 +111,7 @@ class Mechanism(EvalProtocol):
             part_positions = None if positions is None else positions[part]
             nll, measured = measure(model, tokens[part], positions=part_positions)
             losses.append(nll)
+            # Induction is measured in a random sequence that is read twice.
             if repeated is not None:
                 measured += measure(model, repeated[part], are_repeated=True)[1]
             parts += [_table(starts[part], *entry) for entry in measured]
@@ -163,8 +164,6 @@ class Mechanism(EvalProtocol):
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
     """Read the measures of attention heads that runs have stored, and average them over windows.
 
-    They are read at the stored length that is nearest to `length`. For each scheme, only the first seed that was scored
-    at it is read.
     Arguments: runs, a table with a row per run and its path; schemes, the names to read; length, in tokens or items.
     Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
     and half of its 95 % interval (`value_windows`).
@@ -179,6 +178,7 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
                 if result.protocol == Mechanism.name and not result.key.under:
                     stored.append((scheme, int(str(run.seed)), result))
     lengths = [result.length for _, _, result in stored]
+    # At the stored length nearest to `length`, and of each scheme only the first seed that was scored at it.
     nearest = min(lengths, key=lambda n: abs(n - length), default=length)
     first = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
     tables = []
@@ -196,10 +196,7 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 
 
 def heads_table(heads: pd.DataFrame) -> Table:
-    """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share.
-
-    Arguments: heads, as from `read_heads`.
-    """
+    """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share."""
     rows, places = [], {"previous token": ("attention", 1), "induction": ("induction", 0)}
     for scheme, measured in heads.groupby("scheme", sort=False):
         row: dict[str, Any] = {"scheme": str(scheme)}
@@ -215,11 +212,9 @@ def heads_table(heads: pd.DataFrame) -> Table:
 
 
 def head_plots(heads: pd.DataFrame) -> list[Plot]:
-    """Return plots of each head's attention, norms and biases, as far as they were measured.
-
-    Arguments: heads, as from `read_heads`.
-    """
+    """Return plots of each head's attention, norms and biases, as far as they were measured."""
     biases = heads[heads["measure"] == "bias"].copy()
+    # A constant added to all scores of a query changes nothing, so biases are shown relative to distance 0.
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
     plots = [
@@ -249,7 +244,6 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return {name: scores} for the scores `previous_token`, `first_token` and `induction` of each attention head.
 
     A score is the share of a head's attention, from 0 to 1, averaged over windows: a series indexed by (layer, head).
-    Arguments: rows, a stored result of this protocol, with a row per window, measure, layer, head and distance.
     """
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
@@ -282,6 +276,7 @@ def measure(
     def record(n: int, layer: dict[str, Any]) -> None:
         weights = layer["weights"][:, :, length // 2 :]
         if are_repeated:
+            # The query at T // 2 + i repeats token i, so the token after the first occurrence is i + 1.
             shares = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
             measured.append(_by_head("induction", n, shares))
         else:
@@ -324,7 +319,7 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
     """Replace the kernels of softmax attention by a plain one in a `with` block.
 
     Arguments: record, called in each layer with softmax attention, with its number and its q, k, attention weights and
-    bias, so that memory holds the weights of one layer only.
+    bias.
     """
     from posbench.attention import Softmax
 
@@ -335,6 +330,7 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
         recorded = {"q": q, "k": k, "weights": weights}
         if added is not None:
             recorded["bias"] = added
+        # Layer by layer, so that memory holds the weights of one layer only.
         record(n, recorded)
         return (weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(v.dtype)
 
@@ -353,8 +349,7 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
     """Return a measure of one layer with a number per head, summed over queries, as a `Measured` tuple.
 
-    Arguments: measure, its name; layer, its number; shares, the share of attention that counts for each query, [B, H,
-    queries].
+    Arguments: shares, the share of attention that counts for each query, [B, H, queries].
     """
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
@@ -363,8 +358,8 @@ def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
     """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
 
-    Arguments: layer, its number; weights, of attention, [B, H, queries, T], with the window's last tokens as queries;
-    bias, [B, H, T, T] or None, of which only the rows of the same queries are used.
+    Arguments: weights, of attention, [B, H, queries, T], with the window's last tokens as queries; bias, [B, H, T, T]
+    or None.
     """
     import torch
 
@@ -389,14 +384,10 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
-    """Yield the norms of q and k by channel pair, as `Measured` tuples, as far as the scheme rotates q and k.
-
-    Rotation does not change these norms. If a scheme does not rotate, or changes norms in another way, nothing is
-    yielded.
-    Arguments: layer, its number; scheme, the layer's; recorded, {`q`: tensor, `k`: tensor} of the layer.
-    """
+    """Yield the norms of q and k by channel pair, as `Measured` tuples, as far as the scheme rotates q and k."""
     from posbench.schemes.rotary import Rotary
 
+    # Rotation does not change these norms; what changes them in another way is not measured.
     for site in ("q", "k"):
         if isinstance(scheme, Rotary) and site in scheme.sites and scheme.keeps_norms:
             x, half = recorded[site][..., : scheme.width].double(), scheme.width // 2
@@ -410,8 +401,8 @@ def _table(
 ) -> pd.DataFrame:
     """Return one measure of a layer's heads as a table: a row per window, head and distance or channel pair.
 
-    Arguments: starts, the windows' first token indices; measure, its name; first and last, the ends of each distance
-    bucket, or the channel pair; queries, how many each sum is over; sums, [B, heads, distances or channel pairs].
+    Arguments: first and last, the ends of each distance bucket, or the channel pair; queries, how many each sum is
+    over; sums, [B, heads, distances or channel pairs].
     """
     B, heads, count = sums.shape
     return pd.DataFrame(

@@ -128,7 +128,6 @@ class Order(EvalProtocol):
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return what the order of tokens more than 32 back was worth during training, and when that reached ONSET.
 
-        Arguments: logged, the lines of the run's metrics.jsonl, a mapping each.
         Returns: what this order is worth at the end (key FAR, in nats per token), and `onset_tokens`, the tokens
         trained on until it was worth ONSET, infinite if it is worth less at the end; {} if `logged` has no such scores.
         """
@@ -150,6 +149,7 @@ class Order(EvalProtocol):
         nearest_length = min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))
         nearest = cells[cells["length"] == nearest_length]
         distances = sorted(set(nearest["first"]))
+        # Every other distance, to keep the table narrow.
         if len(distances) > 5:
             distances = distances[::2]
         table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
@@ -204,6 +204,7 @@ class Order(EvalProtocol):
             return []
         rows = []
         for name, group in groups.items():
+            # A seed that never begins counts as the full budget.
             means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
             row = {"group": name}
             for scheme, mean in means.dropna().sort_index().items():
@@ -219,14 +220,12 @@ class Order(EvalProtocol):
 def onset_table(compared: ComparedRuns) -> Table:
     """Return a row per scheme: the tokens after which it began to use the order of tokens more than 32 back.
 
-    The columns are the number of seeds that began, their median, the tokens of each seed, and the p of a test.
-
     A seed that never began is shown as `>N`, with N the tokens it was trained on, which the test takes as its onset.
-    With an even number of seeds, the median is the earlier of the middle two, so that half of all had begun by then.
     """
     budget = float(compared.runs["tokens"].iloc[0])
     text = partial(onset_text, budget=budget)
     rows, against = [], f"p against {compared.baseline}"
+    # Of an even number of seeds the earlier of the middle two, so that half of all had begun by then.
     medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
     times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
@@ -277,10 +276,7 @@ def onset(tokens: Any, worth: Any, threshold: float) -> float:
 
 
 def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use long-range order at the end of training, as text: `3/5`; a dash if none was scored.
-
-    Arguments: onsets, for each seed the tokens trained on until it did, infinite if never, NaN if it was not scored.
-    """
+    """Return how many seeds use long-range order at the end of training, as text: `3/5`; a dash if none was scored."""
     scored = onsets.dropna()
     if scored.empty:
         return DASH
@@ -290,16 +286,17 @@ def count_onsets(onsets: pd.Series) -> str:
 def flip_test(difference: np.ndarray) -> float:
     """Return the exact two-sided p of a sign-flip test that the mean of `difference` (one number per seed) is 0.
 
-    p is the share of all choices of signs whose mean is at least as far from 0. The test is made for paired times that
-    are censored at the same budget. If two schemes are equal, each seed's difference is equally often positive and
-    negative, whatever the distribution of times and the censoring. A paired log-rank test is a sign test with a normal
-    approximation: for five pairs that agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.
+    The test is made for paired times that are censored at the same budget. If two schemes are equal, each seed's
+    difference is equally often positive and negative, whatever the distribution of times and the censoring. A paired
+    log-rank test is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact
+    value is 2 of 2^5 choices, 0.0625.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
     choices = np.arange(2 ** len(difference))[:, None]
     signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
     rounding = 1e-9 * np.abs(difference).sum()
+    # p is the share of all choices of signs whose mean is at least as far from 0.
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
 
 
@@ -307,11 +304,11 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
     """Return for each scheme, as text, how far back the order of tokens matters.
 
     This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
-    Arguments: cells, the figures of the score `lost_order` at one length, a row per scheme and distance.
     Returns: {scheme: text}: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
+        # The lower of the intervals over seeds and over documents.
         low = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
         fails = np.flatnonzero(~(low >= REACH))
         last = places["last"].to_numpy()
@@ -326,13 +323,14 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
 def window_starts(split: Split, length: int, count: int) -> list[int]:
     """Return the sorted starts of `count` windows of `length` + 1 tokens, or of all windows if the text has fewer.
 
-    Windows do not overlap or cross documents, leave out a document's first token, and are spread evenly over all
-    documents that are long enough. Raises: ConfigError if no document is long enough.
+    Windows do not overlap or cross documents, and leave out a document's first token. Raises: ConfigError if no
+    document is long enough.
     """
     sizes, span = np.diff(split.starts) - 1, length + 1
     counts = sizes // span  # windows that each document can give
     if not counts.any():
         raise ConfigError(too_long(split, length, "in its longest document", int(sizes.max()) - 1))
+    # Spread evenly over all documents that are long enough.
     begins = []
     for begin, num_windows, spare in zip(split.starts[:-1], counts, sizes % span, strict=True):
         begins.append(begin + 1 + spare // 2 + span * np.arange(num_windows))
@@ -343,15 +341,14 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
     """Return three token sequences per window: `whole`, `shuffled` and `other`, which end with the same tokens.
 
     They are the window itself, the window with its first half in random order, and with a first half from another
-    document. The window's start is the random seed for the permutation, the other document and the position in it.
-    Arguments: starts, token indices of windows; length, a window's tokens less one; count, how many of the three to
-    return, in this order.
+    document. Arguments: count, how many of the three to return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
     donors = np.flatnonzero(sizes >= middle)
     read = np.empty((count, len(starts), length + 1), dtype=np.int64)
     for n, start in enumerate(starts):
+        # The window's start is the seed, so every scheme reads the same sequences.
         random = np.random.default_rng(start)
         read[:, n] = split.tokens[start : start + length + 1]
         read[1, n, :middle] = read[0, n, :middle][random.permutation(middle)]
@@ -372,11 +369,8 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
     """Return {`order_beyond_<d>`: nats per token}, what the order of tokens more than d back is worth, for d in NEAR.
 
-    The key `copyable_order_beyond_32` is the same over copyable targets only; it is left out if there are none.
-
-    It is the loss with all tokens further back shuffled, less the loss of the unchanged window, as a mean over targets
-    whose last d + 1 to 2 d tokens are not shuffled. A d is left out if half a window of
-    `length` tokens is shorter than 2 d. Arguments: batch_tokens, the most tokens of a forward pass.
+    The key `copyable_order_beyond_32` is the same over copyable targets only. A d is left out if half a window is
+    shorter than 2 d.
     """
     middle = length // 2
     starts = window_starts(split, length, WINDOWS)
@@ -384,6 +378,7 @@ def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_token
     scored = min(length - middle, FAR_LAST)
     versions = sequences(split, starts, length, 2)[:, :, : middle + scored + 1]
     whole, shuffled = (losses_of(model, version, scored, batch_tokens).astype(float) for version in versions)
+    # Targets whose last d + 1 to 2 d tokens are not shuffled.
     worth = shuffled - whole
     figures = {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
     distances = slice(COPY_DISTANCE, 2 * COPY_DISTANCE)
@@ -409,10 +404,8 @@ def losses(
 ) -> np.ndarray:
     """Return the losses of targets in the windows' second halves, nats, float64 [3, windows, distances from 1].
 
-    The distance is the number of tokens between the target and the first half.
-    Arguments: starts, token indices of windows; length, a window's tokens less one; batch_tokens, the most tokens of a
-    forward pass; advance, called after each forward pass with its number of tokens.
-    The three: the whole window, its first half shuffled, its first half from another document.
+    The three are the whole window, its first half shuffled, and its first half from another document. The distance is
+    the number of tokens between the target and the first half.
     """
     read = sequences(split, starts, length)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
@@ -430,7 +423,7 @@ def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int],
 
     Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the number and the
     sums of copyable targets.
-    Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d]; starts, token indices of the windows.
+    Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)

@@ -1,8 +1,4 @@
-"""Define a protocol: one way to score a model at one length, and how to store, print and report the score.
-
-A header is stored with the rows of a result in `eval/`. It has the figures that `score` returned, and how they were
-computed.
-"""
+"""Define a protocol: one way to score a model at one length, and how to store, print and report the score."""
 
 from __future__ import annotations
 
@@ -38,10 +34,9 @@ class Score:
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return the score, (`column` - `minus`) / targets. If `minus` is empty, nothing is subtracted.
+        """Return the score, (`column` - `minus`) / targets.
 
         Arguments: sums, {column: its sum over stored rows, or an array with an entry per stored row}.
-        Returns: a number, or an array if `sums` has arrays.
         """
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column]
@@ -98,9 +93,9 @@ class EvalProtocol(ABC):
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Score a model at one length.
 
-        Arguments: corpus, the text or task; split, its part to score; length, in tokens or items of a task; settings,
-        the run's `evaluation` settings; anchor, the longest length of the comparison, which decides what text is
-        scored; advance, called with the number of tokens after each forward pass.
+        Arguments: corpus, the text or task; split, its part to score; length, in tokens or items of a task; anchor, the
+        longest length of the comparison, which decides what text is scored; advance, called with the number of tokens
+        after each forward pass.
         Returns: the table to store, a row per scored window or problem, and numbers for its header, such as `nll_mean`
         (nats/target) and `targets_total`.
         """
@@ -121,40 +116,24 @@ class EvalProtocol(ABC):
             )
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return the settings of the group `evaluation` that decide which windows of a run are scored.
-
-        Arguments: config, the run's configuration.
-        """
+        """Return the settings of the group `evaluation` that decide which windows of a run are scored."""
         return config.evaluation
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`.
-
-        Arguments: settings, of the group `evaluation`; anchor, the longest length of the comparison.
-        """
+        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`."""
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
-        """Raise ConfigError if the text `split` has no window of `length` tokens to score.
-
-        Arguments: settings, of the group `evaluation`.
-        """
+        """Raise ConfigError if the text `split` has no window of `length` tokens to score."""
         if length >= split.num_tokens:
             raise ConfigError(too_long(split, length, "in all", split.num_tokens - 1))
 
     def shortest(self, settings: EvaluationConfig) -> int:
-        """Return the shortest length that can be scored, in tokens.
-
-        Arguments: settings, of the group `evaluation`, which can raise it.
-        """
+        """Return the shortest length that can be scored, in tokens."""
         return 2
 
     def default_lengths(self, context_length: int, split: Any = None) -> list[int]:
-        """Return the lengths to score by default: the training length times 0.5, 1, 2, 4 ... 32, in tokens.
-
-        Lengths for which the text is too short are left out. Arguments: context_length, the training length; split, the
-        text, or None for no limit.
-        """
+        """Return the training length times 0.5, 1, 2, 4 ... 32, in tokens, as far as the text is long enough."""
         lengths = [context_length * 2**n // 2 for n in range(7)]
         return [length for length in lengths if split is None or length < split.num_tokens]
 
@@ -168,8 +147,8 @@ class EvalProtocol(ABC):
         """Return the lengths to score: the requested ones, else the configured ones, else the defaults.
 
         A protocol whose `follows_lengths` is False scores the training length if no length is requested.
-        Arguments: asked, the requested lengths; context_length, the training length; split, the text or problems to
-        score; configured, the lengths in the run's configuration.
+        Arguments: asked, the requested lengths; context_length, the training length; configured, the lengths in the
+        run's configuration.
         """
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
@@ -192,46 +171,33 @@ class EvalProtocol(ABC):
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         """Return the sections of the report about this protocol's results, by default none.
 
-        Arguments: compared, the runs to compare and the numbers measured in them; every_length, whether to show lengths
-        that are neither a multiple nor a part of the training length.
+        Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
         """
         return []
 
     def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
         """Return the report's sections about the runs of a task, by default none.
 
-        Arguments: task, its name; runs, a table with a row per run; schemes, their names in the order to show; length,
-        the longest trained length, in items.
+        Arguments: runs, a table with a row per run; schemes, their names in the order to show; length, the longest
+        trained length, in items.
         """
         return []
 
     def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        """Return the sections of a report that compares groups of runs, by default none.
-
-        Arguments: groups, {value that a group shares: its runs}.
-        """
+        """Return the sections of a report that compares groups of runs, {value that a group shares: its runs}."""
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return columns to add to a run's row in the summary table, {name: value}, by default none.
-
-        Arguments: logged, the lines of the run's metrics.jsonl, a mapping each.
-        """
+        """Return columns to add to a run's row of the summary, {name: value}, from its metrics.jsonl."""
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Return {name: number} for a result: nll in nats/token, perplexity, bits per byte; None if unknown.
-
-        Arguments: header, stored with the result.
-        """
+        """Return {name: number} for a result: nll in nats/token, perplexity, bits per byte; None if unknown."""
         known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
         return {name: known.get(name) for name in self.figure_names}
 
     def headline_of(self, headers: Sequence[Mapping[str, Any]]) -> str:
-        """Return, as text, the protocol's main number, mean over seeds; by default the mean loss as perplexity.
-
-        Arguments: headers, stored with the results, one per seed.
-        """
+        """Return, as text, the protocol's main number, mean over seeds; by default the mean loss as perplexity."""
         if self.headline_key:
             return f"{np.mean([header[self.headline_key] for header in headers]):z.3f}"
         return perplexity_text(perplexity(float(np.mean([header["nll_mean"] for header in headers]))))

@@ -41,18 +41,12 @@ class ComparedRuns:
 
     @property
     def has_onsets(self) -> bool:
-        """Return whether any run logged when it began to use the order of tokens more than 32 back.
-
-        Continued runs do not log it.
-        """
+        """Return whether any run logged when it began to use long-range order. Continued runs do not log it."""
         return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
 
     @property
     def onsets(self) -> pd.DataFrame:
-        """Return the tokens trained on until a run used the order of tokens more than 32 back, infinite if never.
-
-        It is a table with a row per seed and a column per scheme.
-        """
+        """Return the tokens until each run used long-range order, infinite if never: seeds by schemes."""
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def logged(self, kind: str, figures: Sequence[str]) -> pd.DataFrame:
@@ -62,9 +56,9 @@ class ComparedRuns:
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
         """Return the rows of `cells`, the table of all figures, in which the columns have the values passed here.
 
-        By default these are figures of schemes as trained, on the runs' own text.
         Arguments: protocol and length, None for any; equal, a value for each further column, or None to accept any.
         """
+        # By default figures of schemes as trained, on the runs' own text.
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
         for column, value in conditions.items():
@@ -142,10 +136,7 @@ class Section:
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Return all sections of a report, with successive sections of the same title joined into one.
-
-    Their tables are put side by side. Arguments: schemes, the order of the tables' rows.
-    """
+    """Return a report's sections, with successive sections of the same title joined and their tables side by side."""
     joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
         first, *later = group
@@ -171,8 +162,8 @@ def pivot(
 ) -> Table:
     """Return a table with a row per scheme, in the order of `cells`, and a column per title.
 
-    Arguments: cells, a row per scheme and value of `column`; titles, {value of `column`: title}, in the order to show;
-    value, the column of the figures; format, of the figures, whose `half`, `after` and `bold` name columns of `cells`.
+    Arguments: titles, {value of `column`: title}, in the order to show; value, the column of the figures; format, of
+    the figures, whose `half`, `after` and `bold` name columns of `cells`.
     """
     format = format or Format()
     schemes = list(dict.fromkeys(cells["scheme"]))
@@ -180,6 +171,7 @@ def pivot(
     formats = {}
     for key, title in titles.items():
         of_title = cells[cells[column] == key].set_index("scheme").reindex(schemes)
+        # What the format reads becomes a hidden column beside the figures.
         hidden: dict[str, Any] = {role: f"{title}: {role}" for role in format.columns}
         columns[title] = of_title[value].to_numpy()
         for role, source in format.columns.items():
@@ -199,30 +191,25 @@ def in_order(cells: pd.DataFrame, schemes: Sequence[str], *then: str) -> pd.Data
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> Table:
     """Return a table with one row per scheme and one column per distance.
 
-    Arguments: cells, a row per scheme and distance, with columns scheme, first (distance) and value; schemes, the order
-    of the table's rows; title, a column's title with {} for the distance.
+    Arguments: cells, with columns scheme, first (distance) and value; title, a column's title with {} for the distance.
     """
     titles = {distance: title.format(distance) for distance in sorted(set(cells["first"]))}
     return pivot(in_order(cells, schemes), titles, "first", format=Format(sign=True))
 
 
 def half(cell: Any, name: str) -> Any:
-    """Return half the width of the 95 % interval over seeds of the figure in column `name`.
-
-    Arguments: cell, the figures of one scheme at one place, or a table of them.
-    """
+    """Return half the width of the 95 % interval over seeds of the figure in column `name`."""
     return (cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
     """Return what runs logged during training, as a table with columns path, step, tokens and `figures`.
 
-    All points of a run were scored on the same validation tokens, windows or problems.
-    Arguments: paths, run folders; kind, which lines of metrics.jsonl to read, such as `validation`; figures, the names
-    of the numbers in them.
+    Arguments: kind, which lines of metrics.jsonl to read, such as `validation`.
     """
     rows = []
     for path in paths:
+        # If a step was logged twice, its first line counts.
         points = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
         rows += [{"path": path, **points[step]} for step in sorted(points)]
     numbers = ["step", "tokens", *figures]
@@ -230,10 +217,7 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if it never does.
-
-    Arguments: places and values, its points' x and y.
-    """
+    """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if never."""
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):

@@ -41,12 +41,7 @@ class Validation(Windowed):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score windows of text or, for a task, answers of problems of trained lengths, always at the training length.
-
-        Arguments: corpus, the text or task; split, its part to score; length, the training length; settings, the run's
-        `evaluation` settings; advance, called with the number of tokens after each forward pass; anchor is not used.
-        Returns: the table to store, with a row per problem or per window and document, and numbers for its header.
-        """
+        """Score windows of text or, for a task, answers of problems of trained lengths, at the training length."""
         if not isinstance(split, ProblemSplit):
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
@@ -56,10 +51,7 @@ class Validation(Windowed):
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section for each text that runs were not trained on, with losses at the training length.
-
-        Arguments: compared, the runs to compare and the numbers measured in them; every_length is not used.
-        """
+        """Return a section for each text that runs were not trained on, with losses at the training length."""
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):

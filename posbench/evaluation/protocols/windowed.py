@@ -24,20 +24,13 @@ class Windowed(EvalProtocol):
 
     @abstractmethod
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
-        """Return the windows of `length` tokens to score. Raises: ConfigError if the text has none.
-
-        Arguments: settings, the run's `evaluation` settings; anchor, the longest length of the comparison.
-        """
+        """Return the windows of `length` tokens to score. Raises: ConfigError if the text has none."""
 
     def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
         self.windows(split, length, settings, length)
 
     def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the table to store, a row per window and document, with the sum of losses and the number of targets.
-
-        Arguments: losses, [windows, scored] in nats; windows and split, the text that was scored; bos_id, the id of the
-        BOS token, which is not scored.
-        """
+        """Return the table to store, a row per window and document. Arguments: losses, [windows, scored] in nats."""
         return tabulate_windows(losses, windows, split, bos_id)
 
     def score(
@@ -71,9 +64,8 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
     """Return windows of `length` tokens, back to back in stretches of `size` tokens of the text; all targets count.
 
     The whole token stream is cut into stretches, and windows cross documents. Stretches of `settings.max_tokens` tokens
-    in all are read, spread evenly over all documents (a stretch belongs to the document of its first target). They do
-    not depend on `length`, so all lengths that divide `size` score the same targets. Other lengths leave out the tail
-    of a stretch.
+    in all are read, spread evenly over all documents. They do not depend on `length`, so all lengths that divide `size`
+    score the same targets.
     """
     scorable = split.num_tokens - 1
     if scorable < size:
@@ -84,5 +76,6 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
             "for a shorter length"
         )
     begins = np.arange(0, scorable - size + 1, size)
+    # A stretch belongs to the document of its first target.
     chosen = begins[choose_evenly(window_counts(split, begins + 1), settings.max_tokens // size)]
     return [Window(int(begin) + n * length, length, length) for begin in chosen for n in range(size // length)]

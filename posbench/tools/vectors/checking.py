@@ -22,8 +22,6 @@ _INPUTS = ("q", "k", "v", "positions", "sinks", "distances")
 
 
 class Verdict(NamedTuple):
-    """What a port's values of one entry are."""
-
     entry: str
     tensors: str  # names of the compared ones
     distance: float  # the largest; inf for another shape
@@ -36,7 +34,7 @@ def check(path: Path, sizes: Sizes, console: Console, names: Sequence[str] = (),
     """Print a table of the entries in a port's file. Return whether all are right.
 
     Arguments: path, of safetensors, with tensors named ENTRY.TENSOR; sizes, of the inputs that it was computed from;
-    names, of the entries to check, by default all that it has; rounding, the relative error that a right port may have.
+    rounding, the relative error that a right port may have.
     Raises: ConfigError if the file cannot be read or has no known entry.
     """
     inputs, port = sizes.inputs(), _read(path)
@@ -94,6 +92,7 @@ def _first_wrong(port: Values, right: Values, limits: Values, inputs: Inputs) ->
     """Return the first wrong tensor, and its first wrong position."""
     for name, array in port.items():
         distances = distance(array, right[name])
+        # `not <=`, so that NaN counts as wrong.
         [wrong] = np.nonzero(~(distances <= limits[name]))
         if len(wrong):
             return _place(name, distances, int(wrong[0]), inputs)

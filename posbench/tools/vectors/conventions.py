@@ -1,8 +1,7 @@
 """Compute what each position convention does, from the definitions in `posbench.reference`, with or without a mistake.
 
-A field of an entry that ports get wrong has the right value by default, so a mistake is the entry with another value.
-
-Shapes: T positions, H heads, G key heads, D channels of a head, r of them rotated.
+A field of an entry that ports get wrong has the right value by default. Shapes: T positions, H heads, G key heads, D
+channels of a head, r of them rotated.
 """
 
 from __future__ import annotations
@@ -213,7 +212,6 @@ class Rotation(Attention):
         return rescaled(w, parameters, self.base, length)
 
     def _schedule(self, D: int) -> list[float]:
-        """Return the frequencies before rescaling."""
         of_width_r = PartialRotary(a_config(), {}, sites=(), fraction=self.fraction, base=self.base).frequencies(D)
         if self.is_proportional and self.other_width:
             return of_width_r + [0.0] * (D // 2 - len(of_width_r))

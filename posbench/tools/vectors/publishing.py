@@ -85,10 +85,7 @@ def chosen(names: Sequence[str], head_dim: int) -> list[Entry]:
 
 
 def distance(values: Array, right: Array) -> Array:
-    """Return the root mean square of `values - right` divided by that of `right`.
-
-    It is one number for each of T positions if there are heads, [heads, T, .], otherwise one number, [1].
-    """
+    """Return the root mean square of `values - right` divided by that of `right`, [T] if there are heads, else [1]."""
     axes = (0, 2) if right.ndim == 3 else None
     with np.errstate(all="ignore"):
         error = np.sqrt(np.mean((values - right) ** 2, axis=axes))
@@ -96,10 +93,8 @@ def distance(values: Array, right: Array) -> Array:
 
 
 def tolerance(entry: Entry, values: Values, inputs: Inputs, rounding: float = ROUNDING) -> Values:
-    """Return the largest distance of a right port, for each tensor and position.
-
-    It is `rounding`, or 4 times the distance of angles in float32, which grows with the position.
-    """
+    """Return the largest distance of a right port, for each tensor and position."""
+    # Angles in float32 err in proportion to the position.
     rounded = in_float32(entry).values(inputs)
     return {name: np.maximum(rounding, 4 * distance(rounded[name], right)) for name, right in values.items()}
 
