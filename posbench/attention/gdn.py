@@ -140,14 +140,18 @@ class GatedDeltaRule(Kind):
             if taps is not None:
                 # The standard deviation of PyTorch's uniform initialisation in +-1 / sqrt(width).
                 taps.init_std = (3 * convolution) ** -0.5  # type: ignore[attr-defined]  # read by `initialise`
-        self.W_f = nn.Parameter(torch.empty(D, C)) if decay == "channel" else None
-        self.W_a = nn.Parameter(torch.empty(Hkv, C) if self.W_f is None else torch.empty(Hkv * D, D))
+        self.W_f = None
+        decays, width, middles = Hkv, C, _middles(Hkv)
+        if decay == "channel":
+            self.W_f = nn.Parameter(torch.empty(D, C))
+            decays, width, middles = Hkv * D, D, _middles(D).repeat(Hkv)
+        self.W_a = nn.Parameter(torch.empty(decays, width))
         self.W_b = nn.Parameter(torch.empty(Hkv, C))
         self.W_z = nn.Parameter(torch.empty(H * D, C)) if output_gate else None
         self.gate = torch.sigmoid if output_gate == "sigmoid" else F.silu
         # e^A_log and softplus(dt_bias) begin in the middle of equal parts, one for each key head (or channel of a
         # head), of the ranges from which the authors draw them: 0 to 16, and 0.001 to 0.1 on a log scale.
-        dt = 0.001 * 100 ** (_middles(Hkv) if self.W_f is None else _middles(D).repeat(Hkv))
+        dt = 0.001 * 100**middles
         self.A_log = nn.Parameter((16 * _middles(Hkv)).log().float())
         self.dt_bias = nn.Parameter(dt.expm1().log().float())  # the inverse of softplus
         self.norm_weight = nn.Parameter(torch.ones(D))
@@ -187,7 +191,8 @@ class GatedDeltaRule(Kind):
 
     def _log_decay(self, x: Tensor) -> Tensor:
         # At most 0: [B, Hkv, T, 1], or [B, Hkv, T, D] by channel.
-        x = x if self.W_f is None else F.linear(x, self.W_f)
+        if self.W_f is not None:
+            x = F.linear(x, self.W_f)
         rates = F.softplus(F.linear(x, self.W_a, self.dt_bias)).unflatten(-1, (len(self.A_log), -1)).transpose(1, 2)
         return -self.A_log.exp()[:, None, None] * rates
 

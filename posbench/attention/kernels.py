@@ -246,8 +246,10 @@ def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKE
     num_cached = k.shape[2] - T  # keys before the first query
     sequence, head = _sequence_and_head(B, H, q.device)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    # With a window, blocks are about as long as it, so one reads about two windows of keys.
-    num_keys, most = (k.shape[2], T) if window is None else (min(k.shape[2], 2 * window), max(window, BLOCK))
+    num_keys, most = k.shape[2], T
+    if window is not None:
+        # Blocks are about as long as the window, so one reads about two windows of keys.
+        num_keys, most = min(num_keys, 2 * window), max(window, BLOCK)
     block = max(16, min(T, most, cells // num_keys))
     # Allocate the result once: a list of parts would leave gaps between the masks, too small for the next mask.
     out = q.new_empty(B, H, T, v.shape[-1])
@@ -257,10 +259,10 @@ def masked(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, cells: int = MASKE
         i = torch.arange(start, end, device=q.device)[:, None]
         j = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
         zero = torch.zeros(1, 1, *torch.broadcast_shapes(i.shape, j.shape), dtype=dtype, device=q.device)
-        scores = (
-            zero.expand(1, H, -1, -1) if bias is None else zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
-        )
-        mask = scores.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
+        added = zero.expand(1, H, -1, -1)
+        if bias is not None:
+            added = zero + evaluate_bias(bias, sequence, head, i, j).to(dtype)
+        mask = added.masked_fill(_is_hidden(i + num_cached, j, window), float("-inf"))
         out[:, :, start:end] = _fused_kernel(q[:, :, start:end], k[:, :, keys], v[:, :, keys], mask, scoring)
     return out
 
@@ -313,13 +315,20 @@ def windowed_tiles(length: int, window: int | None, first: Tensor | None, device
     n = -(-length // TILE)
     row = torch.arange(n, dtype=torch.int32, device=device)
     # The first tile that any query of each row of tiles sees. All tiles from there are masked score by score.
-    begin = row.new_zeros(1) if window is None else (row * TILE + 1 - window).clamp(min=0) // TILE
-    begin = begin[None] if first is None else torch.maximum(begin, first[:, ::TILE].int() // TILE)  # [1 or B, n]
+    begin, is_visible = row.new_zeros(1, 1), _is_visible
+    if window is not None:
+        begin = (row * TILE + 1 - window).clamp(min=0)[None] // TILE
+
+        def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) & (j > i - window)
+
+    if first is not None:
+        begin = torch.maximum(begin, first[:, ::TILE].int() // TILE)  # [1 or B, n]
     return BlockMask.from_kv_blocks(
         (row - begin + 1)[:, None].int(),
         ((begin[..., None] + row) % n)[:, None].int(),
         BLOCK_SIZE=TILE,
-        mask_mod=_is_visible if window is None else lambda b, h, i, j: (i >= j) & (j > i - window),
+        mask_mod=is_visible,
         seq_lengths=(length, length),
     )
 
@@ -334,13 +343,17 @@ def flex(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         assert bias is not None
         return s + bias(b, h, i, j)  # in float32, which slopes times positions need
 
-    T, is_causal = q.shape[2], window is None and first is None
+    T = q.shape[2]
+    if window is None and first is None:
+        tiles = causal_tiles(T, q.device)
+    else:
+        tiles = windowed_tiles(T, window, first, q.device)
     result: Any = flex_attention(
         q,
         k,
         v,
         score_mod=None if bias is None else score,
-        block_mask=causal_tiles(T, q.device) if is_causal else windowed_tiles(T, window, first, q.device),
+        block_mask=tiles,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         kernel_options=cast(Any, kernel_options(q, reads_rows and bias is not None)),

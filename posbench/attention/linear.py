@@ -129,11 +129,13 @@ class LinearAttention(NonSoftmax):
         cache: KVCache | None,
     ) -> Tensor:
         """Return the attention output [B, H, T, .] for any bias, in quadratic time. Arguments: as of `_chunks`."""
-        k, turned_k = ks[0], None if ks[1] is ks[0] else ks[1]  # cached once if they are equal
+        k, turned_k = ks
         if cache is not None:
-            k, turned_k, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, turned_k, v))
-        bias = scheme.bias(qs[1], k if turned_k is None else turned_k, gates, at)
-        q, turned_q, k, turned_k, v = self._wide(*qs, k, k if turned_k is None else turned_k, v)
+            is_one = turned_k is k  # then it is cached once
+            k, cached, v = cast(tuple[Tensor, Tensor | None, Tensor], cache.append(k, None if is_one else turned_k, v))
+            turned_k = k if cached is None else cached
+        bias = scheme.bias(qs[1], turned_k, gates, at)
+        q, turned_q, k, turned_k, v = self._wide(*qs, k, turned_k, v)
         rows = []
         blocks = sums.weight_blocks(bias, len(q), q.shape[1], q.shape[2], k.shape[2], q, relative_to_largest=True)
         for queries, keys, weights in blocks:
@@ -148,7 +150,8 @@ class LinearAttention(NonSoftmax):
             # Updates and reads of two states per head, D x D and D.
             return 4.0 * self.shape.num_heads * D * (D + 1)
         # Scores and weighted values of half the keys, with scores for two sums if the scheme changes q or k.
-        return (3.0 if {"q", "k"} & scheme.acts_on else 2.0) * self.shape.num_heads * D * length
+        products = 3.0 if {"q", "k"} & scheme.acts_on else 2.0
+        return products * self.shape.num_heads * D * length
 
 
 class DecayAttention(NonSoftmax):

@@ -63,12 +63,17 @@ class Softmax(Kind):
     def kernels(
         self, schemes: Sequence[Scheme], has_bias: bool, device: torch.device
     ) -> Mapping[str, Callable[..., Tensor] | None]:
-        usual = {"masked": kernels.masked, "short": kernels.short} if device.type == "cpu" else {}
         is_plain = not has_bias and self.sink is None and not any(scheme.window for scheme in schemes)
+        by_name: dict[str, Callable[..., Tensor] | None] = {}
+        if not has_bias:
+            by_name["fused"] = kernels.attend
+        if device.type == "cpu" and not is_plain:
+            by_name |= {"masked": kernels.masked, "short": kernels.short}
+        by_name["blocks"] = kernels.blocks
         # Uncompiled flex holds every score; on a GPU training compiles it to other code: see `posbench.verify`.
-        flex = {} if is_plain or self.shape.head_dim < kernels.FLEX_FROM else {"flex": kernels.flex}
-        fused = {} if has_bias else {"fused": kernels.attend}
-        return {**fused, **({} if is_plain else usual), "blocks": kernels.blocks, **flex}
+        if not is_plain and self.shape.head_dim >= kernels.FLEX_FROM:
+            by_name["flex"] = kernels.flex
+        return by_name
 
     def mix(
         self,
