@@ -49,7 +49,7 @@ def choices(group: str, *folders: Path) -> dict[str, Path]:
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the comment in the first line of the YAML file of `group=name`, or "" if there is none."""
+    """Return the comment in the first line of the YAML file of `group=name`, or ""."""
     file = choices(group, *folders).get(name)
     if file is None:
         return ""
@@ -58,7 +58,7 @@ def description(group: str, name: str, *folders: Path) -> str:
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for `group=name` if no such name exists, with the most similar of the `known` ones."""
+    """Return the error message for an unknown `group=name`, with the most similar of the `known` names."""
     hint = nearest(_ALIASES.get(name, name), known)
     folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
     if group == "scheme":
@@ -71,9 +71,9 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
 
 
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
-    """Return a scheme's mapping with names in `layers` and `of` replaced by the mappings of the schemes that they name.
+    """Return a scheme's mapping with the names in `layers` and `of` replaced by those schemes' mappings.
 
-    Arguments: row, a scheme's mapping (as in its YAML file) or name; read, a function from names to mappings.
+    Arguments: row, a mapping or name; read, a function from names to mappings.
     """
     if isinstance(row, str):
         row = read(row)

@@ -157,8 +157,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class Sinusoidal(Definition):
     """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i of C and the cosine to channel 2i + 1, at position p.
 
-    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings at
-    initialisation.
+    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings.
     """
 
     amplitude: float = 1.0

@@ -30,7 +30,7 @@ class Rotary(Definition):
         self.length = length
 
     def frequencies(self, D: int) -> list[float]:
-        """Return the r/2 frequencies, in radians per token, of the pairs (t, t + r/2) in the first r of D channels."""
+        """Return the r/2 frequencies, radians per token, of the pairs (t, t + r/2) in the first r channels."""
         return [float(self.base ** (-2 * t / D)) for t in range(D // 2)]
 
     def rescaled_frequencies(self, D: int) -> list[float]:
@@ -86,7 +86,7 @@ def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Ar
 
 
 def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
-    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by angles[t] radians, for r/2 angles."""
+    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by angles[t] radians."""
     R, half = np.eye(head_dim), len(angles)
     for t, angle in enumerate(angles):
         u = t + half
@@ -241,11 +241,11 @@ def rescaled(
     fast: float = 32,
     rounded: bool = True,
 ) -> list[float]:
-    """Return the r/2 `frequencies`, rescaled by the method `name` with factor `s`, for evaluation on longer inputs.
+    """Return the r/2 `frequencies`, rescaled by the method `name` with factor `s`, for longer inputs.
 
-    Arguments: base, the base of the frequencies; L, the training length in tokens; slow and fast, turns in that length
-    at which YaRN's ramp ends; rounded, whether the ends of yarn_code's ramp are whole pairs. Raises: KeyError for other
-    names. Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
+    Arguments: base, of the frequencies; L, the training length in tokens; slow and fast, turns in that length at which
+    YaRN's ramp ends; rounded, whether the ends of yarn_code's ramp are whole pairs. Raises: KeyError for other names.
+    Sources: pi, arXiv 2306.15595; ntk, bloc97 2023; yarn, arXiv 2309.00071; yarn_code, the code of its authors.
     """
     r = 2 * len(frequencies)
     result = []

@@ -51,7 +51,7 @@ _LARGER_WITH_SCORES = ("shift", "offset", "future", "batch", "decode", "fp64", "
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """One test of position schemes: the models it applies to, the function that measures an error, and its limit."""
+    """One test: the models it applies to, the function that measures an error, and its limit."""
 
     name: str
     applies: Callable[[RandomModel], bool]
@@ -83,7 +83,7 @@ SPECS = (
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one test of one scheme. `measured` is its error, or None if the test does not apply."""
+    """The result of one test of one scheme. `measured` is None if the test does not apply."""
 
     name: str
     measured: float | None
@@ -109,7 +109,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The results of all tests of one scheme, and whether they match what the scheme promises."""
+    """The results of all tests of one scheme, and whether they match what it promises."""
 
     scheme: str
     promised_relative: bool
@@ -141,7 +141,7 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Return the kind of scheme whose logits change by `drift` if all positions grow: relative, absolute or unclear."""
+    """Return what a change of logits by `drift`, as all positions grow, means: relative, absolute or unclear."""
     if drift <= EXACT:
         return "relative"
     return "absolute" if drift > APART else "unclear"
@@ -149,7 +149,7 @@ def relativity(drift: float) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread in the context: small tensors need no more, and another process may train."""
+    # Small tensors need no more than one thread, and another process may train.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -161,7 +161,7 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 @torch.no_grad()
 def certify(config: Config, compiled: bool = False) -> Certificate:
-    """Run every test and return the results for `config.scheme` in a decoder of `config.model` with random weights.
+    """Run every test of `config.scheme` in a decoder of `config.model` with random weights.
 
     Arguments: compiled, whether to test compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
@@ -200,7 +200,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
 
 
 def _certificate_of_nothing(random_model: RandomModel) -> Certificate:
-    """Return the certificate of a scheme whose logits are not numbers, so that no test means anything."""
+    # If logits are not numbers, no test means anything.
     checks = {spec.name: Check(spec.name, None, spec.limit) for spec in SPECS}
     kind = "NaN" if random_model.logits.isnan().any() else "infinite"
     return Certificate(
