@@ -55,8 +55,8 @@ _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins bef
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
     """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
 
-    Arguments: runs, finished runs; again, whether to replace stored results. Continued runs, and runs of more than
-    `evaluation.ngram_tokens` tokens, are skipped.
+    Arguments: again, whether to replace stored results. Continued runs, and runs of more than `evaluation.ngram_tokens`
+    tokens, are skipped.
     """
     done = set()
 
@@ -96,7 +96,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
 
     Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.
-    Raises: ConfigError if this version would choose other batches or validation windows than the run's.
+    Raises: ConfigError if this version would choose other batches or validation windows.
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
@@ -153,8 +153,8 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the tokens that are in any of the training windows, in the order of the text, each position once.
 
-    Arguments: starts, the windows' starts, ascending; context_length, a window's tokens less one; longest, the order of
-    the longest n-grams.
+    Arguments: starts, the windows', ascending; context_length, a window's tokens less one; longest, the order of the
+    longest n-grams.
     Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
     but at most `longest`.
     """
@@ -172,7 +172,7 @@ class KneserNey:
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
         """Count the n-grams of a text.
 
-        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window; vocab_size, V.
+        Arguments: tokens [N]; depths [N], of `text_read`; vocab_size, V.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -213,10 +213,7 @@ class KneserNey:
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
-        """Return the number of each n-gram, its index among the n-grams of this order; _UNKNOWN if it was never read.
-
-        Arguments: contexts, the numbers of the n-grams' first n - 1 tokens; targets, their last tokens.
-        """
+        # An n-gram's number is its index in the sorted keys of its order, _UNKNOWN if it was never read.
         keys = self._keys[order]
         if not len(keys):
             return np.full_like(targets, _UNKNOWN)
@@ -227,17 +224,11 @@ class KneserNey:
 
 @dataclass(frozen=True)
 class _Level:
-    """The discounted probabilities of the n-grams of one order, and the weights of the next lower order."""
-
     discounted: Floats  # [n-grams]: (c - D(c)) / c(h .)
     backoff: Floats  # [contexts]: the probability that remains for the lower order
 
     @classmethod
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
-        """Discount the counts of all n-grams of one order and return its probabilities and weights as a `_Level`.
-
-        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context.
-        """
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
         freed = np.bincount(contexts, subtracted, num_contexts)
@@ -246,11 +237,7 @@ class _Level:
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
-        """Return the probabilities of targets by the model of this order, of the shape of `lower`.
-
-        Arguments: contexts and ngrams, the numbers of each target's context, and of context and target together,
-        _UNKNOWN if they were never read; lower, the targets' probabilities by the model of the next lower order.
-        """
+        # Without the context, which is _UNKNOWN if it was never read, the lower order decides alone.
         if not len(self.discounted):
             return lower.copy()
         discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])
