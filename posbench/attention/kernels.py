@@ -10,14 +10,9 @@
 
 All take q [B, H, T, D], k [B, Hkv, T, D] and v [B, Hkv, T, E], H being a multiple of Hkv, and return [B, H, T, E].
 `scale` multiplies q . k; `bias` is a function (b, h, i, j) of sequence, head, query row and key row (`Scheme.bias`).
-`blocks` and `masked` also take more keys than queries; the queries then belong to the last keys.
-
-`sink`, [H], is one more logit in the softmax of each head, whose value is zero (gpt-oss, arXiv 2508.10925). It needs no
-special kernel: with l, the log-sum-exp of a row of scores, the output without a sink times sigmoid(l - sink) is the
-output with it.
-
-`window` is the number of keys that a query sees, including its own; None means all earlier keys. A block of queries
-reads only keys that one of its queries sees, so time is linear in the window.
+`sink`, [H], is one more logit in the softmax of each head, whose value is zero (gpt-oss, arXiv 2508.10925). `window` is
+the number of keys that a query sees, including its own; None means all earlier keys. `blocks` and `masked` also take
+more keys than queries; the queries then belong to the last keys.
 """
 
 from __future__ import annotations

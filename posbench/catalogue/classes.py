@@ -21,6 +21,7 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
     classes = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         for value in vars(import_module(f"{package}.{module.name}")).values():
+            # A module also holds the classes that it imports: these are found twice, under one name.
             if isinstance(value, type) and issubclass(value, base) and value is not base:
                 classes[snake_case(value.__name__)] = value
     return classes
@@ -43,6 +44,7 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
             f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; one of your own is a "
             f"class in a file, my_{base.__name__.lower()}.py:Name)"
         )
+    # An entry point is loaded only now, so that a package that is not used costs nothing.
     cls = classes[name]
     return cls if isinstance(cls, type) else cls.load()
 
@@ -71,6 +73,7 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
 
 
 def _options(cls: Callable[..., Any]) -> list[inspect.Parameter]:
+    # The first parameter is the decoder's shape.
     parameters = list(inspect.signature(cls).parameters.values())[1:]
     options = [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
     # `**options` stands for the options of the class that this one extends.

@@ -45,6 +45,7 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 def as_recorded(kind: Any) -> Any:
     """Return a kind with its file's path as runs record it; other kinds stay as they are."""
     file = parse_class_path(kind) if isinstance(kind, str) else None
+    # The name of a registered kind.
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
@@ -70,6 +71,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`. Raises:
     ConfigError if the file does not exist, or if no class is named.
     """
+    # A path without a class has no colon; the message then names what is missing.
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
         raise ConfigError(
@@ -87,6 +89,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 def kinds_in(row: Any) -> list[str]:
     """Return the classes `FILE.py:Name` that a scheme or task names, also in its lists."""
     kinds: list[str] = []
+    # A list or a mapping may hold further schemes, at any depth.
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
         kinds = [kind for kind in named if parse_class_path(kind) is not None]
@@ -112,6 +115,7 @@ def trust_file(path: Path) -> None:
 
     Raises: ConfigError if the file cannot be read.
     """
+    # A missing file is refused here, and not when it is imported.
     digest(path)
     _trusted.add(path.expanduser().resolve())
 
@@ -154,10 +158,12 @@ def load(kind: str, base: type[T]) -> type[T]:
     path = _place(file.path)
     # The digest is part of the name: a file that has changed is imported anew.
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
+    # A module is executed once for each content of its file.
     if name not in sys.modules:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
+        # The message lists the classes that could have been meant.
         values = vars(sys.modules[name]).items()
         defined = [n for n, v in values if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has no class that extends {base.__name__}"
@@ -172,6 +178,7 @@ def load(kind: str, base: type[T]) -> type[T]:
 def _execute(path: Path, name: str) -> None:
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
+    # Registered before it runs, as dataclasses need.
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -209,6 +216,7 @@ def _is_in_run_folder(place: Path) -> bool:
 
 def place_of(error: BaseException) -> str:
     """Return `my_scheme.py, line 7: ` if the error arose in a file of the user, else ""."""
+    # Only frames in the user's files tell the user something.
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(_MODULE)}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if not places:

@@ -412,7 +412,6 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a sentence on an error of Hydra or YAML: the field, the value and the remedy."""
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])

@@ -1,11 +1,9 @@
 """Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
 
-All schemes of a seed share one result. It is stored in the `eval/` folder of one of their runs, with the fingerprint of
-the batches in its header.
-
-The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
-`train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
-several epochs or overlapping windows contain it. BOS can be in the context and is not a target, as for the run's model.
+All schemes of a seed share one result, in the `eval/` folder of one of their runs, with the fingerprint of the batches
+in its header. The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window
+of `train.context_length` + 1 tokens, nor a target's context the border of the scored window. BOS can be in the context
+and is not a target.
 
 The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
 For a context h of n - 1 tokens, whose last n - 2 are h':
@@ -159,6 +157,7 @@ def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, lo
     but at most `longest`.
     """
     columns = np.arange(context_length + 1)
+    # Text counts once, even if several epochs or overlapping windows contain it.
     indices = starts[:, None] + columns
     previous_ends = np.concatenate([[-1], starts[:-1] + context_length])
     is_new = indices > previous_ends[:, None]  # the first window that has a token reaches furthest back from it

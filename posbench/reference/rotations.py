@@ -24,6 +24,7 @@ class Rotary(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
         super().__init__(config, weights, **options)
         self.L = self.length = config.train.context_length
+        # `base: context_length` stands for the training length.
         self.base = float(self.L if isinstance(self.base, str) else self.base)
 
     def window(self, length: int) -> None:
@@ -51,6 +52,7 @@ class Rotary(Definition):
 
     @property
     def s(self) -> float:
+        # By default as large as the window needs.
         if self.factor is None:
             return max(1.0, self.length / self.L)
         return self.factor
@@ -132,6 +134,7 @@ class KeyOffset(PartialRotary):
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         y = super().after_hook(site, x, positions, *h)
+        # Channels from r on are not rotated, so they may come from the previous token.
         r = int(x.shape[1] * self.fraction)  # rotated channels
         if site == "k":
             for t in range(len(x)):
@@ -167,6 +170,7 @@ class Fope(Hope):
     def matrix(self, p: int, D: int, h: int) -> Array:
         H, Hkv = self.config.model.num_heads, self.config.model.kv_heads
         n = int(np.count_nonzero(self.frequencies(D)))
+        # The same numbers for cosines and sines in every layer.
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
         A, B = np.identity(n) + normal[:, h * Hkv // H]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
@@ -186,6 +190,7 @@ class Clipped(Rotary):
 
     def frequencies(self, D: int) -> list[float]:
         w = super().frequencies(D)
+        # Fast pairs have seen whole turns in training and stay.
         fast = [f for f in w if 2 * pi / f <= self.L]
         slow = w[len(fast) :]
         reduced = [f * (1 + cos(pi * m / max(1, len(slow) - 1))) / 2 for m, f in enumerate(slow)]
@@ -200,6 +205,7 @@ class Xpos(Rotary):
 
     def power(self, p: int, D: int) -> Array:
         zetas = [(t / (D / 2) + 0.4) / 1.4 for t in range(D // 2)]
+        # Both channels of a pair have its power.
         return np.array([zeta ** (p / self.span) for zeta in zetas + zetas])
 
     def q(self, x: Array, p: Any, h: int) -> Array:
@@ -253,6 +259,7 @@ def rescaled(
         if name == "pi":
             result.append(w / s)
         elif name in ("ntk", "dynamic_ntk"):
+            # r = 2 has one pair, which keeps its frequency.
             larger = s ** (r / (r - 2)) if r > 2 else 1.0  # factor of the base
             result.append(w * larger ** (-2 * t / r))
         elif name == "yarn":
@@ -285,6 +292,7 @@ def rescaled_by_parameters(
     Sources: llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
     """
     p, s, L = parameters, parameters["factor"], parameters.get("original_max_position_embeddings", 1)
+    # Each method of transformers is one of ours with other numbers.
     methods: dict[str, tuple[Any, ...]] = {  # name, s, and the ends of the ramp in turns
         "linear": ("pi", s),
         "dynamic": ("ntk", 1 + s * (max(length, L) / L - 1)),

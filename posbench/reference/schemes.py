@@ -31,6 +31,7 @@ class Combined(Definition):
 
     def gates(self, x: Array, h: int) -> list[Any]:
         by_member = [member.gates(x, h) for member in self.members]
+        # A token's gate holds one value for each member.
         return list(map(list, zip(*by_member, strict=True)))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:

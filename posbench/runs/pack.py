@@ -213,7 +213,6 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Write the runs' text files, metrics and results to `archive`, and list them in `index` (`pack.json`)."""
     import pyarrow
 
     texts: dict[str, int] = {}

@@ -1,12 +1,11 @@
 """Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
-`train.from_run` names a run or a folder. Weights of the scheme and of its kind of attention are loaded if both models
-have them by the same name and shape; the rest is drawn from the seed. The optimizer's moments start at zero, and the
-schedule starts again. A continued run sees the batches it would have seen if trained in one go.
+With `train.from_run`, weights of the scheme and of its kind of attention are loaded if both models have them by the
+same name and shape; the rest is drawn from the seed. The optimizer's moments start at zero, and the schedule starts
+again. A continued run sees the batches it would have seen if trained in one go.
 
-A branch is a shorter version of a run, its trunk (`train.branch_tokens`). If it starts at the trunk's checkpoint of the
-step at which its learning rate begins to decay, it ends with the same weights, moments and rows of metrics (except
-times), to the byte, as if trained from its first step.
+A branch (`train.branch_tokens`) that starts at its trunk's checkpoint ends with the same weights, moments and rows of
+metrics (except times), to the byte, as if trained from its first step.
 """
 
 from __future__ import annotations

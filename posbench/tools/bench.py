@@ -51,7 +51,6 @@ class TimedScheme:
         self.ratios.append(self.rates[-1] / first_rate)
 
     def _seconds(self, steps: int) -> float:
-        """Return the seconds that `steps` steps take."""
         # Synchronised before and after, not in between: the host must run ahead of the device as in training.
         self.device.wait()
         began = time.perf_counter()

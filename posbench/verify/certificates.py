@@ -18,11 +18,10 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
 
 In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel, and
 piece by piece with its cache, do the logits equal the definition up to rounding? Does each of the methods q, k, v and o
-by itself give its float64 result? On a GPU, or with `compiled`, the gradients of all weights are tested too, for text,
-for positions per sequence and for masked documents; with `compiled` the blocks are also compiled, as in training.
+by itself give its float64 result? On a GPU, or with `compiled`, the gradients of all weights are tested too.
 
-A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
-plug-in's), fp32 and bf16 are compared with the model's own float64 logits.
+If `posbench.reference` does not define a scheme or kind of attention (a plug-in's), fp32 and bf16 are compared with the
+model's own float64 logits.
 """
 
 from __future__ import annotations

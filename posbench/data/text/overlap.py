@@ -63,7 +63,7 @@ def _word_hashes(data: bytes) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Return the hashes with every bit spread over all bits, by the last step of splitmix64."""
+    # The last step of splitmix64: every bit spreads over all bits.
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))

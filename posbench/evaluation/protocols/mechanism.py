@@ -11,8 +11,8 @@ Stored rows have, for each window, layer and head, a `value` that is a sum over 
     q_norm, k_norm   the norm of the rotated channel pair `first` of q or k, counted from the fastest (Barbero et al.
                  2024, arXiv 2410.06205)
 
-Queries are the tokens of a window's second half, so that each sees distances up to half the length. Norms are over all
-tokens. Windows of a task are problems, by default of the longest trained length, and have no induction score.
+Queries are the tokens of a window's second half, so that each sees distances up to half the length; norms are over all
+tokens. Windows of a task are problems of the longest trained length, without an induction score.
 """
 
 from __future__ import annotations

@@ -4,21 +4,18 @@
     shuffled   [ the same tokens, shuffled   | x_m ... x_L ]
     other      [ tokens of another document  | x_m ... x_L ]
 
-After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. The three sequences end with the same tokens at the
-same positions. There are d = t - m intact tokens, 1 or more, between the target x_t and the destroyed part. Two scores
-by d, in nats per token:
+After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. There are d = t - m intact tokens, 1 or more, between
+the target x_t and the destroyed part. Two scores by d, in nats per token:
 
     lost_order       shuffled - whole    what the order of tokens more than d back is worth (the tokens are the same)
     lost_identity    other - whole       what these tokens are worth at all
 
 Copyable targets are those that a copier predicts correctly: it copies what followed the longest match of at least 4
-tokens, more than 32 tokens back in the window (`posbench.data.text.copying`). Their losses are stored apart, because
-order far back is worth most there, and averages over all targets hide it: `copyable_order` is lost_order over them.
+tokens, more than 32 tokens back in the window. Their losses are stored apart, because order far back is worth most
+there: `copyable_order` is lost_order over them.
 
-"Order beyond 32" has one definition: the mean of lost_order over the targets with d = 33 to 64.
-
-During training (`train.order_every`), the order of tokens more than 32 back is scored too. A run's onset is the number
-of tokens trained on until that order is worth ONSET.
+"Order beyond 32" has one definition: the mean of lost_order over the targets with d = 33 to 64. During training
+(`train.order_every`), it is scored too. A run's onset is the number of tokens trained on until it is worth ONSET.
 """
 
 from __future__ import annotations

@@ -90,7 +90,6 @@ class Attention(Entry):
         return outputs
 
     def _for_heads(self, x: Array, num_heads: int) -> Array:
-        """Return x [G, T, D] with a row for each of the H query heads."""
         group = num_heads // len(x)
         if self.heads_are_tiled:
             return np.tile(x, (group, 1, 1))
