@@ -24,7 +24,7 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
-    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some of them are."""
+    """Return whether these runs are models that were not trained here. Raises: ConfigError if only some are."""
     are_subjects = summary.get("num_steps", summary["seed"]) == 0
     if are_subjects.any() and not are_subjects.all():
         raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
@@ -75,7 +75,7 @@ def _why_left_out(run: Any) -> str:
 
 
 def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
-    """Raise ConfigError if the runs differ in more than scheme and seed; it names the settings and a remedy.
+    """Raise ConfigError, with the settings and a remedy, if the runs differ in more than scheme and seed.
 
     Arguments: group_by, the columns that these runs are already grouped by.
     """
@@ -110,7 +110,7 @@ def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for what differs besides scheme and seed; the text says which runs have which value."""
+    """Yield (setting, text) for what differs besides scheme and seed."""
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, counts(runs, f"fingerprint.{name}")
@@ -142,7 +142,7 @@ def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _unlike_weights(runs: pd.DataFrame) -> list[str]:
-    """Return the tensors that do not begin alike in these runs of one seed, among runs that have the tensor."""
+    # Only runs that have the tensor count.
     digests: dict[str, set[str]] = {}
     for text in runs["fingerprint.initial_weights"].unique():
         for name, digest in json.loads(text).items():
@@ -151,7 +151,6 @@ def _unlike_weights(runs: pd.DataFrame) -> list[str]:
 
 
 def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (option, text) for the options in which runs of one scheme differ."""
     columns = [column for column in settings_of(runs) if column.startswith("scheme.") or column == "train.lr"]
     for scheme, of_scheme in runs.groupby("scheme"):
         for column in columns:

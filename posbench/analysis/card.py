@@ -1,8 +1,8 @@
 """Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
 
-"The loss does not rise" has a definition. Each scored length is compared with half of it, on the same targets, with 16
-windows or more. The loss does not rise if the upper end of the 95 % interval over documents is at most RISE nats; it
-rises if the lower end is above 0; otherwise it is open.
+Each scored length is compared with half of it, on the same targets, with 16 windows or more. The loss does not rise if
+the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0; otherwise
+it is open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Step(Difference):
 
     @property
     def verdict(self) -> str:
-        """Return whether the loss rises: FLAT, RISES, OPEN or TOO_FEW."""
+        """Return FLAT, RISES, OPEN or TOO_FEW."""
         if self.windows < ENOUGH_WINDOWS or self.half is None:
             return TOO_FEW
         if self.nats + self.half <= RISE:
@@ -96,7 +96,7 @@ class Card:
 
     @property
     def flat_up_to(self) -> int | None:
-        """Return the longest length up to which the loss does not rise at any scored length; None if at none."""
+        """Return the longest length up to which the loss does not rise at any scored length, or None."""
         longest = None
         for step in self.steps:
             if step.verdict != FLAT:
@@ -165,7 +165,6 @@ def card_of(run: Run) -> Card | None:
 
 
 def _nearest(results: Sequence[Result], protocol: str, length: int) -> Result | None:
-    """Return the protocol's result without options whose length is nearest to `length`, or None."""
     usual = [result for result in results if result.protocol == protocol and not result.key.under]
     return min(usual, key=lambda result: abs(result.length - length), default=None)
 
@@ -174,7 +173,7 @@ Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> resu
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    """Return the results that share their targets, {(length, options): result}: those with the most lengths."""
+    # Of several anchors, the one with the most lengths.
     alike: dict[tuple[int, bool], Losses] = {}
     for result in results:
         kind = (result.key.anchor, _has_bos(result))
@@ -196,7 +195,7 @@ def _as_it_is(losses: Losses) -> dict[int, Result]:
 def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Return the loss of each model minus the first one's, at each length at which both read the same windows.
 
-    Arguments: runs, {name of a model: its run}. Returns: columns scheme, length, gap and half, nats/token.
+    Arguments: runs, by the name of the model. Returns: columns scheme, length, gap and half, nats/token.
     """
     results = {}
     for name, run in runs.items():
@@ -217,7 +216,7 @@ def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
 def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
     """Return the mean loss in `first` minus that in `second`, which have the same targets, with its interval.
 
-    Arguments: results of `fixed`, a row per window and document, with the summed losses (`nll`) and `targets`.
+    Arguments: results of `fixed`, a row per window and document.
     """
     place = ["document", "start", "targets"]
     both = first.merge(second, on=place, suffixes=("", "_other"), validate="one_to_one")
@@ -229,7 +228,6 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
 
 
 def _steps(usual: dict[int, Result]) -> list[Step]:
-    """Return a step for each length of which half was scored too, shortest first."""
     steps = []
     for length in sorted(usual):
         if length % 2 == 0 and length // 2 in usual:
@@ -261,10 +259,6 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
 
 
 def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, at_most: int | None) -> Choice | None:
-    """Return the best option at the longest length that has one of the wanted options, or None.
-
-    Its difference is the best's to the model as it is at that length, 0 if that is the best.
-    """
     wanted = {length for length, options in losses if len(options) == 1 and is_wanted(options[0])}
     within = {length for length in wanted if at_most is None or length <= at_most} or wanted
     if not within:
@@ -277,6 +271,7 @@ def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, 
             option = " ".join(options)  # "" for the model as it is
             scored[option] = result
     best = min(scored, key=lambda option: scored[option].loss)
+    # The difference is to the model as it is; it stays 0 if that is the best.
     usual = losses.get((length, ()))
     apart = Difference(0.0, 0.0)
     if usual is not None:
@@ -285,7 +280,6 @@ def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, 
 
 
 def _rescaling(losses: Losses, reference: Result | None) -> Choice | None:
-    """Return the best rescaling at the longest length, with its difference to the `reference`, the model as it is."""
     choice = _choice(losses, lambda option: option.partition("=")[0].endswith("rescale"), False, None)
     if choice is None or reference is None:
         return None
@@ -294,12 +288,10 @@ def _rescaling(losses: Losses, reference: Result | None) -> Choice | None:
 
 
 def _base(losses: Losses, trained: int) -> Choice | None:
-    """Return the best base of the rotation at the longest length within the trained one."""
     return _choice(losses, lambda option: option.partition("=")[0].endswith("base"), True, trained)
 
 
 def _heads(windows: pd.DataFrame) -> dict[str, Head]:
-    """Return the best previous-token head and the best induction head, by name."""
     heads = {}
     for name, by_head in scores(windows).items():
         if name != "first_token" and len(by_head):

@@ -23,7 +23,7 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class _Cell:
-    """A metric's sums for one scheme, per seed and document, of one protocol, text, length and so on."""
+    """A metric's sums for one scheme, per seed and document, at one place."""
 
     seeds: list[int]
     values: Any  # [seeds, documents], float64: the metric summed over the targets
@@ -44,11 +44,9 @@ def measure(
     `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
     Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
     change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
-    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are the values of the
-    lowest and the highest seed.
-
-    Arguments: rows, the tidy table; runs, a row per run; notes and holes get a line for everything left out, such as a
-    place at which the runs scored different windows; holes are keyed by protocol and text.
+    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are seeds' values.
+    Arguments: rows, the tidy table; runs, a row per run; notes and holes (by protocol and text) get a line for
+    everything left out.
     Raises: ConfigError if the runs were validated on different windows.
     """
     rows = rows[rows["run"].isin(runs.index)]
@@ -90,10 +88,6 @@ def measure(
 
 
 def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """Return the names of two runs that scored different windows at one place.
-
-    Raises: ConfigError if these are the windows of the validation, by which schemes are ranked.
-    """
     names = []
     for run in of_place.groupby("windows_digest", observed=True)["run"].first()[:2]:
         names.append(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}")
@@ -106,7 +100,6 @@ def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFram
 
 
 def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: str, runs: pd.DataFrame) -> str:
-    """Return a line for the report: what is the matter at these lengths, and the command that scores all alike."""
     numbers = [str(length) for length in lengths]
     words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", ",".join(numbers)]
     words += [f"--under {option}" for option in options.split()]
@@ -117,7 +110,7 @@ def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: 
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
-    """Return the token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
+    """Return token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
     sums = rows.groupby(list(by), observed=True)[["value", "count"]].sum()
     return sums["value"] / sums["count"]
 
@@ -155,7 +148,6 @@ def on_the_same_targets(
 
 
 def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tuple[str, str], list[str]]) -> None:
-    """Add a line to `holes` for the runs that lack lengths at which others were scored, as trained."""
     as_trained = rows[(rows["metric"] == "loss") & (rows["under"] == "")]
     for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
         if not PROTOCOLS[str(protocol)].is_by_length:
@@ -189,7 +181,6 @@ _SEED_RANGE = ("lowest", "highest")
 
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
-    """Yield (scheme, cell) for each scheme. Arguments: rows, of the tidy table, all of one place."""
     documents, document = np.unique(rows["document"], return_inverse=True)
     numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
     shape = (len(numbers), len(documents))
@@ -212,10 +203,6 @@ def _figures(
     baseline: str,
     training_length: int,
 ) -> Iterable[dict[str, Any]]:
-    """Return the mean, gap and change of one metric with their intervals, as a dict per scheme.
-
-    Arguments: cells, {scheme: its sums at this place}; places, {place: its cells} for all places.
-    """
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
     for scheme, cell in cells.items():
@@ -257,10 +244,6 @@ def interval_of(name: str, values: Any) -> dict[str, float]:
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
-    """Return the mean of first minus second cell over their common seeds, with its intervals, for each pair of cells.
-
-    All first cells are from one place, and all second cells are from one place. Arguments: name, the key of the mean.
-    """
     if not pairs:
         return []
     rows, first_means, second_means = [], [], []

@@ -32,7 +32,7 @@ from posbench.evaluation.protocols.section import ComparedRuns
 
 @dataclass(frozen=True)
 class Comparison(ComparedRuns):
-    """The runs that one report compares, with the tests and notes that the report shows about them."""
+    """The runs that one report compares, with the tests and notes about them."""
 
     experiment: str
     second: pd.DataFrame | None  # losses at each scheme's second kept rate; None without a finished search
@@ -74,12 +74,12 @@ class Comparison(ComparedRuns):
 
     @property
     def is_at_best_rates(self) -> bool:
-        """Return whether claims hold at best learning rates: every scheme has a finished search for its rates."""
+        """Return whether every scheme has a finished search for its rates, so that claims hold at best rates."""
         return self.search is not None and self.search.is_complete(self.schemes)
 
     @property
     def undecidable(self) -> list[str]:
-        """Return the schemes that diverged with some seed at each rate that their search kept: no test decides them."""
+        """Return the schemes that diverged with some seed at each kept rate: no test decides them."""
         if self.search is None or not self.is_at_best_rates:
             return []
         undecidable = []
@@ -103,7 +103,7 @@ class Comparison(ComparedRuns):
 
     @property
     def scope(self) -> str:
-        """Return the learning rates at which the claims hold, as text to print with a claim: `at best rates`."""
+        """Return the learning rates at which the claims hold, as text: `at best rates`."""
         if self.is_at_best_rates:
             return "at best rates"
         if self.runs["train.lr"].nunique() == 1:
@@ -112,12 +112,12 @@ class Comparison(ComparedRuns):
 
     @property
     def split_in_two(self) -> list[str]:
-        """Return the schemes of which only some seeds use the order of distant tokens by the end; [] if unmeasured."""
+        """Return the schemes of which only some seeds use the order of distant tokens by the end."""
         return split_in_two(self.runs)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return the first run's configuration as nested dicts. Use it only for settings that all runs share."""
+        """Return the first run's configuration as nested dicts, for settings that all runs share."""
         return config_of(str(self.runs["path"].iloc[0]))
 
     @property
@@ -150,11 +150,11 @@ def build(
     group_by: str = "",
     doubt: str = "seeds",
 ) -> Comparison:
-    """Return the Comparison of the summary's finished runs: losses, tests, figures and notes for one report.
+    """Return the Comparison of the summary's finished runs.
 
     Arguments: baseline, the scheme that gaps are measured against; margin, nats per token below which losses count as
-    equal; group_by, settings that the runs are already grouped by (--by), for the error message; doubt, what intervals
-    are over, seeds or documents.
+    equal; group_by, settings that the runs are already grouped by, for the error message; doubt, what intervals are
+    over, seeds or documents.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     # Of an experiment with a search for learning rates, only its runs at each scheme's best rate.
@@ -219,7 +219,6 @@ def build(
 
 
 def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: Iterable[str]) -> pd.DataFrame:
-    """Return the rows of `summary` of the planned seeds at the second rate that each scheme's search kept."""
     is_planned = summary["searched"] & (summary["seed"] < search.planned)
     parts = []
     for scheme in schemes:
@@ -234,28 +233,25 @@ def baseline_of(runs: pd.DataFrame) -> str:
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:
-    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end of training."""
+    """Return the schemes of which some runs, but not all, use the order of distant tokens by the end."""
     scored = runs.reindex(columns=["scheme", "onset_tokens"]).dropna()
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
 def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes with seeds that use no long-range order at the best of their kept rates only.
-
-    The list is empty without a finished search.
-    """
+    """Return the schemes with seeds that use no long-range order at the best kept rate only; [] without a search."""
     if search is None or not search.is_complete(schemes):
         return []
     return [scheme for scheme in schemes if search.is_late_at_best(scheme)]
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return a row per order of n-gram models that every seed has: loss on the runs' targets, gap to the baseline."""
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM]
     orders = of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first")
     for order, name in orders.itertuples(index=False):
         per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
+        # Only orders that every seed has are compared.
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
             row |= interval_of("loss", per_seed.to_numpy()) | interval_of("gap", (per_seed - losses[baseline]).dropna())

@@ -17,7 +17,7 @@ FILE = "judge.json"
 
 
 def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> int:
-    """Return how many tests loops have planned in the experiments of these runs, 0 if there was no loop.
+    """Return how many tests loops have planned in the experiments of these runs.
 
     Arguments: baseline, to count only tests against this scheme. Raises: ConfigError if a record is damaged.
     """
@@ -45,7 +45,7 @@ def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None
 
 
 def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
-    """Return the folders of the experiments of these runs; a run of a search for learning rates is its experiment's."""
+    # A run of a search for learning rates belongs to the experiment itself.
     folders = dict[Path, None]()
     for path in map(Path, paths):
         experiment, parent = path.parents[1], path.parents[2]

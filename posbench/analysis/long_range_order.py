@@ -1,7 +1,7 @@
 """Compare schemes by order beyond 32: what the order of tokens more than 32 back is worth to them.
 
-It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. Its tests are
-paired by seed like the loss's, but are a family of their own, and those on copyable targets are another.
+It is the mean of lost_order over the targets with d = 33 to 64, from results of the protocol `order`. Its tests, and
+those on copyable targets, are families of their own.
 """
 
 from __future__ import annotations
@@ -78,11 +78,10 @@ def long_range_order(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
 ) -> LongRangeOrder | None:
-    """Return what order beyond 32 tokens is worth to each scheme, or None if no result of these runs says it.
+    """Return what order beyond 32 tokens is worth to each scheme, or None without such results.
 
-    Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None without a
-    finished search; primary, groups of schemes whose pairs were fixed before training; fewest, number of seeds that a
-    test needs.
+    Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None; primary,
+    groups of schemes whose pairs were fixed before training; fewest, number of seeds that a test needs.
     """
     far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
     far &= (cells["under"] == "") & (cells["text"] == "")
@@ -114,7 +113,6 @@ def long_range_order(
 
 
 def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
-    """Return what order beyond 32 is worth, nats per token: a row per seed and a column per scheme of `runs`."""
     is_here = rows["run"].isin(runs.index) & (rows["protocol"] == "order") & (rows["length"] == length)
     is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == metric)
     is_here &= (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0)
@@ -124,7 +122,6 @@ def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str)
 
 
 def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataFrame:
-    """Return the figures with p, of the test that a scheme's mean is above 0, and is_used."""
     p = []
     for scheme in figures["scheme"]:
         worth = by_seed[scheme].dropna().to_numpy(float)

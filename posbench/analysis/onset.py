@@ -24,10 +24,7 @@ FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 
 
 def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset of the run.
-
-    A branch is a shorter run with a decay of its own; onset is the number of tokens until long-range order was used.
-    """
+    """Return the final losses of these runs and their branches: scheme, seed, tokens, loss, onset of the run."""
     points = []
     for run in runs.to_dict("records"):
         row = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
@@ -56,7 +53,7 @@ class Fit:
         return _design(since) @ self.coefficients
 
     def error(self, since: Floats) -> float:
-        """Return the standard error of the mean of the fitted losses at all of these numbers of tokens since onset."""
+        """Return the standard error of the mean of the fitted losses at these numbers of tokens since onset."""
         mean = _design(since).mean(axis=0)
         return math.sqrt(float(mean @ self.covariance @ mean))
 
@@ -68,7 +65,7 @@ def _design(since: Floats) -> Floats:
 def fit(points: pd.DataFrame) -> Fit | None:
     """Return the line fitted to losses against tokens since onset, or None for fewer than FEWEST_POINTS points.
 
-    Arguments: points, with columns tokens, onset and loss; only points after the onset count.
+    Arguments: points, with columns tokens, onset and loss.
     """
     after = points[points["tokens"] > points["onset"]]
     if len(after) < FEWEST_POINTS:
@@ -82,10 +79,7 @@ def fit(points: pd.DataFrame) -> Fit | None:
 
 
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
-    """Return how far a scheme's mean loss is above the line at its tokens since onset, and half the 95 % interval.
-
-    Arguments: runs of one scheme, all of which have an onset.
-    """
+    """Return how far a scheme's mean loss is above the line at its tokens since onset, and half the 95 % interval."""
     since = (runs["tokens"] - runs["onset_tokens"]).to_numpy(float)
     gaps = runs["loss"].to_numpy(float) - line.at(since)
     # Both errors: over seeds, and of the fit.
@@ -96,9 +90,8 @@ def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
 def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, float, float] | None:
     """Return which share of the baseline's tokens a scheme needs for the same loss, with its 95 % interval over seeds.
 
-    Above 1, the baseline needs the inverse share of the scheme's tokens. Arguments: points, losses of runs that end
-    after several lengths, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds,
-    or if a seed of the better scheme has no run whose loss is above the target, so that its share is unknown.
+    Above 1, the baseline needs the inverse share of the scheme's tokens. Arguments: points, with columns scheme, seed,
+    tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or if a seed's share is unknown.
     """
     logs = []
     curves = {}
@@ -111,6 +104,7 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
         is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]
         better, worse, sign = (ours, theirs, 1) if is_better else (theirs, ours, -1)
         target = worse["loss"].iloc[-1]
+        # Even the shortest run of the better scheme is below the target, so the share is unknown.
         if better["loss"].iloc[0] <= target:
             return None
         # The loss is taken as linear in ln(tokens) between the points of a seed.

@@ -45,7 +45,7 @@ class PublishedMeasurement:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Return {scheme: loss in nats per token}; for other metrics, a number that is lower for better schemes."""
+        """Return losses in nats per token by scheme; for other metrics, a number that is lower for better schemes."""
         return {scheme: _METRICS[self.metric](value) for scheme, value in self.values.items()}
 
     @property
@@ -83,7 +83,7 @@ class Published:
 
     @property
     def models(self) -> str:
-        """Return the trained models in one line: parameters, data, tokens and context; "not published" if unknown."""
+        """Return the trained models in one line: parameters, data, tokens and context."""
         forms = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
         forms |= {"context length": "context {}"}
         facts = []
@@ -126,7 +126,7 @@ class Agreement:
 
 
 def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
-    """Return, for each published column that our runs can be compared with, its order of schemes next to ours."""
+    """Return our results next to each published column that our runs can be compared with."""
     from scipy.stats import kendalltau  # this import takes half a second
 
     pairs = []
@@ -155,7 +155,7 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    """Return our losses to compare with a published column, a row per scheme; no rows if no length is near."""
+    # No rows if no length is near the published one.
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]

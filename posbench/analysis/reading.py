@@ -22,8 +22,8 @@ def read_runs(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the summary (a row per run) of these places and their searches, and their tidy table.
 
-    Arguments: beside, the folder of a reference experiment whose runs are added; select, called with both tables before
-    the runs are checked against the reference, returns the summary to use.
+    Arguments: beside, the folder of a reference experiment whose runs are added; select, called with both tables,
+    returns the summary to use.
     Raises: ConfigError if there are no runs, or these cannot share a table with the reference; the errors of `select`.
     """
     reference = folder_of(Path(beside)) if beside else None

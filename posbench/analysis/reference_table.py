@@ -33,9 +33,8 @@ OF_ONE_RUN = (
 
 
 def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> pd.DataFrame:
-    """Return the runs of the reference and of the user, after checking that one table can hold the finished ones.
+    """Return the runs of the reference and of the user, if one table can hold the finished ones.
 
-    Arguments: summary, a row per run, of reference and user; reference, the folder of the reference experiment.
     Raises: ConfigError if the runs differ in other settings (the message has the command that trains a comparable run),
     or if no run of the user is left.
     """
@@ -117,7 +116,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
 
 
 def baseline_of(reference: Path) -> Run:
-    """Return the baseline scheme's run with the lowest seed, or any scheme's. Raises: ConfigError if it has no runs."""
+    """Return the baseline scheme's run with the lowest seed, or any scheme's. Raises: ConfigError without runs."""
     runs = find_runs(reference)
     if not runs:
         raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
@@ -126,7 +125,7 @@ def baseline_of(reference: Path) -> Run:
 
 
 def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
-    """Return a text with the commands that train and score schemes comparably to the reference, with the same seeds.
+    """Return the commands that train and score schemes comparably to the reference, with the same seeds.
 
     Arguments: schemes, names or class paths; by default `my_scheme.py:MyScheme`, which the user has yet to write.
     """

@@ -34,7 +34,7 @@ def rates_around(lr: float) -> list[float]:
 
 
 def runs_per_scheme(planned: int) -> int:
-    """Return how many runs a search trains for each scheme, with `planned` seeds at the rates that it keeps."""
+    """Return how many runs a search trains for each scheme, with `planned` seeds at the kept rates."""
     return NUM_RATES * FIRST_SEEDS + KEPT * (planned - FIRST_SEEDS)
 
 
@@ -47,7 +47,7 @@ class RateSearch:
 
     @cached_property
     def losses(self) -> dict[str, pd.DataFrame]:
-        """Return the losses by scheme: a row per seed, a column per learning rate, NaN for a run that is missing."""
+        """Return the losses by scheme: a row per seed, a column per learning rate, NaN for a missing run."""
         by_scheme = self.runs.groupby("scheme", sort=False)
         return {
             str(scheme): runs.pivot_table(index="seed", columns="train.lr", values="loss", aggfunc="first")
@@ -65,7 +65,7 @@ class RateSearch:
         return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
 
     def best(self, scheme: str) -> float:
-        """Return the scheme's learning rate with the lowest mean loss over the seeds that all compared rates share."""
+        """Return the rate with the lowest mean loss over the seeds that all compared rates share."""
         losses = self.losses[scheme]
         # The kept rates or, if the search is unfinished, all rates so far.
         losses = losses[self.kept(scheme) or losses.columns]
@@ -83,7 +83,7 @@ class RateSearch:
         return int(np.isfinite(onsets).sum()), len(onsets)
 
     def is_late_at_best(self, scheme: str) -> bool:
-        """Return whether seeds are late (use no long-range order) at the scheme's best rate, and none at the other."""
+        """Return whether seeds are late (use no long-range order) at the best rate, and none at the other."""
         best, other = self.kept(scheme)
         using, seeds = self.using_order(scheme, best)
         using_at_other, seeds_at_other = self.using_order(scheme, other)
@@ -92,7 +92,7 @@ class RateSearch:
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
         """Return (rate, seed) of each run of the scheme that can be trained next, in order.
 
-        Arguments: rates, the learning rates to try, for a search that has just begun.
+        Arguments: rates, to try if the search has just begun.
         """
         losses = self.losses.get(scheme, pd.DataFrame())
         seeds, candidates = range(self.planned), list[float]()
@@ -121,7 +121,7 @@ class RateSearch:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return the table of runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
+        """Return the runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
         kept = {scheme: self.kept(scheme) for scheme in self.losses}
         is_kept = []
         for scheme, rate in zip(self.runs["scheme"], self.runs["train.lr"], strict=True):
@@ -129,11 +129,11 @@ class RateSearch:
         return self.runs.assign(is_kept=is_kept)
 
     def is_complete(self, schemes: Iterable[str]) -> bool:
-        """Return whether the search has kept rates for all these schemes and has all planned seeds at them."""
+        """Return whether all these schemes have all planned seeds at the rates that the search kept."""
         return all(scheme in self.losses and self.kept(scheme) and not self.missing(scheme) for scheme in schemes)
 
     def second(self, schemes: Iterable[str]) -> pd.DataFrame:
-        """Return losses at the second best rate that each scheme keeps: a row per planned seed, a column per scheme."""
+        """Return losses at each scheme's second best kept rate: a row per planned seed, a column per scheme."""
         columns = {}
         for scheme in schemes:
             _, second = self.kept(scheme)
@@ -142,15 +142,13 @@ class RateSearch:
 
 
 def with_searches(places: Iterable[str | Path]) -> list[Path]:
-    """Return these paths, each followed by the folder of its learning-rate search if that has runs.
-
-    A path that has nothing itself is left out if its search has runs.
-    """
+    """Return these paths, each followed by the folder of its learning-rate search if that has runs."""
     with_folders: list[Path] = []
     for place in map(Path, places):
         experiment = place.with_suffix("") if place.suffix == ".zip" else place
         folder = search_folder(experiment)
         is_searched = any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder))
+        # A path that has nothing itself is left out if its search has runs.
         if not is_searched or place.is_dir() or find_runs(place):
             with_folders.append(place)
         if is_searched:
@@ -159,10 +157,7 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
 
 
 def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary with runs of a learning-rate search under their experiment's name.
-
-    The column `searched` says whether the run's experiment has a search.
-    """
+    """Return the summary with runs of a search under their experiment's name, marked in the column `searched`."""
     if summary.empty:
         return summary.assign(searched=False)
     folders = summary["path"].map(lambda path: Path(path).parents[2].name)
@@ -180,7 +175,7 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def search_of(runs: pd.DataFrame, planned: int) -> RateSearch:
-    """Return the learning-rate search that consists of these runs, without those that neither finished nor died."""
+    """Return the search that consists of these runs, without those that neither finished nor died."""
     is_over = runs["status"].isin(["finished", "died"])
     tried = runs[is_over].reindex(columns=["scheme", "train.lr", "seed", "loss", "diverged", "onset_tokens"])
     # A run that diverged has an infinite loss.
@@ -196,11 +191,9 @@ def at_best_rates(runs: pd.DataFrame, planned: int) -> tuple[pd.DataFrame, RateS
 
 
 def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None]:
-    """Return the runs to compare, and the search that chose their learning rates or None if there was no search.
-
-    Experiments with a search give the runs at each scheme's best rate, other experiments all their runs.
-    """
+    """Return the runs to compare, and the search that chose their learning rates, or None."""
     is_searched = summary.get("searched", pd.Series(False, summary.index))
+    # Experiments without a search give all their runs.
     if not is_searched.any():
         return summary, None
     finished, _ = finished_runs(summary[is_searched])

@@ -1,15 +1,14 @@
 """Measure how sure a difference between two schemes is, and how large one must be to be seen.
 
-One seed gives every scheme the same initial weights and the same batches. So differences are taken within each seed,
-which removes the effect of the seed. There are two kinds of uncertainty, which are never added:
+One seed gives every scheme the same initial weights and batches, so differences are taken within each seed. There are
+two kinds of uncertainty, which are never added:
 
     over seeds      would other seeds, on this text, say the same? Student's t on the differences.
     over documents  would other documents, with these models, say the same? (`document_error`)
 
 A scheme beats another if it does so at both learning rates that the other's search kept (`beats`). Holm's correction
-keeps the chance of any false claim in a family of pairs (those tested together) at 5 %. Letters, verdicts and the
-paragraph of a report come from one family, the claimed pairs: the pairs that the experiment fixed before training, or
-all pairs if it fixed none.
+keeps the chance of any false claim in a family of pairs at 5 %. Letters, verdicts and the paragraph of a report come
+from one family, the claimed pairs: those that the experiment fixed before training, or all pairs if it fixed none.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def interval(values: Any) -> tuple[float, float, float]:
 
 
 def holm(p: Floats, size: int = 0) -> Floats:
-    """Return the p-values after Holm's correction (1979) for several tests, in the given order.
+    """Return the p-values after Holm's correction (1979), in the given order.
 
     Arguments: size, the number m of planned tests, if it is larger than len(p).
     """
@@ -68,9 +67,8 @@ def holm(p: Floats, size: int = 0) -> Floats:
 def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
 
-    It is the largest one-sided paired p over the kept learning rates (an intersection-union test: all must be
-    significant), doubled because either scheme may win. With one kept rate this is the two-sided paired t-test, for the
-    winner.
+    It is the largest one-sided paired p over the kept rates (an intersection-union test), doubled because either scheme
+    may win. With one kept rate this is the two-sided paired t-test, for the winner.
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
@@ -91,15 +89,12 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
 
 
 def is_constant(differences: Floats) -> NDArray[np.bool_]:
-    """Return whether differences over the last axis (nats per token) are all the same, except for rounding."""
+    """Return whether differences over the last axis are all the same, except for rounding."""
     return np.asarray(np.ptp(differences, axis=-1) <= ROUNDING)
 
 
 def equals(differences: Sequence[Floats], margin: float) -> float:
-    """Return the p-value of the claim that the mean of each of `differences` is closer to 0 than `margin`.
-
-    Arguments: differences, an array [seeds] of two schemes' paired losses subtracted, for each pair of learning rates.
-    """
+    """Return the p-value of the claim that the mean of each of `differences` [seeds] is closer to 0 than `margin`."""
     # The largest p of the two one-sided tests of each mean.
     p_values = []
     for difference in differences:
@@ -108,7 +103,6 @@ def equals(differences: Sequence[Floats], margin: float) -> float:
 
 
 def _above(difference: Floats) -> Floats:
-    """Return the one-sided p-value of a t-test of mean > 0 over the last axis."""
     seeds, mean = difference.shape[-1], difference.mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = stdtr(seeds - 1, -mean / (difference.std(-1, ddof=1) / math.sqrt(seeds)))
@@ -127,11 +121,11 @@ def compare(
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
-    at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search:
-    then the tests hold at these rates only; margin, nats per token below which losses count as equal; primary, groups
-    of schemes whose pairs were fixed before training, each a string of names separated by spaces; fewest, number of
-    seeds that a pair needs to be tested; size, the number of planned tests, if more are planned than the pairs of
-    `losses`; it does not count with `primary`; undecided, schemes whose pairs are open at best rates, with a p of 1.
+    at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
+    margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
+    training, each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested; size,
+    the number of planned tests, if more are planned than the pairs of `losses`; undecided, schemes whose pairs are open
+    at best rates, with a p of 1.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -172,10 +166,6 @@ def compare(
 def _at_both(
     losses: pd.DataFrame, second: pd.DataFrame, left: str, right: str, margin: float, fewest: int
 ) -> tuple[float, float]:
-    """Return p and p_equal of a pair, tested at the two learning rates that both schemes' searches kept.
-
-    p is for the claim that `left` is better. Both are NaN with fewer common seeds than `fewest`.
-    """
     runs = pd.DataFrame(
         {
             "left_best": losses[left],
@@ -202,9 +192,9 @@ def interaction(
 ) -> pd.DataFrame:
     """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
 
-    The gap is the loss of `right` minus the loss of `left`; the difference is the first group's gap minus the second's.
+    The gap is the loss of `right` minus that of `left`; the difference is the first group's gap minus the second's.
     Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
-    correction over these pairs, NaN with fewer seeds than `fewest`.
+    correction, NaN with fewer seeds than `fewest`.
     """
     rows = []
     for left, right in pairs:
@@ -228,9 +218,8 @@ def interaction(
 def steps(losses: pd.DataFrame, fewest: int = FEWEST_SEEDS) -> pd.DataFrame:
     """Return what each step from a column to the next does to the loss, paired by seed, and last their sum.
 
-    Columns: left, right, seeds, change (nats) and its 95 % interval, and p, two-sided, with Holm's correction over the
-    steps; NaN for the sum, and with fewer seeds than `fewest`.
-    Arguments: losses, a row per seed and a column per scheme, in the order of the chain.
+    Columns: left, right, seeds, change (nats) and its 95 % interval, and p, two-sided, with Holm's correction; NaN for
+    the sum, and with fewer seeds than `fewest`.
     """
     complete = losses.dropna()  # the same seeds for all steps, so that they add up
     pairs = [*zip(losses.columns, losses.columns[1:], strict=False), (losses.columns[0], losses.columns[-1])]
@@ -252,12 +241,11 @@ def steps(losses: pd.DataFrame, fewest: int = FEWEST_SEEDS) -> pd.DataFrame:
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
-    """Return all pairs of schemes within each group; a group is a string of names separated by spaces."""
+    """Return all pairs of schemes within each group, a string of names separated by spaces."""
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    """Return the mean difference of two schemes over seeds, its interval, and the p-values of its tests."""
     mean, low, high = interval(difference)
     row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
     if len(difference) < FEWEST_SEEDS:
@@ -269,8 +257,7 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
     """Return the true difference between two schemes, in the unit of `sd`, that `beats` finds with probability POWER.
 
-    Arguments: sd, the standard deviation of differences over seeds; level, of significance; rates, the number of
-    learning rates at which the test must succeed.
+    Arguments: sd, the standard deviation of differences over seeds; rates, at which the test must succeed.
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan
@@ -280,14 +267,13 @@ def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
 
 @cache
 def _shift(seeds: int, level: float, rates: int) -> float:
-    """Return the noncentrality of Student's t at which `rates` independent tests all succeed with probability POWER."""
     return float(nctdtrinc(seeds - 1, 1 - POWER ** (1 / rates), stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
     """Return letters for each scheme, such as `ab`: two share one exactly if their pair is not `significant`.
 
-    Arguments: order, the schemes from best to worst, where letters begin at the best.
+    Arguments: order, from best to worst; letters begin at the best.
     """
     # The compact letter display of Piepho (2004) by insertion and absorption.
     groups = [frozenset(order)]
@@ -311,7 +297,7 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
 
 
 def significant_pairs(pairs: pd.DataFrame, test: str = "p_claimed") -> dict[frozenset[str], str]:
-    """Return the better scheme of each pair that differs significantly, by the corrected p-values in column `test`."""
+    """Return the better scheme of each pair that differs significantly, by the p-values in column `test`."""
     significant = pairs[pairs[test] <= LEVEL]
     better = {}
     for left, right in zip(significant["left"], significant["right"], strict=True):
@@ -343,7 +329,7 @@ def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p
 
 
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
-    """Return which claimed pairs are decided, equal and open, by the tests that also give letters and verdicts.
+    """Return which claimed pairs are decided, equal and open.
 
     Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats), equal and
     open (lists of pairs, the scheme with the lower loss first), has_letters (whether all pairs are claimed).
@@ -389,13 +375,12 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
     """Return half the 95 % interval over documents of token-weighted means, for documents drawn independently.
 
     A mean is m = sum y / sum n, with y the summed nll of a document and n its targets: a ratio, in which document i
-    weighs w_i = n_i / sum n. Its variance is estimated from the residuals e_i = y_i / n_i - m. Each squared residual is
-    divided by its expected value if all documents were equally variable (CR2 of Bell and McCaffrey 2002):
+    weighs w_i = n_i / sum n. Its variance is estimated from the residuals e_i = y_i / n_i - m, each squared and divided
+    by its expected value if all documents were equally variable (CR2 of Bell and McCaffrey 2002):
 
         V = sum of w_i^2 e_i^2 / (1 - 2 w_i + sum of w^2)
 
-    Half the interval is q sqrt(V), with q of `quantile`. `python -m benchmarks.calibration` measures how often such an
-    interval contains the true value.
+    Half the interval is q sqrt(V), with q of `quantile`. `python -m benchmarks.calibration` measures its coverage.
 
     Arguments: nll [means, documents], the summed nll (or difference of nll) of each document in nats; targets
     [documents], its scored tokens.
@@ -412,9 +397,9 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 
 
 def document_variance(nll: Floats, targets: Floats) -> Floats:
-    """Return the variance of token-weighted mean losses over documents, (nats/token)^2, shape nll.shape[:-1].
+    """Return the variance of token-weighted mean losses over documents, (nats/token)^2.
 
-    Arguments: nll [..., documents], each document's summed nll in nats; targets [documents], its scored tokens.
+    Arguments: as `document_error`.
     """
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):

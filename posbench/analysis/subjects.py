@@ -14,7 +14,7 @@ def _without_marks(under: object) -> str:
 
 
 def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
-    """Return the Comparison of one model with itself under other options, each a scheme; None without results."""
+    """Return the Comparison of one model with itself under other options; None without results."""
     rows = rows[rows["run"].isin(model.index)].copy()
     if rows.empty:
         return None

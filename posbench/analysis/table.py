@@ -43,7 +43,7 @@ for _protocol in PROTOCOLS.values():
 def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     """Return a table with a row per run in these folders or packs (zip files), also if it died or cannot be read.
 
-    The column `status` says whether it did; `posbench.analysis.table.COLUMNS` explains every column.
+    `posbench.analysis.table.COLUMNS` explains every column.
     Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     Raises: ConfigError if a folder or pack does not exist.
     """
@@ -55,7 +55,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
 
 
 def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the summary (a row per run) and the tidy table (a row per scored window and metric) without settings.
+    """Return the summary (a row per run) and the tidy table (a row per scored window and metric).
 
     The column `run` of the tidy table is the run's index in the summary, -1 for n-gram models. Raises: ConfigError if a
     folder or pack does not exist.
@@ -81,8 +81,6 @@ def settings_of(summary: pd.DataFrame) -> list[str]:
 
 
 class _Rows:
-    """A collector for the rows of the tidy table, one per scored window and metric, stored column by column."""
-
     def __init__(self) -> None:
         self.keys: list[dict[str, Any]] = []  # values shared by all rows of one result and metric
         self.with_ngrams: set[tuple[str, int]] = set()  # experiments and seeds whose n-gram models were added
@@ -94,7 +92,6 @@ class _Rows:
             self.columns[name].append(values)
 
     def frame(self) -> pd.DataFrame:
-        """Return all collected rows as a table; columns of repeated text are categorical."""
         names = ["run", "experiment", "scheme", "seed", "protocol", "length", "under", "text", "at_step", "anchor"]
         names += ["windows_digest"]
         keys = pd.DataFrame(self.keys, columns=[*names, "metric", "size"])
@@ -108,7 +105,6 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
-    """Return one run's row of the summary, with the reason if it is unreadable, and add its scores to `rows`."""
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored: Sequence[Result] = ()
@@ -155,7 +151,6 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 
 
 def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
-    """Return the result that has a run's final loss, or None: the validation, or of a subject its longest length."""
     if not manifest.subject:
         for result in stored:
             if result.protocol == VALIDATION.name and not result.key.under:
@@ -171,7 +166,6 @@ def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
 
 
 def _answered(final: Result | None) -> dict[str, float]:
-    """Return the shares of right answers and of right problems, {} for text."""
     if final is None or "right" not in final.table.column_names:
         return {}
     right, answers = final.windows["right"], final.windows["targets"]
@@ -179,7 +173,6 @@ def _answered(final: Result | None) -> dict[str, float]:
 
 
 def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a run was trained on and what it cost, from its manifest and the lines of its metrics.jsonl."""
     row: dict[str, Any] = {}
     if not manifest.continued:  # an onset in a continued run is not comparable
         for protocol in PROTOCOLS.values():
@@ -211,7 +204,6 @@ def _origin(manifest: Manifest) -> dict[str, Any]:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Return {name: value} of the settings of the run with this manifest; lists are JSON text."""
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
     settings.setdefault("train.optimizer", "adamw")
     settings.pop("scheme.own_lr", None)
@@ -219,13 +211,13 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 
 def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
-    """Return {name: value} of a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
+    """Return a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
     settings = flat(json.loads(json.dumps(scheme.to_mapping())))
     return {name: _plain(value) for name, value in settings.items() if name not in ("name", "lr")}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    """Return the summary's row of a run that cannot be read, with experiment, scheme and seed from its path."""
+    # Its folders still tell experiment, scheme and seed.
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = "", ""
     if len(run.path.parts) > 2:
@@ -243,7 +235,6 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add a run's stored results to `rows`, the tidy table being collected, one row per scored window and metric."""
     for result in stored:
         if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
@@ -270,7 +261,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the first and last position or distance of each stored row, tokens; zeros for rows of whole windows."""
+    # Rows of whole windows have no range.
     if not protocol.groups:
         zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
         return zeros, zeros
@@ -281,7 +272,7 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    """Add the losses of n-gram models of this run's batches to `rows`, once for all schemes of a seed."""
+    # Once for all schemes of a seed.
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     if names in rows.with_ngrams:
         return
@@ -303,7 +294,6 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
-    """Return how a run diverged, as text, or None: numbers not finite, or a final loss above the initial one."""
     if status == "died":
         return f"died: {manifest.reason}"
     if loss > initial:

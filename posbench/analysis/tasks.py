@@ -29,7 +29,7 @@ PLACE = ["scheme", "seed", "under", "length"]
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of one task's runs, from which a report derives its tables and pictures of the task.
+    """The scores of one task's runs.
 
     A scheme stays accurate at a length if its accuracy, the median of seeds that learnt, is at least KEPT of the way
     from chance to 1.
@@ -44,7 +44,7 @@ class TaskScores:
 
     @cached_property
     def learners(self) -> pd.DataFrame:
-        """Return a row per scheme: the number of seeds that learnt the task (`learnt`), and of all seeds (`seeds`)."""
+        """Return how many seeds learnt the task (`learnt`), and how many there are (`seeds`), a row per scheme."""
         seeds = self.scores.drop_duplicates(["scheme", "seed"]).groupby("scheme")
         return seeds.agg(learnt=("learnt", "sum"), seeds=("learnt", "size"))
 
@@ -61,10 +61,7 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return {scheme: the length in items at which it stops being accurate}, or infinity if no tested length does.
-
-        Schemes of which no seed learnt the task are left out.
-        """
+        """Return the length in items at which each learnt scheme stops being accurate, infinity if no tested one."""
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()
@@ -75,7 +72,7 @@ class TaskScores:
 
     @property
     def schemes(self) -> list[str]:
-        """Return the schemes, sorted by the length up to which they stay accurate, the greatest first; ties by name."""
+        """Return the schemes, sorted by the length up to which they stay accurate, greatest first; ties by name."""
 
         def place(scheme: str) -> tuple[float, float, float, str]:
             at_longest: Any = self.medians.loc[scheme].iloc[-1]
@@ -94,7 +91,7 @@ class TaskScores:
 
     @property
     def furthest_with_seeds(self) -> list[str]:
-        """Return the schemes that stay accurate longest, each with its seeds that learnt: `alibi (2/3 seeds)`."""
+        """Return the schemes that stay accurate longest, with their seeds: `alibi (2/3 seeds)`."""
         return [f"{scheme} ({self.learnt_text(scheme)} seeds)" for scheme in self.furthest]
 
     @property
@@ -111,7 +108,7 @@ class TaskScores:
         return sorted(set(self.scores["length"]))
 
     def share(self, accuracy: Any) -> Any:
-        """Return the accuracy, a number or array, as a share of the way from chance (0) to perfect (1)."""
+        """Return the accuracy as a share of the way from chance (0) to perfect (1)."""
         return np.clip((accuracy - self.chance) / (1 - self.chance), 0, 1)
 
     def limit_text(self, scheme: str) -> str:
@@ -134,10 +131,10 @@ class TaskScores:
 
 
 def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
-    """Return {name of a task: its TaskScores} for the tasks of these runs.
+    """Return the scores of these runs by task.
 
-    Arguments: notes, a list that gets a line for everything left out, with the reason; group_by, the setting that the
-    runs are already grouped by.
+    Arguments: notes, a list that gets a line for everything left out; group_by, the setting that the runs are already
+    grouped by.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
@@ -191,7 +188,6 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
-    """Return a row per seed that learnt: the step at which it first reached accuracy `goal` in validation."""
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     steps = []
     for run in of_learners.to_dict("records"):

@@ -2,9 +2,9 @@
 
 Without `family`, the verdict is the report's. With `family`, a loop tries up to that many candidates against one
 baseline, and looks at each candidate at planned numbers of seeds only (docs/loops.md): at FIRST_SEEDS it can be
-dropped, at each of LOOKS it is tested. The first test that decides counts. Bonferroni's correction for all candidates
-and looks keeps the chance of any false claim at 5 %. With `confirm`, a winner of a loop is tested once, on the seeds
-CONFIRMING, which no candidate has seen.
+dropped, at each of LOOKS it is tested; the first test that decides counts. Bonferroni's correction for all candidates
+and looks keeps the chance of any false claim at 5 %. With `confirm`, a winner is tested once, on the seeds CONFIRMING,
+which no candidate has seen.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
 def judge_all(
     place: str | Path, options: JudgeOptions, console: Console | None = None
 ) -> tuple[list[Judgement], dict[str, list[str]]]:
-    """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best scheme first.
+    """Return a judgement of the scheme that `options` name, or of each scheme but the baseline, best first.
 
-    Returns: the judgements, and for each scheme that cannot be judged the lines that say why; {} if `options` name one.
+    Returns: the judgements, and for each scheme that cannot be judged the lines that say why.
     Raises: ConfigError for the reasons that `judge` gives, or without a scheme to judge.
     """
     select = partial(_mark_strays, options=options)
@@ -200,10 +200,6 @@ def judge_all(
 
 
 def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
-    """Return the comparison with what order beyond 32 tokens is worth, times -1, in place of the losses.
-
-    Raises: ConfigError if it was not scored.
-    """
     if c.long_range_order is None:
         raise ConfigError(
             f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
@@ -221,7 +217,6 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
 def _confirmed_elsewhere(
     judgement: Judgement, place: str | Path, options: JudgeOptions, console: Console | None
 ) -> Judgement:
-    """Return the confirmation of a winner with what other experiments say: it must be better in each of them."""
     elsewhere = {}
     for other_place in options.also:
         [other], _ = judge_all(other_place, replace(options, also=()), console)
@@ -240,7 +235,6 @@ def _confirmed_elsewhere(
 
 
 def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
-    """Return {scheme: {seed: why its run died}} for the compared runs of each scheme but the baseline."""
     compared = choose_rates(summary)[0]
     died = compared[(compared["status"] == DIED) & (compared["scheme"] != baseline)].sort_values(["scheme", "seed"])
     deaths: dict[str, dict[int, str]] = {}
@@ -250,7 +244,6 @@ def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
 
 
 def _own(summary: pd.DataFrame, place: Path) -> list[str]:
-    """Return the paths of the runs at this place and in its search, without those of a reference experiment."""
     folder = folder_of(place)
     search = search_folder(folder)
     return [path for path in summary["path"] if _is_below(path, folder) or _is_below(path, search)]
@@ -261,10 +254,6 @@ def _is_below(path: str, folder: Path) -> bool:
 
 
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
-    """Return the summary with another status for each run that cannot share a table with the baseline's.
-
-    Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its runs differ from each other.
-    """
     if (summary.get("data.source", summary["scheme"]) == "task").any():
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
     is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
@@ -318,7 +307,6 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
 def _judgement(
     c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions, deaths: Mapping[int, str]
 ) -> Judgement:
-    """Return the judgement of a scheme. Arguments: rows, the tidy table; deaths, {seed: why its run died}."""
     names = [scheme, c.baseline]
     table = _judged(c.losses, options).reindex(columns=names)  # without losses of a scheme whose runs all died
     seeds = {name: table[name].dropna().index.to_list() for name in names}
@@ -377,8 +365,6 @@ def _judgement(
 
 @dataclass(frozen=True)
 class _Decision:
-    """The verdict on a scheme by the seeds so far, and whether more of them are planned."""
-
     verdict: str
     reason: str
     p: float  # corrected; NaN without a test, or if the scheme failed
@@ -396,11 +382,6 @@ def _decision(
     options: JudgeOptions,
     deaths: Mapping[int, str],
 ) -> _Decision:
-    """Return the verdict of the tests, or of a death.
-
-    Arguments: losses, a row per seed that both have, and a column for the scheme and one for the baseline; drops,
-    numbers of seeds at which the scheme may be dropped, if any; looks and size, as in `_first_decision`.
-    """
     outcome, p, tested = _tested(c, losses, looks, size, options)
     target = next((look for look in (*drops, *looks) if len(losses) < look), 0)
     if deaths:
@@ -418,7 +399,6 @@ def _decision(
 
 
 def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
-    """Return the rows of a table of losses, one per seed, that a judgement reads."""
     # A candidate that is a variant of the best so far inherits its luck on the seeds of the loop, so a confirmation
     # reads other seeds.
     is_confirming = table.index.isin(CONFIRMING)
@@ -432,7 +412,6 @@ def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
 def _tested(
     c: Comparison, losses: pd.DataFrame, looks: Sequence[int], size: int, options: JudgeOptions
 ) -> tuple[str, float, int]:
-    """Return the verdict of the tests, the corrected p (NaN without a test), and the number of seeds tested."""
     tests, names = c.pairs, list(losses.columns)
     if options.family or options.confirm:
         second = None
@@ -448,11 +427,6 @@ def _tested(
 
 
 def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
-    """Return the last planned look that was reached: its number, of how many, and its seeds.
-
-    Arguments: planned, the numbers of seeds of all looks; tested, the number of seeds of the test, 0 without one;
-    seeds, the number that both schemes have.
-    """
     reached = tested
     if not tested and seeds >= planned[0]:
         reached = planned[0]
@@ -460,7 +434,6 @@ def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
 
 
 def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
-    """Return the median tokens until long-range order was used, or None if no run logged it."""
     if not c.has_onsets:
         return None
     medians = c.onsets.reindex(columns=list(names)).median()
@@ -468,7 +441,6 @@ def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
 
 
 def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
-    """Return the share of the baseline's tokens that gives the same loss, or None if it is not known."""
     shares = worth(decayed_points(runs), *names)
     if shares is None:
         return None
@@ -482,7 +454,6 @@ def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
 
 
 def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
-    """Return the numbers of seeds at which a candidate is tested."""
     if options.confirm:
         return (len(CONFIRMING),)
     if c.search:
@@ -493,10 +464,6 @@ def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
 
 
 def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: int, is_dropped: bool) -> str:
-    """Return why a scheme is neither better nor worse than the baseline, nor equal.
-
-    Arguments: tested, the number of seeds of its test, 0 without a test; target, of the next look, 0 after the last.
-    """
     if is_dropped:
         return f"dropped: worse by more than {options.equal_below:g} nats with each of the first {FIRST_SEEDS} seeds"
     if c.unfinished:
@@ -518,12 +485,8 @@ def _first_decision(
     margin: float,
     undecided: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Return the tests of the first of the looks that decides, or of the last one for which there are enough seeds.
-
-    Arguments: looks, numbers of seeds; size, the number of planned tests; undecided, schemes whose pairs are open at
-    best rates.
-    """
     tests = compare(losses.head(0))
+    # The first look that decides counts: later seeds cannot change it.
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
             tests = compare(losses.head(look), second, margin=margin, size=size, undecided=undecided)
@@ -533,10 +496,6 @@ def _first_decision(
 def _beyond(
     c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, options: JudgeOptions
 ) -> dict[str, Any] | None:
-    """Return perplexities at the longest length beyond the training length at which both schemes were scored, or None.
-
-    Arguments: looks, as in `_first_decision`, or empty for one test of all seeds; size, the number of planned tests.
-    """
     cells = c.at(metric="loss", last=0)
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
     has_both = cells.groupby(["protocol", "length"], observed=True)["scheme"].transform("size") == len(names)
@@ -573,11 +532,6 @@ def _beyond(
 def _next_commands(
     c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
-    """Return the commands that train the planned seeds which the scheme or the baseline lacks, as lists of words.
-
-    Arguments: names, the scheme and the baseline; seeds, of each scheme; planned, the seeds to train, except if other
-    seeds take their places.
-    """
     common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
     # Seeds that one of them already has come first, so that few runs complete the pairs.
     wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]
@@ -606,7 +560,6 @@ def _key(word: str) -> str:
 def _warnings(
     c: Comparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
 ) -> Iterator[str]:
-    """Yield a sentence for each reason to read the verdict with care."""
     if not c.is_at_best_rates:
         yield f"the verdict holds {c.scope} only: posbench tune finds the best rates of each scheme"
     if c.unfinished:
@@ -634,7 +587,6 @@ def _warnings(
 
 
 def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
-    """Yield a sentence for each reason not to test a pair, or to leave it open."""
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
     elif len(gaps) > 1 and is_constant(gaps):

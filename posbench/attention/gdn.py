@@ -97,12 +97,11 @@ def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
 class GatedDeltaRule(Kind):
     """The gated delta rule (Gated DeltaNet): a state of fixed size in which a key's value can be overwritten.
 
-    `S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T`, `o_t = S_t q_t / sqrt(D)`, with `a_t = exp(-e^A_log
-    softplus(W_a x_t + dt_bias))` and `b_t = sigmoid(W_b x_t)`; x is the hidden states that the projections read. q, k
-    and v pass through a convolution over the last tokens, by channel, and SiLU; q and k are divided by their lengths.
-    Then a scheme may rotate them. The output, after the hook `o`, is divided by its root mean square in each head, and
-    multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head has its own state, decay and strength. A bias is
-    refused, because the decay is learned from content. Matrices are drawn like the model's.
+    In the recurrence above, `a_t = exp(-e^A_log softplus(W_a x_t + dt_bias))` and `b_t = sigmoid(W_b x_t)`; x is the
+    hidden states that the projections read. q, k and v pass through a convolution over the last tokens, by channel, and
+    SiLU; q and k are divided by their lengths. Then a scheme may rotate them. The output, after the hook `o`, is
+    divided by its root mean square in each head, and multiplied by `norm_weight` and by `silu(W_z x_t)`. Each key head
+    has its own state, decay and strength. Matrices are drawn like the model's.
 
     With `decay: channel` it is Kimi Delta Attention: each channel of a key has its own `a_t`, from `W_a W_f x_t`, with
     W_f [D, C] and W_a [Hkv D, D], and its own dt_bias. Rotated q and k then depend on absolute positions, because a
@@ -114,6 +113,7 @@ class GatedDeltaRule(Kind):
     """
 
     takes_bias = False
+    # The decay is learned from content.
     # Outputs are sums with signs, and their normalisation enlarges small ones. In the decoder of `posbench verify`,
     # with all of `mix` in float64, its rounded inputs and outputs alone cause 18 roundings in fp32 and 7.5 in bf16, and
     # gradients reach 1.7 and 5 times the limits. With one layer no allowance is needed.

@@ -60,7 +60,6 @@ class NonSoftmax(Kind):
         return self.kernel or (self._chunks if in_chunks else self._quadratic)
 
     def _wide(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Convert tensors to at least float32 and repeat each key head for its query heads, [B, H, T, .]."""
         H = self.shape.num_heads
         return tuple(
             x.to(torch.promote_types(x.dtype, torch.float32)).repeat_interleave(H // x.shape[1], dim=1) for x in tensors
@@ -102,8 +101,7 @@ class LinearAttention(NonSoftmax):
     ) -> Tensor:
         """Return the attention output [B, H, T, .] in linear time, for a bias that is one decay per head.
 
-        Arguments: qs, queries [B, H, T, .], and ks, keys [B, Hkv, T, .], each without and with the scheme's change by
-        position.
+        Arguments: qs and ks, each without and with the scheme's change by position.
         """
         q, turned_q, k, turned_k, v = self._wide(*qs, *ks, v)
         log_decay = scheme.log_decay()

@@ -124,7 +124,7 @@ class Softmax(Kind):
         past: EarlierRows,
         cache: KVCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of all visible tokens, [B, heads, keys, .] each, and append the new ones to `cache`.
+        """Return keys and values of all visible tokens, and append the new ones to `cache`.
 
         Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C].
         """

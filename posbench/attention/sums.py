@@ -5,10 +5,8 @@
     weight_blocks   e^bias for blocks of queries and the keys they see, for any other bias: quadratic time
 
 `a` is each head's log-decay, at most 0. Linear time comes from chunks (Sun et al. 2023, arXiv 2307.08621, section 2.3):
-a matrix of weights covers the tokens within a chunk, and a decaying state carries all earlier chunks. Every exponent is
-`a` times a distance, so a strong decay underflows to 0; powers `exp(-a j)` would overflow.
-
-All compute in the dtype of their arguments, and callers pass at least float32. Shapes: N chunks of L tokens.
+a matrix of weights covers the tokens within a chunk, and a decaying state carries all earlier ones. Callers pass at
+least float32. Shapes: N chunks of L tokens.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ _LISTS_OF_ROWS = ("layers", "of")  # options of a scheme that list other entries
 def conf_dir() -> Path:
     """Return the folder of YAML files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
+    # An installed package has `conf` inside it, a checkout beside it.
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
@@ -30,6 +31,7 @@ def conf_dirs() -> tuple[Path, ...]:
     """Return the folders of YAML files: posbench's, and the `conf/` of each package that registers schemes."""
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     folders = [conf_dir()]
+    # Our own entry points name posbench itself.
     for module in sorted(modules - {"posbench"}):
         # The packages are found, not imported.
         spec = find_spec(module)
@@ -49,7 +51,7 @@ def choices(group: str, *folders: Path) -> dict[str, Path]:
 
 
 def description(group: str, name: str, *folders: Path) -> str:
-    """Return the comment in the first line of the YAML file of `group=name`, or "" if there is none."""
+    """Return the comment in the first line of the YAML file of `group=name`, or ""."""
     file = choices(group, *folders).get(name)
     if file is None:
         return ""
@@ -58,7 +60,8 @@ def description(group: str, name: str, *folders: Path) -> str:
 
 
 def no_choice(group: str, name: str, known: Iterable[str]) -> str:
-    """Return the error message for `group=name` if no such name exists, with the most similar of the `known` ones."""
+    """Return the error message for an unknown `group=name`, with the most similar of the `known` names."""
+    # An alias points to the scheme that people mean by it.
     hint = nearest(_ALIASES.get(name, name), known)
     folder = f"a YAML file in FOLDER/{group} with --config-dir FOLDER"
     if group == "scheme":
@@ -71,10 +74,11 @@ def no_choice(group: str, name: str, known: Iterable[str]) -> str:
 
 
 def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
-    """Return a scheme's mapping with names in `layers` and `of` replaced by the mappings of the schemes that they name.
+    """Return a scheme's mapping with the names in `layers` and `of` replaced by those schemes' mappings.
 
-    Arguments: row, a scheme's mapping (as in its YAML file) or name; read, a function from names to mappings.
+    Arguments: row, a mapping or name; read, a function from names to mappings.
     """
+    # Lists in a YAML file hold names or mappings.
     if isinstance(row, str):
         row = read(row)
     if not isinstance(row, dict):

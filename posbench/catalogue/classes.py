@@ -21,19 +21,20 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
     classes = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         for value in vars(import_module(f"{package}.{module.name}")).values():
+            # A module also holds the classes that it imports: these are found twice, under one name.
             if isinstance(value, type) and issubclass(value, base) and value is not base:
                 classes[snake_case(value.__name__)] = value
     return classes
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
-    """Return {name: class} of posbench's own classes and those that installed packages register in `group`."""
+    """Return {name: class} of posbench's own classes and of packages' entry points in `group`."""
     # posbench's classes come last, so a name that both use means posbench's class.
     return {**{point.name: point for point in entry_points(group=group)}, **ours}
 
 
 def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type[T]:
-    """Return the class that `name` means in `classes`. Import it if it is another package's.
+    """Return the class that `name` means, imported if it is another package's.
 
     Arguments: key, the setting that names it, such as `scheme.kind`; base, the class that it must extend.
     Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
@@ -43,19 +44,20 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
             f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; one of your own is a "
             f"class in a file, my_{base.__name__.lower()}.py:Name)"
         )
+    # An entry point is loaded only now, so that a package that is not used costs nothing.
     cls = classes[name]
     return cls if isinstance(cls, type) else cls.load()
 
 
 def option_names(cls: Callable[..., Any]) -> list[str]:
-    """Return the names of a class's options, its constructor's parameters after the first (the decoder's shape)."""
+    """Return the names of a class's options: its constructor's parameters after the first."""
     return [option.name for option in _options(cls)]
 
 
 def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Check that the class `cls` takes all `options`, and that no option without a default is missing.
 
-    Arguments: key, the group of the options, such as `scheme`, and kind, the class's name, for the message.
+    Arguments: key, such as `scheme`, and kind, the class's name, for the message.
     Raises: ConfigError for an unknown or missing option.
     """
     names = option_names(cls)
@@ -71,6 +73,7 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
 
 
 def _options(cls: Callable[..., Any]) -> list[inspect.Parameter]:
+    # The first parameter is the decoder's shape.
     parameters = list(inspect.signature(cls).parameters.values())[1:]
     options = [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
     # `**options` stands for the options of the class that this one extends.

@@ -35,7 +35,7 @@ class SchemeFile(NamedTuple):
 
 
 def parse_class_path(kind: str) -> SchemeFile | None:
-    """Return the file and the class of `my_scheme.py:Faded`, or None for the name of a registered kind."""
+    """Return the file and the class of `my_scheme.py:Faded`, or None for a registered kind."""
     path, _, class_name = kind.rpartition(":")
     if not path.endswith(".py"):
         return None
@@ -43,8 +43,9 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 
 
 def as_recorded(kind: Any) -> Any:
-    """Return a kind with its file's path as runs record it, such as `mine.py:Faded`; other kinds stay as they are."""
+    """Return a kind with its file's path as runs record it; other kinds stay as they are."""
     file = parse_class_path(kind) if isinstance(kind, str) else None
+    # The name of a registered kind.
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
@@ -65,11 +66,12 @@ def is_class_path(kind: object) -> bool:
 
 
 def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
-    """Return the mapping for `my_scheme.py:Faded`: `{name: faded, kind: my_scheme.py:Faded}`, with `~` expanded.
+    """Return the mapping for `my_scheme.py:Faded`, without reading it: `{name: faded, kind: my_scheme.py:Faded}`.
 
-    Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`. The file is
-    not read. Raises: ConfigError if it does not exist, or if no class is named.
+    Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`. Raises:
+    ConfigError if the file does not exist, or if no class is named.
     """
+    # A path without a class has no colon; the message then names what is missing.
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
         raise ConfigError(
@@ -85,8 +87,9 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
 
 
 def kinds_in(row: Any) -> list[str]:
-    """Return the classes `FILE.py:Name` that `row`, the mapping of a scheme or task, names, also in its lists."""
+    """Return the classes `FILE.py:Name` that a scheme or task names, also in its lists."""
     kinds: list[str] = []
+    # A list or a mapping may hold further schemes, at any depth.
     if isinstance(row, Mapping):
         named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
         kinds = [kind for kind in named if parse_class_path(kind) is not None]
@@ -103,10 +106,7 @@ def _files_in(row: Any) -> list[Path]:
 
 
 def trust_files(row: Any) -> None:
-    """Allow the import of the files that `row`, the mapping of a scheme or task, names.
-
-    Call this only for a mapping made from words that the user typed.
-    """
+    """Allow the import of the files that a scheme or task names, only if the user typed the words."""
     _trusted.update(path.resolve() for path in _files_in(row))
 
 
@@ -115,21 +115,19 @@ def trust_file(path: Path) -> None:
 
     Raises: ConfigError if the file cannot be read.
     """
+    # A missing file is refused here, and not when it is imported.
     digest(path)
     _trusted.add(path.expanduser().resolve())
 
 
 def trust_recorded(recorded: Iterable[str]) -> None:
-    """Allow the import of the files at these paths, except files in run folders.
-
-    Call this only for the files that a run of the user recorded.
-    """
+    """Allow the import of the files that a run of the user recorded, except files in run folders."""
     places = [Path(name).expanduser().resolve() for name in recorded]
     _trusted.update(place for place in places if place.is_file() and not _is_in_run_folder(place))
 
 
 def recorded_files(row: Any) -> dict[str, str]:
-    """Return {path: SHA-256} of the Python files that `row`, the mapping of a scheme or task, names.
+    """Return {path: SHA-256} of the Python files that a scheme or task names.
 
     Raises: ConfigError if a file is missing or not trusted.
     """
@@ -152,18 +150,20 @@ def source(path: Path) -> str:
 def load(kind: str, base: type[T]) -> type[T]:
     """Import and return the class that `my_scheme.py:Faded` names, from the file as it is now.
 
-    Raises: ConfigError with file and line if the file does not exist, has no such class, fails to be imported, or is
-    not trusted.
+    Raises: ConfigError with file and line if there is no such file or class, if it fails to be imported, or is not
+    trusted.
     """
     file = parse_class_path(kind)
     assert file is not None
     path = _place(file.path)
     # The digest is part of the name: a file that has changed is imported anew.
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
+    # A module is executed once for each content of its file.
     if name not in sys.modules:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
+        # The message lists the classes that could have been meant.
         values = vars(sys.modules[name]).items()
         defined = [n for n, v in values if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has no class that extends {base.__name__}"
@@ -178,6 +178,7 @@ def load(kind: str, base: type[T]) -> type[T]:
 def _execute(path: Path, name: str) -> None:
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
+    # Registered before it runs, as dataclasses need.
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -191,10 +192,7 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return the path from which to import a Python file that a run recorded.
-
-    Raises: ConfigError unless the user named the file, or it is below the working directory and not in a run folder.
-    """
+    # Only files that the user named, or that are below the working directory and not in a run folder, may run.
     place = path.expanduser().resolve()
     if place in _trusted:
         return place
@@ -218,6 +216,7 @@ def _is_in_run_folder(place: Path) -> bool:
 
 def place_of(error: BaseException) -> str:
     """Return `my_scheme.py, line 7: ` if the error arose in a file of the user, else ""."""
+    # Only frames in the user's files tell the user something.
     files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(_MODULE)}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     if not places:

@@ -77,10 +77,7 @@ class OwnFiles(ConfigSource):
         return "own-file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the settings of a scheme or task whose class is in a file.
-
-        Arguments: config_path, such as `scheme/my_scheme.py:Faded`. Raises: ConfigError if the file does not exist.
-        """
+        """Return the settings of a scheme or task whose class is in a file. Raises: ConfigError without the file."""
         group, _, class_path = config_path.partition("/")
         row: dict[str, Any] = dict(row_of_file(class_path, group))
         if group == "data":
@@ -127,7 +124,7 @@ def quoted(text: str, quote: Quote = Quote.single) -> str:
 
 
 def hydra_word(word: str) -> str:
-    """Return the override `word` with the quotes that Hydra's grammar needs to read it as the user meant it.
+    """Return the override with the quotes that Hydra's grammar needs to read it as the user meant it.
 
     `~/books`, `größe` and `my notes (2020)` get quotes, and so do texts that look like numbers (`experiment_name=1e3`).
     Raises: ConfigError for a list of schemes.
@@ -171,9 +168,9 @@ def _is_readable(word: str) -> bool:
 
 
 def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
-    """Return the overrides `words`, with `experiment=task` appended if they name a task but no experiment.
+    """Return `words`, with `experiment=task` appended if they name a task but no experiment.
 
-    Arguments: folders, the user's configuration folders, in which names such as that of a task are also looked up.
+    Arguments: folders, the user's configuration folders.
     """
     datasets = []
     for word in words:
@@ -208,7 +205,6 @@ def register() -> None:
 
 
 def _open() -> DictConfig:
-    """Return a mapping that accepts any key without `+`, for options that a class will check."""
     return DictConfig({}, flags={"struct": False})
 
 
@@ -232,9 +228,8 @@ def _hydra() -> Iterator[ConfigLoader]:
 
 @contextmanager
 def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[DictConfig]:
-    """Yield the configuration that Hydra composes from the overrides `words`, including Hydra's own group `hydra`.
+    """Yield the configuration that Hydra composes from `words`, including Hydra's own group `hydra`.
 
-    Inside this context, Hydra's global state is the same as inside a job.
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
@@ -244,6 +239,7 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     if folders:
         search_path = ",".join(quoted(f"file://{folder}") for folder in folders)
         overrides = [f"hydra.searchpath=[{search_path}]", *overrides]  # if given twice, the first counts
+    # Hydra's global state is the same here as inside a job.
     with plain_errors(), _hydra() as loader:
         composed = loader.load_configuration("config", overrides, run_mode=mode)
         HydraConfig.instance().set_config(composed)
@@ -253,15 +249,14 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
 def compose(overrides: Sequence[str] = ()) -> Config:
     """Return the `Config` for overrides, as on the command line; `--config-dir=FOLDER` adds your own YAML files.
 
-    Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`.
-    Raises: ConfigError for anything that the command line would refuse.
+    Example: `compose(["scheme=vo_rope", "model=tiny", "seed=3"])`. Raises: ConfigError for anything it refuses.
     """
     with session(overrides) as composed:
         return checked_config(composed)
 
 
 def checked_config(composed: DictConfig) -> Config:
-    """Return a checked `Config` made from what Hydra composed. Call this while Hydra's session or job is open.
+    """Return a checked `Config` made from what Hydra composed, while Hydra's session or job is open.
 
     Raises: ConfigError for an unknown key, a wrong type, a missing value or a value out of its range.
     """
@@ -296,10 +291,7 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    """Set `train.context_length` and `data.window` in the configuration `mapping` of a run on a task.
-
-    Raises: ConfigError if the user gave other numbers, or if the task refuses its options.
-    """
+    # The task decides these two; other numbers from the user are refused.
     from posbench.data import Problems
 
     mapping["data"]["task"] = as_recorded(mapping["data"]["task"])
@@ -371,10 +363,6 @@ def _continue(mapping: dict[str, Any]) -> None:
 
 
 def _with_trained_positions(config: Config) -> Config:
-    """Return the configuration of a run that continues a model, with the factor by which it rescales rotations.
-
-    The factor is training context / the context that the source's positions were trained in.
-    """
     from posbench.model.architecture import build_architecture
     from posbench.schemes import Scheme
     from posbench.schemes.entries import with_factor
@@ -393,7 +381,6 @@ def _with_trained_positions(config: Config) -> Config:
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raise ConfigError if a scheme in a user's file has the name of a scheme of posbench."""
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -404,7 +391,6 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the settings of the scheme called `name`, from its YAML file, as Hydra finds it in its search path."""
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
     loader = GlobalHydra.instance().config_loader()
@@ -418,7 +404,7 @@ def _row(name: str) -> dict[str, Any]:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn errors of Hydra, OmegaConf and YAML that are raised inside this context into a ConfigError."""
+    """Turn errors of Hydra, OmegaConf and YAML inside this context into a ConfigError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -426,7 +412,6 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return a sentence on an error of Hydra or YAML that names the field, the value and the remedy."""
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])
@@ -457,7 +442,7 @@ def _no_choice(choice: str, known: Sequence[str]) -> str:
 
 
 def no_option(word: str, known: Iterable[str] = ()) -> str:
-    """Return the error message for an unknown option such as `--word`, with the most similar of the `known` ones."""
+    """Return the error message for an unknown option such as `--word`, with the most similar one."""
     hint = nearest(word, known, 0.75)
     if "=" in word:
         hint = f": settings have no dashes, write {word.lstrip('-')}"
@@ -528,7 +513,7 @@ def complete(incomplete: str) -> list[str]:
 
 
 class _Completion(DefaultCompletionPlugin):
-    """A Hydra shell that returns completions as a list, because Hydra's own shells print them."""
+    # Hydra's own shells print their completions.
 
     def words(self, line: str) -> list[str]:
         return list(self._query(config_name="config", line=line))

@@ -79,10 +79,10 @@ def run_application(
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
-    Arguments: program, the command's name in Hydra's messages; words, overrides and flags of the command line; job,
-    called with the configuration of each run; is_finished, returns True for run folders that need no training; check,
-    raises ConfigError for a job that would be refused, before the first job begins; stacks, returns which jobs of a
-    sweep run as one, and stacked_job runs these, and returns each one's result or error.
+    Arguments: program, the command's name in Hydra's messages; words, overrides and flags; job, called with the
+    configuration of each run; is_finished, returns True for run folders that need no training; check, raises
+    ConfigError for a job that would be refused; stacks, returns which jobs run as one, and stacked_job runs these, and
+    returns each one's result or error.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
@@ -115,7 +115,6 @@ def run_application(
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise ConfigError for unknown or conflicting flags, and for settings of Hydra's folders without effect."""
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -130,7 +129,7 @@ def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
 
 
 class JobFailed(Exception):
-    """An error of one run (job) of a sweep, other than a ConfigError, as text: the error may not be picklable."""
+    """An error of one run of a sweep, other than a ConfigError, as text."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class SweepJob:
         return self.numbers[number - self.numbers[0]]
 
     def _note(self, number: int, event: str, content: Any) -> None:
-        """Store in the journal what happened to a job, so that the sweep knows it if a worker process is killed."""
+        # The sweep then knows what happened to a job if a worker process is killed.
         if self.journal is None:
             return
         # Renamed when complete: the worker may be killed while it writes.
@@ -231,7 +230,7 @@ class Job(NamedTuple):
 
 
 class PosbenchSweeper(Sweeper):
-    """A sweeper that composes and checks all jobs, refuses two jobs with the same folder, and then launches them."""
+    """A sweeper that composes and checks all jobs, refuses two with the same folder, and launches them."""
 
     def __init__(self, params: dict[str, str] | None) -> None:
         """Ignore `params`, which Hydra passes; `swept_values` reads them from the whole configuration."""
@@ -305,7 +304,6 @@ class PosbenchSweeper(Sweeper):
         self.task.say(line)
 
     def _run(self, jobs: Sequence[Job], first: int) -> None:
-        """Run the jobs, whose numbers in the sweep begin with `first`, and store their outcomes."""
         numbered = dict(enumerate(jobs, first))
         outcomes = self._stacked_outcomes(numbered)
         single = {number: job for number, job in numbered.items() if number not in outcomes}
@@ -313,7 +311,6 @@ class PosbenchSweeper(Sweeper):
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
-        """Run the jobs that run as one, and return {number in the sweep: outcome}."""
         unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
         if not unfinished:
             return {}
@@ -332,7 +329,6 @@ class PosbenchSweeper(Sweeper):
         return outcomes
 
     def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
-        """Run the jobs, {number in the sweep: job}, and return {number: outcome}."""
         # If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new
         # ones, and those that were running are tried again, one at a time, so that it is known which one is killed.
         waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
@@ -358,7 +354,6 @@ class PosbenchSweeper(Sweeper):
         return outcomes
 
     def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
-        """Launch the jobs, and return {number: outcome} of those that ended, and the numbers of those that began."""
         self.task.numbers = list(jobs)
         if self.task.journal:
             for file in self.task.journal.iterdir():
@@ -414,10 +409,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 
 
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print a table of losses, one row per scheme and one column per seed, unless there is only one run.
-
-    Arguments: outcomes, of the runs of a sweep, whose results are the runs' manifests.
-    """
+    """Print a table of losses, one row per scheme and one column per seed, unless there is only one run."""
     if len(outcomes) < 2:
         return
     losses: dict[str, dict[str, str]] = {}
@@ -444,8 +436,8 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     """Return {key: values} for each key that `posbench train -m WORDS` would sweep, also from the experiment's sweep.
 
-    Returns: values as on the command line: `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`.
-    Raises: ConfigError if Hydra would refuse the words.
+    Values are as on the command line: `{"scheme": ["nope", "qk_rope"], "seed": ["0", "1"]}`. Raises: ConfigError if
+    Hydra would refuse the words.
     """
     with session(words, RunMode.MULTIRUN) as composed:
         fixed = {key for key, override in _overrides(composed).items() if not override.is_sweep_override()}
@@ -460,8 +452,8 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
 def swept_values(composed: DictConfig) -> dict[str, list[str]]:
     """Return {key: overrides, one per value} of a sweep, such as `{"seed": ["seed=0", "seed=1"]}`.
 
-    Call this inside the session of Hydra that `composed` belongs to, which expands `glob(*)`.
-    Raises: ConfigError if several experiments are named; Hydra's errors.
+    It needs the session of Hydra that `composed` belongs to, which expands `glob(*)`. Raises: ConfigError if several
+    experiments are named; Hydra's errors.
     """
     overrides = _overrides(composed)
     if "experiment" in overrides and overrides["experiment"].is_sweep_override():
@@ -479,7 +471,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    """Return {key: override} for a sweep, from `hydra.sweeper.params` and the command line, which takes precedence."""
+    # The command line takes precedence over `hydra.sweeper.params`.
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
     # Only if the user names an experiment or sets them: otherwise these are the sweep of the default experiment, but

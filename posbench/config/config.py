@@ -1,4 +1,4 @@
-"""Define `Config`, which holds all settings of a run, and functions that describe its keys and their types."""
+"""Define `Config`, which holds all settings of a run, and describe its keys and their types."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Config(Group):
             self.train = replace(self.train, lr=self.scheme.lr)
 
     def check_vocabulary(self, entries: int) -> None:
-        """Raise ConfigError if `model.vocab_size` is less than `entries`, the tokenizer's vocabulary size."""
+        """Raise ConfigError if `model.vocab_size` is less than the tokenizer's vocabulary size `entries`."""
         remedy = "raise it, leave it null, or train a smaller tokenizer (tokenizer=bpe tokenizer.vocab_size=...)"
         if self.train.from_run:
             remedy = (
@@ -100,14 +100,14 @@ class Config(Group):
 
     @property
     def trained_length(self) -> int:
-        """Return the longest length that the run trains on: context length in tokens for text, or items for a task."""
+        """Return the longest length that the run trains on: tokens for text, items for a task."""
         return int(self.data.trained_length(self.train.context_length))
 
     @property
     def trunk_name(self) -> str | None:
         """Return the experiment name of the longer run, the trunk, of which this run is a shorter version (a branch).
 
-        Returns: None if the run is no branch, or if its own name was not made by `branch_name`.
+        Returns: None if the run is no branch, or if `branch_name` did not make its own name.
         """
         trunk = self.experiment_name.rpartition("-")[0]
         tokens = self.train.tokens
@@ -115,7 +115,7 @@ class Config(Group):
         return trunk if trunk and is_named else None
 
     def branch_words(self) -> list[list[str]]:
-        """Return the overrides to append to this run's, one list for each shorter run that branches off it."""
+        """Return the overrides to append for each shorter run that branches off this one."""
         branches = []
         for tokens in self.train.branch_tokens:
             name = branch_name(self.experiment_name, tokens)
@@ -166,7 +166,6 @@ class Config(Group):
 
 
 def _without_references(value: Any) -> Any:
-    """Return a copy of nested `value` with each `${` in its texts escaped, so that OmegaConf resolves nothing."""
     if isinstance(value, dict):
         return {key: _without_references(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -192,7 +191,7 @@ _TYPES = {
 
 @cache
 def settings() -> dict[str, Any]:
-    """Return {key: type} for all keys of a configuration, such as `train` and `train.lr`. Paths have type `Path`."""
+    """Return {key: type} for all keys, such as `train` and `train.lr`. Paths have type `Path`."""
     groups = [("", Config), *get_type_hints(Config).items()]
     groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
     types: dict[str, Any] = {}
@@ -208,13 +207,13 @@ def settings() -> dict[str, Any]:
 
 
 def is_text(key: str) -> bool:
-    """Return whether values of `key` are text, paths or lists of texts. If so, `1e3` is read as text, not as 1000."""
+    """Return whether values of `key` are text, paths or lists of texts, so that `1e3` is not 1000."""
     hint = settings().get(key)
     return hint is Path or (get_origin(hint) is not dict and str in (hint, *get_args(hint)))
 
 
 def type_words(key: str) -> str:
-    """Return a phrase for the values that the setting `key` accepts, such as `true or false`; "" if there is none."""
+    """Return a phrase for the values of the setting `key`, such as `true or false`, or ""."""
     hint = settings().get(key)
     kinds = (hint, get_origin(hint), *get_args(hint))
     matching = (words for kind, words in _TYPES.items() if kind in kinds)

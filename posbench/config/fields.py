@@ -1,7 +1,6 @@
 """Define the groups of a configuration: one dataclass per group, which checks its own values.
 
-A `Config` that exists is valid, so nothing is built, downloaded or written from a configuration that cannot run. Only a
-scheme's own options are checked later, by `posbench.schemes.build_scheme`.
+A `Config` that exists is valid. Only a scheme's own options are checked later, by `posbench.schemes.build_scheme`.
 """
 
 # ruff: noqa: RUF009 (the functions called as defaults return `dataclasses.field`s)
@@ -66,7 +65,7 @@ class SchemeConfig(Group):
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> SchemeConfig:
-        """Return a `SchemeConfig` made from a flat mapping, as in `conf/scheme/*.yaml`: options beside name and kind.
+        """Return a `SchemeConfig` made from a flat mapping, as in `conf/scheme/*.yaml`.
 
         Raises: ConfigError if the name or the kind is missing.
         """
@@ -86,7 +85,7 @@ class SchemeConfig(Group):
         return cls(mapping["name"], mapping["kind"], options, attention, **given)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return a flat dict, as in `conf/scheme/*.yaml`: options beside `name` and `kind`, and no default values."""
+        """Return a flat dict, as in `conf/scheme/*.yaml`, without default values."""
         mapping: dict[str, Any] = {"name": self.name, "kind": self.kind}
         if self.lr is not None:
             mapping["lr"] = self.lr
@@ -225,7 +224,7 @@ class DataConfig(Group):
 
 @dataclass
 class TaskConfig(Group):
-    """A task: problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items of the task."""
+    """A task: problems with exact answers instead of text (`posbench.data.tasks`). Lengths are in items."""
 
     group: ClassVar[str | None] = "data"
     shortest: ClassVar[int] = 1
@@ -259,14 +258,14 @@ class TaskConfig(Group):
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> TaskConfig:
-        """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`: options beside the other fields."""
+        """Return a `TaskConfig` made from a flat mapping, as in `conf/data/*.yaml`."""
         names = {member.name for member in fields(cls)} - {"options"}
         ours = {key: value for key, value in mapping.items() if key in names}
         options = {key: value for key, value in mapping.items() if key not in names}
         return cls(**ours, options=options)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return a flat dict, as in `conf/data/*.yaml`: the task's options beside the other fields."""
+        """Return a flat dict, as in `conf/data/*.yaml`."""
         mapping = asdict(self)
         return mapping | mapping.pop("options")
 
@@ -293,7 +292,7 @@ class TokenizerConfig(Group):
 
     @property
     def num_entries(self) -> int:
-        """Return the number of vocabulary entries, or 0 for a tokenizer in a file or on the hub, not read yet."""
+        """Return the number of vocabulary entries, or 0 for a tokenizer that is not read yet."""
         return {"bytes": 257, "bpe": self.vocab_size}.get(self.kind, 0)
 
 
@@ -301,9 +300,9 @@ class TokenizerConfig(Group):
 class TrainConfig(Group):
     """Settings of the pre-training loop.
 
-    A long run (the trunk) can have branches, which are runs of fewer tokens that start from its checkpoints. Warm-up is
-    a fraction of the trunk's steps, and decay a fraction of a run's own steps, so a branch is the same run as its trunk
-    until the branch's decay begins.
+    A long run (the trunk) can have branches: runs of fewer tokens that start from its checkpoints. Warm-up is a
+    fraction of the trunk's steps, and decay a fraction of a run's own steps, so both are the same run until the
+    branch's decay begins.
     """
 
     steps: Any = ruled(step_count, None)  # optimizer steps; null means `tokens` divided by the tokens of a step
@@ -399,7 +398,7 @@ class TrainConfig(Group):
         self._check_family()
 
     def _check_family(self) -> None:
-        """Raise ConfigError unless this run and its shorter versions (branches) are equal until a branch decays."""
+        # A run and its branches must be equal until a branch decays.
         family = {f"train.branch_tokens[{n}]": tokens for n, tokens in enumerate(self.branch_tokens)}
         if self.trunk_tokens is not None:
             family["train.trunk_tokens"] = self.trunk_tokens
@@ -431,7 +430,6 @@ class TrainConfig(Group):
         )
 
     def _check_whole(self, key: str, tokens: int) -> None:
-        """Raise ConfigError unless `tokens`, the value of `key`, is a whole number of steps."""
         whole = max(1, round(tokens / self.tokens_per_step)) * self.tokens_per_step
         require(
             tokens == whole,
@@ -452,7 +450,7 @@ class TrainConfig(Group):
 
     @property
     def is_branch(self) -> bool:
-        """Return whether the run is a branch: a shorter version of a longer run, from whose checkpoint it can start."""
+        """Return whether the run is a branch: a shorter version of a longer run."""
         return self.trunk_tokens is not None
 
     @property
@@ -477,7 +475,7 @@ class TrainConfig(Group):
 
     @property
     def branching_steps(self) -> frozenset[int]:
-        """Return the steps from whose checkpoints other runs start: shorter versions (branches), and arms."""
+        """Return the steps from whose checkpoints branches and arms start."""
         steps = {self._decay_begins(n // self.tokens_per_step) for n in self.branch_tokens}
         if self.arms:
             steps.add(self.decay_begins)
@@ -558,7 +556,7 @@ class ExperimentConfig(Group):
 def chosen_experiment(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the `experiment` group of a run's configuration if the runs' folder is named after it, otherwise {}.
 
-    Arguments: config, the configuration as nested mappings; name, the folder of the runs.
+    Arguments: name, the folder of the runs.
     """
     experiment = config.get("experiment", {})
     chosen = str(experiment.get("name"))

@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the text `"; did you mean 'qk_rope'?"` with the word of `known` closest to `word`, or "" if none is close.
+    """Return `"; did you mean 'qk_rope'?"` with the word of `known` closest to `word`, or "" if none is close.
 
     Arguments: cutoff, how similar it must be, from 0 to 1.
     """
@@ -33,8 +33,9 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def check_name(key: str, name: str) -> str:
     """Return `name` if it can name a folder: letters of any script, digits and `._=+-`, at most 240 bytes.
 
-    Raises: ConfigError for any other name, so no run is outside the runs folder or hidden in it.
+    Raises: ConfigError for any other name.
     """
+    # So no run is outside the runs folder or hidden in it.
     if not re.fullmatch(r"[^\W_][\w.=+-]*", str(name)) or len(name.encode()) > 240:  # file systems take 255 bytes
         raise ConfigError(
             f"{key}={name!r} cannot name a folder: use letters, digits and . _ = + - (at most 240 bytes), beginning "
@@ -44,10 +45,7 @@ def check_name(key: str, name: str) -> str:
 
 
 def branch_name(trunk: str, tokens: int) -> str:
-    """Return the experiment name of a run of `tokens` tokens that branches off a run of the experiment `trunk`.
-
-    It is `ladder_s-2M` for `ladder_s` and 2,000,000.
-    """
+    """Return the name of a run of `tokens` tokens that branches off the experiment `trunk`: `ladder_s-2M`."""
     return f"{trunk}-{short_count(tokens)}"
 
 
@@ -63,7 +61,7 @@ Rule = Callable[[str, Any], Any]  # (name of a field, value) -> the value to sto
 
 
 def ruled(rule: Rule, default: Any = MISSING) -> Any:
-    """Return a dataclass field whose values are checked by `rule`. A field whose default is None also accepts None."""
+    """Return a dataclass field whose values are checked by `rule`; None is accepted if it is the default."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"rule": rule, "type": list})
     return field(default=default, metadata={"rule": rule})

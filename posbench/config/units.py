@@ -15,7 +15,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
 def whole_number(value: Any, thousand: int = 1000) -> int | None:
     """Return the whole number that `value` means, such as 4096, `20M`, `2.5B` or `1e6`, or None if it is not one.
 
-    Arguments: thousand, what `k` means: 1024 for the lengths of windows, so that `8k` is 8192.
+    Arguments: thousand, what `k` means: 1024 for the lengths of windows.
     """
     match = _NUMBER.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def decimals(half_width: float, most: int = 4) -> int:
-    """Return how many decimals show two digits of a half width, at `most`: 3 for ±0.030, 1 for ±1.8, 3 for NaN."""
+    """Return how many decimals, at `most`, show two digits of a half width: 3 for ±0.030, 1 for ±1.8, 3 for NaN."""
     if not math.isfinite(half_width):
         return 3
     if not half_width:
@@ -78,10 +78,7 @@ def decimals(half_width: float, most: int = 4) -> int:
 
 
 def perplexity_text(value: Any, half_width: float = math.nan) -> str:
-    """Return a perplexity as text: `18.83`, `1,631` or `2.5e+07`.
-
-    Arguments: half_width, half an interval in nats, which decides the number of decimals (2 at most) if it is finite.
-    """
+    """Return a perplexity as text: `18.83`, `1,631` or `2.5e+07`. Arguments: half_width, half an interval in nats."""
     if value >= 1e6:
         return f"{value:.1e}"
     if math.isfinite(half_width):

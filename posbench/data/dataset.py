@@ -36,7 +36,7 @@ class Batch(NamedTuple):
         return Batch(*parts)
 
     def chunks(self, number: int) -> list[Batch]:
-        """Return this batch of tensors split into `number` batches with equally many sequences each."""
+        """Return this batch split into `number` batches with equally many sequences each."""
         parts = [number * [None] if part is None else part.chunk(number) for part in self]
         return [Batch(*rows) for rows in zip(*parts, strict=True)]
 
@@ -45,12 +45,12 @@ class Batches(Protocol):
     """Interface to the training batches of one run, each found by its number."""
 
     def batch(self, n: int) -> Batch:
-        """Return batch `n` of the run, which depends on the seed, `n` and the dataset only."""
+        """Return batch `n`, which depends on the seed, `n` and the dataset only."""
 
 
 @dataclass(eq=False)
 class Dataset(ABC):
-    """Base class of the data that a model learns: tokenized text or the problems of a task, with a vocabulary."""
+    """Base class of the data that a model learns: tokenized text or the problems of a task."""
 
     unit: ClassVar[str]  # a loss is the mean over this: token or answer
 
@@ -84,6 +84,6 @@ class Dataset(ABC):
 
 
 def chained(previous: str, batch: Batch) -> str:
-    """Return the SHA-256, in hex, of `previous` (the digest of the earlier batches, "" at first) and this batch."""
+    """Return the SHA-256 of `previous` (the digest of the earlier batches, "" at first) and this batch."""
     content = b"".join(part.tobytes() for part in batch if part is not None)
     return hashlib.sha256(previous.encode() + content).hexdigest()

@@ -34,11 +34,9 @@ def evaluate_runs(
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` that has no result yet, and print perplexity by scheme and length.
 
-    Arguments: by_name, whether the user named these runs; if not, runs without weights, such as `runs/reference`, are
-    skipped.
+    Arguments: by_name, whether the user named these runs; if not, runs without weights are skipped.
     Returns: each requested result, new or stored earlier, with its run.
-    Raises: ConfigError if no run can be scored, or after all others were scored, with the errors of the runs that
-    failed.
+    Raises: ConfigError if no run can be scored, or after all others were scored, with the errors.
     """
     if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
@@ -100,8 +98,6 @@ def _progress(console: Console) -> Progress:
 
 @dataclass
 class _Scoring:
-    """The outcome of scoring one run: its results and, if an error ended it, the error."""
-
     results: list[tuple[Result, bool]] = field(default_factory=list)  # each with whether it is new
     notices: list[str] = field(default_factory=list)  # lines to print
     error: str | None = None  # message of an error that the user can fix; any other error ends the evaluation
@@ -114,12 +110,7 @@ def _evaluate(
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
-    """Score one run and return its results, and its error if the user can fix that.
-
-    Arguments: begin, called before each length with its `description` and its `total` tokens; advance, called with the
-    number of tokens after each forward pass; say, called with each notice at once; without it, the notices are
-    returned.
-    """
+    # Without `say`, as in other processes, the notices are returned.
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
@@ -138,7 +129,6 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
-    """Send all stored results to the run's wandb run, if any, as values named `eval/<protocol>/<figure>@<length>`."""
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
     if tracker.record is None:
@@ -156,7 +146,6 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
-    """Return the outcome of one run as text, such as `scored fixed 64, 128; fixed · yarn 128, then failed`."""
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -173,11 +162,6 @@ def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
 
 
 def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
-    """Return the runs to score, the finished ones, and report the others to `notice`.
-
-    Arguments: by_name, whether the user named the runs. If not, runs without weights are left out.
-    Raises: ConfigError if no run is left.
-    """
     states = [(run, state_of(run)) for run in runs]
     # An unreadable run that the user named fails later, with the reason.
     accepted_states = (FINISHED, UNREADABLE) if by_name else (FINISHED,)
@@ -189,6 +173,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
         raise ConfigError("none of these runs is finished: run their train command again to finish them")
     if by_name:
         return finished
+    # Runs that the user did not name may lack weights, as those in `runs/reference` do.
     with_weights = [run for run in finished if run.has_weights and run.manifest.subject is None]
     if len(with_weights) < len(finished):
         notice(f"skipped, since they have no checkpoint: {len(finished) - len(with_weights)} of {len(runs)} runs")
@@ -198,10 +183,7 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    """Return a request for each run; without options if the run's scheme lacks the requested ones.
-
-    Raises: ConfigError if no run's scheme has them.
-    """
+    # A run whose scheme lacks the options is scored without them, unless no run's scheme has them.
     from posbench.evaluation import subject_models
     from posbench.model.architecture import build_architecture
 
@@ -234,7 +216,6 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
 
 def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]) -> None:
-    """Print a table for each experiment, text and protocol."""
     tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
     for run, result in evaluations:
         title = run.config.experiment_name
@@ -246,10 +227,10 @@ def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], as
 
 
 def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) -> str:
-    """Return the protocol's main number, mean over these results, or a dash; a star if `usual`, the digest, differs."""
     if not results:
         return "–"
     cell = protocol.headline_of([result.header for result in results])
+    # A star marks a number over other windows than the usual ones.
     if protocol.is_compared and any(result.windows_digest != usual for result in results):
         cell += "*"
     return cell
@@ -258,7 +239,6 @@ def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) 
 def _show(
     console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
 ) -> None:
-    """Print a table of a protocol's main number, mean over seeds: a row per scheme and options, a column per length."""
     protocol_ = PROTOCOLS[protocol]
     scored_lengths = {result.length for _, result in evaluations}
     # Requested lengths have a column even if no model can read them.

@@ -44,7 +44,7 @@ def score_split(
     anchor: int | None = None,
     advance: Advance = lambda tokens: None,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Score a model on one split by a protocol at one length, and return the rows and the header to store in `eval/`.
+    """Score a model on one split by a protocol at one length, and return the rows and the header to store.
 
     Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
     advance, called with the number of tokens after each forward pass.
@@ -84,9 +84,9 @@ def evaluate_run(
 ) -> list[Result]:
     """Score a finished run by each protocol at its lengths, except lengths that already have a result.
 
-    Arguments: corpus, the run's own text or the one that the request names (`posbench.evaluation.texts`); advance,
-    called with the number of tokens after each forward pass; tell, called with each result and whether it is new;
-    begin, called with a `description` and a `total` of tokens before each length is scored.
+    Arguments: corpus, the run's own text or the one that the request names; advance, called with the number of tokens
+    after each forward pass; tell, called with each result and whether it is new; begin, called with a `description` and
+    a `total` of tokens before each length.
     Returns: the results, new and old, at the requested lengths that the scheme supports.
     Raises: ConfigError if the weights are another run's, or the run was trained on other text or with another
     tokenizer.
@@ -117,8 +117,6 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class _Part:
-    """One length of one protocol, to be scored or stored already."""
-
     scorer: _Scorer
     protocol: EvalProtocol
     key: ResultKey
@@ -133,7 +131,6 @@ class _Part:
 def _planned(
     run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result], notice: Say
 ) -> Iterator[_Part]:
-    """Yield the parts of an evaluation with one set of scheme options, protocol by protocol."""
     is_subject = run.manifest.subject is not None
     if request.under and not is_subject:
         corpus = corpus.with_options(run.config_under(request.under).data)
@@ -174,13 +171,10 @@ def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mappi
 
 
 class _Clock:
-    """Tells after each length how long it took, and about how long the rest will take at this speed."""
-
     def __init__(self, tokens: int, notice: Say) -> None:
         self.left, self.notice = tokens, notice
 
     def passed(self, part: _Part, seconds: float) -> None:
-        """Report a part that was scored in `seconds`."""
         self.left -= part.tokens
         rest = ""
         if self.left > 0:
@@ -189,7 +183,7 @@ class _Clock:
 
 
 def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: Say) -> None:
-    """Say about how long scoring `total` tokens of a subject will take, from the time of one short window."""
+    # The time of one short window tells about how long all will take.
     import torch
 
     scorer = _SubjectScorer(run, corpus, replace(request, under=()))
@@ -212,9 +206,9 @@ def _duration(seconds: float) -> str:
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raise ConfigError unless the text has the run's tokenizer and, if it is no other text, the run's fingerprint."""
     prints = run.manifest.fingerprints
     differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
+    # Another text cannot have the run's fingerprint.
     if request.data is None:
         differing["text"] = (corpus.fingerprint, prints.data)
     for part, (now, trained) in differing.items():
@@ -226,10 +220,6 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 
 
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
-    """Return the lengths at which a protocol scores a run: the requested lengths, else its configuration's.
-
-    Raises: ConfigError if the text is too short for a requested length, or for all lengths.
-    """
     split = corpus.splits[protocol.split]
     if split.num_tokens == 0:
         raise ConfigError(
@@ -259,7 +249,7 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
 
 
 class _Scorer:
-    """Scores one run with one set of scheme options, and stores the results. It loads the model at the first length."""
+    # The model is loaded at the first length that needs it.
 
     def __init__(self, run: Run, corpus: Dataset, request: Request) -> None:
         self.run, self.corpus, self.request = run, corpus, request
@@ -310,10 +300,7 @@ class _Scorer:
         return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
-        """Score one length by a protocol, store the result under `key` and return it.
-
-        Raises: ConfigError if a loss is not finite or memory runs out.
-        """
+        """Score one length by a protocol and store the result. Raises: ConfigError if a loss is not finite."""
         device, settings = self.device(), protocol.settings(self.run.config)
         length, anchor = key.length, key.anchor or None
         model = self.model(length, device)
@@ -343,7 +330,7 @@ class _Scorer:
         return self.run.store(key, rows, header)
 
     def device(self) -> Device:
-        """Return the device to score on, with the number format of training unless the request names another."""
+        """Return the device to score on, with training's number format unless the request names another."""
         dtype = self.request.dtype
         if dtype == "auto":
             dtype = str(self.run.manifest.device.get("dtype", "auto"))
@@ -351,15 +338,12 @@ class _Scorer:
 
 
 def _recorded(header: Mapping[str, Any], name: str) -> Any:
-    """Return the setting that a stored result was scored with."""
     default = EvaluationConfig.__dataclass_fields__[name].default
     # A result from before a setting was recorded may have it as a figure, and else has its default.
     return header["settings"].get(name, header.get(name, default))
 
 
 class _SubjectScorer(_Scorer):
-    """Scores a model that was not trained here, through transformers."""
-
     @property
     def longest(self) -> int | None:
         subject = self.run.manifest.subject

@@ -1,11 +1,9 @@
 """Score n-gram models: Kneser-Ney models of a run's training batches, on the run's validation windows.
 
-All schemes of a seed share one result. It is stored in the `eval/` folder of one of their runs, with the fingerprint of
-the batches in its header.
-
-The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window of
-`train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
-several epochs or overlapping windows contain it. BOS can be in the context and is not a target, as for the run's model.
+All schemes of a seed share one result, in the `eval/` folder of one of their runs, with the fingerprint of the batches
+in its header. The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window
+of `train.context_length` + 1 tokens, nor a target's context the border of the scored window. BOS can be in the context
+and is not a target.
 
 The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
 For a context h of n - 1 tokens, whose last n - 2 are h':
@@ -55,8 +53,8 @@ _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins bef
 def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: Say, again: bool = False) -> None:
     """Score n-gram models for runs that have no such result yet, once for all schemes of one seed.
 
-    Arguments: runs, finished runs; again, whether to replace stored results. Continued runs, and runs of more than
-    `evaluation.ngram_tokens` tokens, are skipped.
+    Arguments: again, whether to replace stored results. Continued runs, and runs of more than `evaluation.ngram_tokens`
+    tokens, are skipped.
     """
     done = set()
 
@@ -96,7 +94,7 @@ def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]
     """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
 
     Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.
-    Raises: ConfigError if this version would choose other batches or validation windows than the run's.
+    Raises: ConfigError if this version would choose other batches or validation windows.
     """
     config, manifest = run.config, run.manifest
     began = time.perf_counter()
@@ -153,12 +151,13 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
     """Return the tokens that are in any of the training windows, in the order of the text, each position once.
 
-    Arguments: starts, the windows' starts, ascending; context_length, a window's tokens less one; longest, the order of
-    the longest n-grams.
+    Arguments: starts, the windows', ascending; context_length, a window's tokens less one; longest, the order of the
+    longest n-grams.
     Returns: the tokens [N], and the depth of each [N]: its place, counted from 1, in the earliest window that has it,
     but at most `longest`.
     """
     columns = np.arange(context_length + 1)
+    # Text counts once, even if several epochs or overlapping windows contain it.
     indices = starts[:, None] + columns
     previous_ends = np.concatenate([[-1], starts[:-1] + context_length])
     is_new = indices > previous_ends[:, None]  # the first window that has a token reaches furthest back from it
@@ -172,7 +171,7 @@ class KneserNey:
     def __init__(self, tokens: Ints, depths: Ints, vocab_size: int, longest: int) -> None:
         """Count the n-grams of a text.
 
-        Arguments: tokens [N]; depths [N], each token's place, counted from 1, in its training window; vocab_size, V.
+        Arguments: tokens [N]; depths [N], of `text_read`; vocab_size, V.
         """
         self.vocab_size, self.longest = vocab_size, longest
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
@@ -213,10 +212,7 @@ class KneserNey:
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
-        """Return the number of each n-gram, its index among the n-grams of this order; _UNKNOWN if it was never read.
-
-        Arguments: contexts, the numbers of the n-grams' first n - 1 tokens; targets, their last tokens.
-        """
+        # An n-gram's number is its index in the sorted keys of its order, _UNKNOWN if it was never read.
         keys = self._keys[order]
         if not len(keys):
             return np.full_like(targets, _UNKNOWN)
@@ -227,17 +223,11 @@ class KneserNey:
 
 @dataclass(frozen=True)
 class _Level:
-    """The discounted probabilities of the n-grams of one order, and the weights of the next lower order."""
-
     discounted: Floats  # [n-grams]: (c - D(c)) / c(h .)
     backoff: Floats  # [contexts]: the probability that remains for the lower order
 
     @classmethod
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
-        """Discount the counts of all n-grams of one order and return its probabilities and weights as a `_Level`.
-
-        Arguments: counts [n-grams], 0 or more; contexts [n-grams], the number of each n-gram's context.
-        """
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
         freed = np.bincount(contexts, subtracted, num_contexts)
@@ -246,11 +236,7 @@ class _Level:
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
-        """Return the probabilities of targets by the model of this order, of the shape of `lower`.
-
-        Arguments: contexts and ngrams, the numbers of each target's context, and of context and target together,
-        _UNKNOWN if they were never read; lower, the targets' probabilities by the model of the next lower order.
-        """
+        # Without the context, which is _UNKNOWN if it was never read, the lower order decides alone.
         if not len(self.discounted):
             return lower.copy()
         discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])

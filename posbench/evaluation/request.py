@@ -24,10 +24,8 @@ _COMMA = r",(?![^\[]*\]|[^{]*})"  # separates values, except inside brackets and
 class Request:
     """Options of `posbench eval` and `posbench.evaluate`. Missing lengths or protocols come from the run's config.
 
-    Lengths without a protocol apply only to protocols that follow them (`EvalProtocol.follows_lengths`). On another
-    text (`data`), the loss at the training length is scored and, if lengths are given, perplexity by the run's own
-    protocols.
-
+    Lengths without a protocol apply only to protocols that follow them. On another text (`data`), the loss at the
+    training length is scored and, if lengths are given, perplexity by the run's own protocols.
     Raises: ConfigError for an unknown protocol, a bad length or option, or a text whose name cannot be used.
     """
 
@@ -145,7 +143,7 @@ class Request:
         return NGRAM in self.protocols or not (self.protocols or self.lengths or self.data)
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
-        """Return the names of the requested protocols, by default the protocols in `configured` that apply."""
+        """Return the requested protocols, by default those of `configured` that apply."""
         from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named
 
         if self.protocols:
@@ -157,7 +155,7 @@ class Request:
         return [name for name in configured if not self.lengths or protocol_named(name).follows_lengths]
 
     def lengths_of(self, protocol: EvalProtocol, config: Config, split: Any) -> list[int]:
-        """Return the lengths to score by a protocol, ascending: the requested ones, else from the run's configuration.
+        """Return the lengths to score by a protocol, ascending: the requested ones, else the run's.
 
         Raises: ConfigError for a window of text with less than two tokens.
         """

@@ -80,7 +80,7 @@ class Facts:
 
 
 def loaded(source: Source, length: int, device: Device) -> ScoredModel:
-    """Return a model as it is, for windows of `length` tokens. Raises: ConfigError for tensors that do not fit."""
+    """Return a model as it is. Raises: ConfigError for tensors that do not fit."""
     from posbench.huggingface.loading import load as load_model
 
     return load_model(source, (), length, device.dtype, device.torch)[0]

@@ -7,7 +7,7 @@
     runs/subjects/last.json                   the subjects of the last command, which a report joins
 
 Weights and tokenizer stay in the folder. The first text that a subject is scored on is its own text, of which every
-document is scored. Its training length is the one that its rotation frequencies were trained for.
+document is scored.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".incomplete")
 def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, console: Console) -> list[Run]:
     """Return the runs that `names` mean. A model's folder or GGUF file becomes a run, whose positions are printed.
 
-    Arguments: names, of runs, experiments or models, and settings for the models such as `evaluation.windows=8`.
-    Raises: ConfigError for a name without runs, or a model that transformers cannot read.
+    Arguments: names, also settings for the models such as `evaluation.windows=8`. Raises: ConfigError for a name
+    without runs, or a model that transformers cannot read.
     """
     settings = [name for name in names if name.startswith(_SETTING)]
     folders = [name for name in names if name not in settings and _is_model(Path(name))]
@@ -82,7 +82,6 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
 
 
 def _is_model(path: Path) -> bool:
-    """Return whether `path` is a folder with a model, complete or not, or a file of weights."""
     if path.is_dir():
         return (path / "config.json").is_file() or any(_weights_in(path))
     return path.is_file() and path.suffix in _WEIGHTS
@@ -93,12 +92,6 @@ def _weights_in(folder: Path) -> Iterator[Path]:
 
 
 def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Path, console: Console) -> Run:
-    """Write the run of the model at `path`, or check the existing one, and return it.
-
-    Arguments: settings, overrides of the group `evaluation`; request, whose text is scored, by default the text of the
-    existing run, else conf/config.yaml's.
-    Raises: ConfigError if the model cannot be read, or if results of another model have its name.
-    """
     from posbench.huggingface.loading import Source, versions
     from posbench.runs import folder_check
 
@@ -120,6 +113,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     words += [f"evaluation.lengths=[{T // 4},{T // 2},{T},{2 * T}]", *settings]
     config = compose(words)
     run = Run(run_folder(config))
+    # The text of an existing run stays; only a new one takes the request's.
     if (run.path / "run.json").is_file():
         config = replace(config, data=run.config.data)
         if run.evaluated():
@@ -140,7 +134,6 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
 
 
 def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the results of `run` are another model's, or were computed by other versions."""
     subject = run.manifest.subject or {}
     if (run.weights_digest, subject.get("config", source.config_digest)) != (source.digest, source.config_digest):
         raise ConfigError(
@@ -207,7 +200,6 @@ def _manifest(
 
 
 def _show_positions(run: Run, request: Request, console: Console) -> None:
-    """Print the rotation settings in `config.json` and those in use, for each set of options that the model has."""
     subject = run.manifest.subject
     assert subject is not None
     T = run.config.train.context_length

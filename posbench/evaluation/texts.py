@@ -20,8 +20,8 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
     """Return the configuration of the text that the words of `--data` name, or None without words.
 
     Arguments: words, a choice of conf/data and its settings (`["files", "data.path=~/notes", "data.name=notes"]`), and
-    `--config-dir=FOLDER` if the choice is the user's own.
-    Raises: ConfigError for none or several choices, and for words that `posbench train` would refuse.
+    `--config-dir=FOLDER`. Raises: ConfigError for none or several choices, and for words that `posbench train` would
+    refuse.
     """
     if not words:
         return None
@@ -35,7 +35,7 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
 
 
 def dataset_for(run: Run, data: DataConfig | None, notice: Say) -> Dataset:
-    """Return the dataset to score a run on: its task, or text with the run's tokenizer (`data`, by default its own).
+    """Return the dataset to score a run on: its task, or text with the run's tokenizer.
 
     Raises: ConfigError for a task with `data`, or if the text or the tokenizer is missing.
     """
@@ -80,7 +80,6 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """Return `config` with the text `data`, and with the run's own tokenizer, whose file it writes if missing."""
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
     if not file.exists():  # the run is packed

@@ -28,7 +28,7 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
 
     Arguments: counts, how many windows each document has, int [documents].
-    Returns: the indices of the chosen windows, counted over all documents, int64, ascending; all if there are fewer.
+    Returns: the indices of the chosen windows, counted over all documents, ascending; all if there are fewer.
     """
     number = min(number, int(counts.sum()))
     low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
@@ -52,12 +52,11 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
 
 
 def _evenly(number: int, total: int) -> np.ndarray:
-    """Cut `range(total)` into `number` equal parts and return the middle index of each, int [number]."""
     return (2 * np.arange(number) + 1) * total // (2 * max(1, number))
 
 
 def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
-    """Return how many windows each document has, int [documents]. Arguments: targets, of each the first, ascending."""
+    """Return how many windows each document has. Arguments: targets, of each the first, ascending."""
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
@@ -68,7 +67,7 @@ def losses_of(
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]. NaN becomes infinity.
+    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored].
 
     Arguments: rows, windows of tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called
     after each pass with its number of tokens.
@@ -87,10 +86,7 @@ def losses_of(
 
 
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-    """Return a table, a row per scored target: window (its number), document, target (token index), nll (nats).
-
-    Arguments: losses, [windows, scored] in nats.
-    """
+    """Return a row per scored target: window (its number), document, target (token index), nll (nats)."""
     scored = windows[0].scored
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
     index = (firsts[:, None] + np.arange(scored)).ravel()
@@ -111,7 +107,7 @@ def tabulate_windows(losses: np.ndarray, windows: Sequence[Window], split: Split
 
 
 def too_long(split: Split, length: int, scope: str, tokens: int) -> str:
-    """Return the error message for a length in tokens that is longer than the text.
+    """Return the error message for a length that is longer than the text.
 
     Arguments: scope, the part of it that has `tokens` tokens, such as "in all".
     """

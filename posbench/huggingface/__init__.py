@@ -1,7 +1,7 @@
 """Use posbench models in Hugging Face's transformers.
 
-`import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`; no code is read from the
-folder. Models exported as a class of transformers itself need no import.
+`import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`. Models exported as a
+class of transformers itself need no import.
 """
 
 from __future__ import annotations

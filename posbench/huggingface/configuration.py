@@ -47,10 +47,7 @@ class PosbenchConfig(PreTrainedConfig):
 
     @classmethod
     def for_run(cls, config: Config, vocab_size: int, **kwargs: Any) -> PosbenchConfig:
-        """Return the transformers configuration of the model that the run configuration `config` describes.
-
-        Arguments: vocab_size, rows of its embedding table; kwargs, more arguments of `PreTrainedConfig`.
-        """
+        """Return the transformers configuration of a run's model. Arguments: vocab_size, rows of the embedding."""
         return cls(
             sizes=asdict(config.model),
             scheme=config.scheme.to_mapping(),

@@ -44,10 +44,8 @@ class Export:
 def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int | None = None) -> Export:
     """Write a run's model to `folder` for transformers, and return how the exported logits compare with posbench's.
 
-    Arguments: options, changed options of the scheme such as `rescale=yarn`; at_step, the step of an older checkpoint,
-    by default the last.
-    Raises: ConfigError if the weights are missing or damaged, if the options cannot be changed, if the folder cannot be
-    written, if the model masks documents, or if the exported model gives other logits.
+    Arguments: options, changed options of the scheme such as `rescale=yarn`; at_step, of an older checkpoint.
+    Raises: ConfigError if the weights are missing or damaged, if the options cannot be changed, and as `export_model`.
     """
     model = run.load_model(options, at_step)
     config = run.config_under(options) if options else run.config
@@ -60,11 +58,10 @@ def export_run(run: Run, folder: Path, options: Sequence[str] = (), at_step: int
 def export_model(
     model: Decoder, config: Config, tokenizer: Tokenizer, folder: Path, name: str, as_trained: bool = False
 ) -> Export:
-    """Write `model` and its tokenizer to `folder` for transformers, and return how the exported logits compare.
+    """Write `model` and its tokenizer to `folder`, which must be empty or missing, and return how the logits compare.
 
-    The folder must be empty or not exist yet.
-    Arguments: config, the run's configuration; name, the model's name in the folder's README; as_trained, whether the
-    model was trained with this scheme, so that it is meant for its training length.
+    Arguments: name, in the folder's README; as_trained, whether the model was trained with this scheme, so that it is
+    meant for its training length.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
     """
@@ -114,10 +111,7 @@ def _in_transformers(
 
 @torch.no_grad()
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
-    """Return the largest difference between both models' logits on random tokens, and posbench's largest logit.
-
-    Raises: ConfigError if the difference is larger than rounding explains.
-    """
+    # Random tokens; a difference that rounding does not explain is refused.
     generator = torch.Generator().manual_seed(0)
     length = min(context_length, _COMPARED_TOKENS)
     tokens = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
@@ -185,7 +179,7 @@ def _extended_length(rotary: Rotary) -> int:
 
 
 def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) -> PreTrainedTokenizerFast:
-    """Return a transformers tokenizer that, as in training, puts BOS first and reads special tokens in text as text.
+    """Return a transformers tokenizer that puts BOS first and reads special tokens in text as text, as in training.
 
     Arguments: longest, how many tokens the model reads; padding_side, `left` for generation, `right` for models that
     refuse padding before a sequence.

@@ -1,8 +1,4 @@
-"""Load a causal model that transformers knows, from a folder or a GGUF file, and refuse what it would load wrongly.
-
-transformers fills in missing tensors with random numbers, warns, or raises an error of Python. Here a person gets one
-sentence.
-"""
+"""Load a causal model that transformers knows, from a folder or a GGUF file, and refuse what it would load wrongly."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
 
 @lru_cache(maxsize=8)  # reading large weights takes as long as loading them
 def _digest(is_gguf: bool, files: tuple[tuple[Path, int], ...]) -> str:
-    """Return the SHA-256 of weight files, each given with the time of its last change."""
+    # The times of the last change are part of the call, so that a changed file is read again.
     paths = [path for path, _ in files]
     return sum_of(paths[0]) if is_gguf else pretrained.digest(paths)
 
@@ -117,7 +113,7 @@ class Source:
 
     @property
     def length(self) -> int:
-        """Return the training length, in tokens. Raises: ConfigError if the configuration does not record it."""
+        """Return the training length, in tokens. Raises: ConfigError if it is not recorded."""
         length = trained_length(self.config, self.content)
         if length is None:
             raise ConfigError(
@@ -146,7 +142,7 @@ class Source:
         return file.is_file() and bool(pretrained.read_json(file).get("chat_template"))
 
     def tokenizer_file(self, target: Path) -> Path:
-        """Return the path of the model's `tokenizer.json`. That of a GGUF file is written to the folder `target`."""
+        """Return the path of the model's `tokenizer.json`; a GGUF file's is written to the folder `target`."""
         if not self.is_gguf:
             if not (self.path / "tokenizer.json").is_file():
                 others = folder_check.tokenizer_files(self.path)
@@ -159,9 +155,9 @@ class Source:
         return target / "tokenizer.json"
 
     def check(self) -> list[str]:
-        """Check `config.json` and the headers of the weights, and return notes about what is read in another way.
+        """Check `config.json` and the headers of the weights; return notes about what is read in another way.
 
-        Raises: ConfigError for what transformers would not load, or load wrongly, as far as it can be seen from these.
+        Raises: ConfigError for what transformers would not load, or load wrongly.
         """
         folder_check.check_adapter(self.folder)
         if self.is_gguf:
@@ -226,13 +222,12 @@ def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype
 
 
 def _copy(source: Source) -> Any:
-    """Return a copy of the model's configuration, because options change it."""
+    # A copy, because options change it.
     with _explained(source):
         return source.config.__class__.from_dict(source.config.to_dict())
 
 
 def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
-    """Return the scheme of an exported model with changed options, which are not checked."""
     scheme = dict(config.scheme)
     for option in options:
         key, _, value = option.partition("=")
@@ -241,8 +236,6 @@ def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
 
 
 class _Loaded:
-    """The last model that was loaded, so that one command loads it once for its check and its lengths."""
-
     key: tuple[Any, ...] = ()
     model: SubjectModel | None = None
 
@@ -250,10 +243,7 @@ class _Loaded:
 def _load(
     source: Source, config: PreTrainedConfig, settings: str, dtype: torch.dtype, device: torch.device
 ) -> SubjectModel:
-    """Return the model, from memory if it is the last one that was loaded.
-
-    Arguments: settings, all that was changed in its configuration, as text: the key in memory.
-    """
+    # One command loads a model once, for its check and all its lengths; `settings` is the key of what was changed.
     key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
     if _Loaded.key != key or _Loaded.model is None:
         _Loaded.key, _Loaded.model = (), None  # before the next one, so that memory holds one
@@ -282,7 +272,7 @@ def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtyp
 
 @contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    """Turn any error of transformers in a `with` block into a ConfigError, and keep its warnings and bars silent."""
+    # Any error of transformers becomes one sentence; its warnings and bars stay silent.
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -316,7 +306,6 @@ def _line(error: BaseException) -> str:
 
 
 def _check_nested(source: Source, model: Any) -> None:
-    """Raise ConfigError if the model has one rotation for all layers, and `config.json` one for each type of layer."""
     # Rotations of their own are buffers that begin with the type of layer.
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     for layer_type in filter(None, source.rotations):
@@ -332,10 +321,7 @@ def _nested_refused(source: Source, layer_type: str, class_name: str) -> str:
 
 
 def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> None:
-    """Raise ConfigError unless the files have the tensors of the class, in its shapes, and no others.
-
-    Arguments: info, what transformers reports of loading.
-    """
+    # transformers itself would fill missing tensors with random numbers, or only warn.
     files = [] if source.is_gguf else pretrained.weight_files(source.path)
     stored_in = folder_check.stored_tensors(files)
 

@@ -16,7 +16,7 @@ from posbench.model.decoder import initialise
 class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     """A posbench model in transformers: `input_ids` [B, T] -> `logits` [B, T, V] over the vocabulary.
 
-    Weights stay float32; `dtype=torch.bfloat16` sets the type of the activations, as in training.
+    Weights stay float32; `dtype=torch.bfloat16` sets the type of the activations.
     """
 
     config_class = PosbenchConfig
@@ -48,7 +48,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Fill a module's buffers, which are not stored with the weights, in place. `from_pretrained` calls this."""
+        # `from_pretrained` calls this; buffers are not stored with the weights.
         if any(True for _ in module.buffers(recurse=False)):
             [name] = [name for name, submodule in self.decoder.named_modules() if submodule is module]
             computed = self.config.build().get_submodule(name)
@@ -73,8 +73,8 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the logits [B, T, V] and the mean loss in nats, which is None without labels [B, T].
 
-        Arguments: attention_mask, [B, T], 0 for padding, which must come after a sequence; logits_to_keep, the number
-        of last positions to compute logits for, 0 for all; return_dict, False to get a tuple.
+        Arguments: attention_mask, [B, T], 0 for padding; logits_to_keep, the number of last positions to compute logits
+        for, 0 for all; return_dict, False to get a tuple.
         Raises: ValueError for padding before a sequence, which would move its positions.
         """
         if attention_mask is not None and (attention_mask.long().diff(dim=-1) > 0).any():

@@ -1,7 +1,7 @@
 """Read and change the rotation settings (RoPE) in the configuration of a transformers model.
 
-`--under` names the options as for posbench's own rotations: `base`, `rescale`, `factor`, and `rescale.KEY` for a key of
-`rope_parameters`. A model with one rotation for each type of layer takes `full_attention.rescale=yarn` for one of them.
+Options are named as for posbench's own rotations: `base`, `rescale`, `factor`, and `rescale.KEY` for a key of
+`rope_parameters`. `full_attention.rescale=yarn` is for one type of layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LENGTH_KEYS = (  # in the order of preference
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of one type of layer: its settings in a few words, and its frequencies in radians per token."""
+    """The rotation of one type of layer: its settings in words, and its frequencies in radians per token."""
 
     layer_type: str  # empty if all layers share it
     base: float
@@ -45,7 +45,7 @@ class Rotation:
 
 
 def rotations_in(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
-    """Return {layer type: rope_parameters}; the type is "" if all layers share one. Without rotations it is empty."""
+    """Return {layer type: rope_parameters}, with the type "" if all layers share one; {} without rotations."""
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None)
     if not parameters or getattr(text, "alibi", False):
@@ -55,14 +55,12 @@ def rotations_in(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
 
 
 def trained_length(config: PreTrainedConfig, content: Mapping[str, Any]) -> int | None:
-    """Return the longest input in the model's own training, in tokens, or None if it is not recorded.
-
-    Arguments: content, of `config.json`, which may have a length that the class does not know.
-    """
+    """Return the longest input in the model's own training, in tokens, or None if it is not recorded."""
     text = config.get_text_config()
     for parameters in rotations_in(config).values():
         if parameters.get("rope_type") == "yarn" and parameters.get(LENGTH):
             return int(parameters[LENGTH])  # training with the other types reaches the length that they are for
+    # The class may not know a length that `config.json` has.
     if isinstance(content.get("text_config"), dict):
         content = content["text_config"]
     for key in _LENGTH_KEYS:
@@ -94,7 +92,7 @@ def change_rotations(
 
 
 def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Return {layer type: {option: value}}. An option without a layer type is for all of them."""
+    # An option without a layer type is for all of them.
     by_type: dict[str, dict[str, Any]] = {layer_type: {} for layer_type in parameters}
     for option in options:
         key, _, value = option.partition("=")
@@ -120,10 +118,6 @@ def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name
 def _changed(
     parameters: Mapping[str, Any], options: Mapping[str, Any], width: int, length: int, trained: int, name: str
 ) -> tuple[dict[str, Any], tuple[str, float]]:
-    """Return the changed parameters of one rotation, and the method and factor of its rescaling in words.
-
-    Arguments: options, {option: value}; width, channels of a head.
-    """
     common = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
     changed = dict(parameters)
     if "base" in options:
@@ -159,7 +153,7 @@ def _changed(
 
 
 def _base(value: str) -> float:
-    """Return the base of a rotation as a number; YAML reads 1e6 as text. Raises: ConfigError if it is not one."""
+    # YAML reads 1e6 as text.
     with suppress(ValueError):
         if 1 < float(value) < 1e15:
             return float(value)

@@ -38,7 +38,7 @@ class TransformersModel:
 
 
 def transformers_model(model: Decoder) -> TransformersModel | None:
-    """Return `model` as a class of transformers that computes the same, or None if transformers has no such class."""
+    """Return `model` as a class of transformers that computes the same, or None if there is none."""
     rotations = _rotations(model)
     sizes = model.config
     if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
@@ -77,10 +77,7 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
 
 
 def _rotations(model: Decoder) -> list[Rotary | None] | None:
-    """Return, for each layer, the scheme that rotates q and k, or None for a layer without positions (NoPE).
-
-    Return None instead of a list if a layer does anything else, or if the rotated layers do not share one scheme.
-    """
+    # One scheme or None (NoPE) for each layer; no list if a layer does anything else.
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv or kind.value_norm or [*kind.parameters()] for kind in kinds):
         return None
@@ -95,7 +92,6 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
 
 
 def _only_rotates(scheme: Scheme) -> bool:
-    """Return True if a scheme rotates q and k by fixed frequencies and does nothing else."""
     if not isinstance(scheme, Rotary) or scheme.sites != {"q", "k"} or not scheme.is_streaming:
         return False
     overridden = [hook for hook in ("q", "k", "v", "o", "prepare", "angles") if _overrides(scheme, hook, Rotary)]
@@ -107,7 +103,6 @@ def _overrides(scheme: Scheme, hook: str, base: type[Scheme]) -> bool:
 
 
 def _temperature(rotary: Rotary | None) -> float:
-    """Return the factor by which YaRN multiplies the attention scores, 1 without it."""
     if rotary is None or rotary.rescaling is None:
         return 1.0
     return rotary.rescaling.temperature(rotary.shape.context_length)
@@ -151,7 +146,6 @@ def _theirs(rotary: Rotary) -> dict[str, Any] | None:
 
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
-    """Return {name of the tensor in transformers: tensor}, the decoder's weights."""
     block = cast(Block, model.blocks[0])
     # Phi-3 keeps q, k, v one matrix, and gate, up too.
     rows = {}

@@ -1,4 +1,4 @@
-"""Score a model of transformers: token losses of a window, and the attention weights of one layer at a time."""
+"""Score a model of transformers: token losses of a window, and the attention weights of one layer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SubjectModel:
     ) -> Tensor:
         """Return the loss of the `last` targets of each window, [B, last] float32 in nats; None means all.
 
-        Arguments: tokens and targets, [B, T]; offset and positions are not supported, and must be left out.
+        Arguments: tokens and targets, [B, T]; offset and positions must be left out.
         """
         assert offset == 0 and positions is None
         last = last or tokens.shape[1]
@@ -100,7 +100,6 @@ class SubjectModel:
 
     @torch.no_grad()
     def _find_base(self) -> nn.Module | None:
-        """Return the module whose output the head reads, or None if no module is found."""
         tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]
         whole = self.nll(tokens[:, :-1], tokens[:, 1:])
         # Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading
@@ -118,7 +117,6 @@ class SubjectModel:
         return None
 
     def _hidden(self, base: nn.Module, tokens: Tensor, last: int) -> Any:
-        """Return the base model's output for `tokens`, with the hidden states of the `last` tokens only."""
         piece = self.piece if self.has_exact_cache else None
         if piece is None or tokens.shape[1] <= piece:
             output = base(input_ids=tokens, use_cache=False, return_dict=True)
@@ -134,7 +132,7 @@ class SubjectModel:
         return output
 
     def _logits(self, base: nn.Module, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits of hidden states [B, rows, C]; of `tokens`, [B, rows], only the shape counts."""
+        # Of `tokens` only the shape counts.
         # The model's own `forward` runs, so a softcap or another scaling of logits is applied as the class applies it.
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
@@ -150,8 +148,8 @@ class SubjectModel:
     def recording(self, record: Callable[[int, dict[str, Tensor]], None]) -> Iterator[None]:
         """Record attention weights in a `with` block; memory holds one layer's.
 
-        Arguments: record, called in each layer with its number and {"weights": [B, heads, T, T] float64}.
-        Raises: ConfigError if no layer gave weights.
+        Arguments: record, called with a layer's number and {"weights": [B, heads, T, T] float64}. Raises: ConfigError
+        if no layer gave weights.
         """
         modules = {name: module for name, module in self.model.named_modules() if _is_attention(module)}
         recorded: list[int] = []
@@ -199,7 +197,7 @@ def _is_tuple(output: object) -> bool:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether a module is a layer's attention itself, and not a wrapper of it."""
+    # Wrappers of an attention module have its name too.
     inner = [child for child in module.modules() if child is not module]
     return _is_named_attention(module) and not any(_is_named_attention(child) for child in inner)
 

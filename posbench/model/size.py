@@ -99,7 +99,6 @@ def cache_size(architecture: Architecture, dtype: torch.dtype = torch.bfloat16) 
 
 
 def _cached_bytes(kind: Kind, scheme: Scheme, length: int, dtype: torch.dtype, is_first: bool) -> int:
-    """Return the bytes in the cache of one layer after `length` tokens."""
     cache = kind.new_cache(length)
     call_hooks(scheme, kind, torch.arange(length), dtype, cache)
     # Only the first layer's cache holds the embeddings that a scheme looks back at.

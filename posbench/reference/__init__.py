@@ -1,9 +1,7 @@
 """Definitions of every scheme and kind of attention in NumPy and float64: slow, short and obviously right.
 
-They share no line with `posbench.schemes`, `posbench.attention` or `posbench.model` and no kernel with torch. `posbench
-verify` and the tests compare all fast code with them.
-
-Shapes: T tokens, H heads, D = head_dim, C = d_model, V vocabulary.
+They share no line with the packages that they check and no kernel with torch. Shapes: T tokens, H heads, D = head_dim,
+C = d_model, V vocabulary.
 """
 
 from posbench.reference.decoder import logits

@@ -39,6 +39,7 @@ class Kerple(Definition):
     """KERPLE: the bias `-a ln(1 + b d)` at distance d, with a and b > 0 learned per head (arXiv 2205.09921)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        # Positive by softplus.
         a = softplus(float(self.weights["a"][h]))
         b = softplus(float(self.weights["b"][h]))
         return -a * log(1 + b * rows.distance(t, s))
@@ -57,6 +58,7 @@ class Fire(Definition):
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W = self.weights
         c = softplus(float(W["c"]))
+        # L is learned as a multiple of the training length.
         L = softplus(float(W["L"])) * self.config.train.context_length
         share = log(1 + c * rows.distance(t, s)) / log(1 + c * max(L, rows.positions[t]))
         # The MLP: one hidden layer with ReLU.
@@ -83,6 +85,7 @@ class TransformerXL(Definition):
         return x + self.weights["content"][h]
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        # W r_d belongs to the unrotated query, so u is taken off and v is added.
         q, d, W = rows.queries[h][t], rows.distance(t, s), self.weights["matrix"]
         D, channels = len(q), W.shape[1]
         frequencies = [10000 ** (-2 * c / channels) for c in range(channels // 2)]
@@ -115,6 +118,7 @@ class Chunked(Definition):
     chunk: int
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
+        # Each chunk begins at a multiple of its length.
         is_same_chunk = rows.positions[t] // self.chunk == rows.positions[s] // self.chunk
         return 0.0 if is_same_chunk else -inf
 
@@ -157,8 +161,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class Sinusoidal(Definition):
     """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i of C and the cosine to channel 2i + 1, at position p.
 
-    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings at
-    initialisation.
+    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings.
     """
 
     amplitude: float = 1.0
@@ -179,6 +182,7 @@ def sinusoids(position: int, width: int, base: float = 10000.0) -> Array:
     """Return the vector [width] of one position: sines in even channels, cosines in odd ones."""
     vector = np.zeros(width)
     for channel in range(width):
+        # Channels 2i and 2i + 1 have one frequency.
         angle = position / base ** ((channel - channel % 2) / width)
         vector[channel] = cos(angle) if channel % 2 else sin(angle)
     return vector

@@ -27,6 +27,7 @@ class Cope(Definition):
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         q, e = rows.queries[h][t], self.weights["e"]
         D = e.shape[1]
+        # Every key from s on counts as far as its gate opens.
         gates = 1 / (1 + np.exp(-rows.keys[h][s : t + 1] @ q / sqrt(D)))
         last = self.positions - 1
         p = min(float(sum(gates)), last)
@@ -43,6 +44,7 @@ class Dape(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         W, H = self.weights, len(rows.queries)
+        # The network reads the scores of all heads and their ALiBi biases.
         a = [-slope * rows.distance(t, s) for slope in alibi_slopes(H)]
         scores = [float(rows.queries[g][t] @ rows.keys[g][s]) / sqrt(self.D) for g in range(H)]
         hidden = W["inner"] @ np.array(scores + a) + W["inner_constant"]
@@ -58,6 +60,7 @@ class Path(Definition):
 
     def gates(self, x: Array, h: int) -> list[Array]:
         W, g = self.weights, h // self.group
+        # Heads that share a key head share its reflections.
         channels = slice(g * self.D, (g + 1) * self.D)
         w = x @ (W["B"][channels] @ W["A"]).T
         if "convolution" in W:
@@ -76,6 +79,7 @@ class Path(Definition):
         # The query's own token first.
         for between in range(t, s, -1):
             q = rows.gates[h][between] @ q
+        # The plain score is added outside, so only what the reflections change is the bias.
         return float(rows.keys[h][s] @ (q - rows.queries[h][t])) / sqrt(self.D)
 
 
@@ -86,7 +90,6 @@ class SelectiveRope(Definition):
     sizes = ("rank", "convolution")
 
     def pairs(self, h: int) -> slice:
-        """Return the pairs of the key head of head h, among those of all key heads."""
         key_head, half = h // self.group, self.D // 2
         return slice(key_head * half, (key_head + 1) * half)
 

@@ -34,6 +34,7 @@ class Canon(Definition):
             [head] = h
             if site in ("k", "v"):
                 head = head // self.group  # heads of a group share a key head
+            # The weights of q, k and v have a row for each head.
             w = w[head, 0]
         return x + convolved(x, w)
 
@@ -47,6 +48,7 @@ class Smear(Definition):
         if site != "embed":
             return x
         y, w = np.array(x), self.weights["w"][0]
+        # The first token has none before it.
         for t in range(1, len(x)):
             # RMSNorm with torch's float32 epsilon.
             n = x[t] / sqrt(float(x[t] @ x[t]) / len(x[t]) + 2.0**-23)
@@ -76,6 +78,7 @@ class Inkling(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         distance, P = rows.distance(t, s), self.weights["P"]
+        # Distances beyond the table add nothing.
         if distance >= P.shape[1]:
             return 0.0
         return float(rows.gates[h][t] @ P[:, distance])

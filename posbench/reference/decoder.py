@@ -24,8 +24,7 @@ def logits(
 ) -> Array:
     """Return the decoder's logits [T, V] float64 for `tokens` [T] at `positions`, by default offset, offset + 1, ...
 
-    Arguments: weights, the model's state dict, of arrays NumPy can read.
-    Raises: NoDefinitionError if the scheme or the kind of attention is not defined in this package.
+    Arguments: weights, the model's state dict. Raises: NoDefinitionError for an undefined scheme or kind of attention.
     """
     W = {name: np.asarray(array, dtype=np.float64) for name, array in weights.items()}
     model = config.model
@@ -72,7 +71,7 @@ def logits(
 
 
 class _Attention(NamedTuple):
-    """The attention of one layer: its kind, and how keys and values are made for it."""
+    """The attention of one layer: its kind, and how keys and values are made."""
 
     name: str  # in KINDS
     shared_kv: bool
@@ -81,7 +80,6 @@ class _Attention(NamedTuple):
 
 
 def _attention(entry: SchemeConfig) -> _Attention:
-    """Return the attention of a layer. Raises: NoDefinitionError if its kind is not defined in this package."""
     options = dict(entry.attention)
     name = options.pop("kind", "softmax")
     if name not in KINDS:
@@ -100,7 +98,6 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _parts(packed: Array, config: Config, attention: str) -> tuple[list[Array], list[Array], list[Array]]:
-    """Return queries, keys and values, each a list of H heads [T, D], from the packed projection [T, .]."""
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
     heads = [packed[:, n * D : (n + 1) * D] for n in range(packed.shape[1] // D)]

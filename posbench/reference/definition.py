@@ -21,7 +21,7 @@ class NoDefinitionError(LookupError):
 
 @dataclass(frozen=True)
 class Rows:
-    """The queries, keys and gates from which a scheme computes its bias, for all T tokens in all H heads."""
+    """The queries, keys and gates from which a scheme computes its bias, for all tokens and heads."""
 
     positions: Sequence[int]  # [T], tokens
     queries: Sequence[Array]  # [H] of [T, .], after their hook
@@ -34,7 +34,7 @@ class Rows:
 
     @cached_property
     def by_member(self) -> list[Rows]:
-        """Return a copy for each scheme of a combination of schemes, which has only this scheme's gate values."""
+        """Return a copy for each scheme of a combination, which has only this scheme's gate values."""
         copies = []
         for n in range(len(self.gates[0][0])):
             heads = []
@@ -48,8 +48,7 @@ class Definition:
     """The definition of a position scheme in one layer, with methods for one token and one head; this class is NoPE.
 
     The options of its YAML file are annotated attributes; those without a value must be given. Options in `sizes` are
-    not read, because the shapes of the weights show them.
-
+    not read: the shapes of the weights show them.
     Arguments: weights, the scheme's learned tensors in this layer. Raises: TypeError for an unknown or missing option.
     """
 
@@ -59,6 +58,7 @@ class Definition:
         self.config, self.weights = config, weights
         self.D, self.group = config.model.head_width, config.model.num_heads // config.model.kv_heads
         known: set[str] = set()
+        # A subclass has the options of the classes that it extends, too.
         for cls in type(self).__mro__:
             known.update(vars(cls).get("__annotations__", ()))
         for name, value in options.items():
@@ -74,7 +74,7 @@ class Definition:
         """Set the length of the whole input in tokens; called before any other method."""
 
     def embed(self, x: Array, p: int) -> Array:
-        """Return the token embedding x [C] at position p, with position added."""
+        """Return the token embedding x [C] with position p added."""
         return x
 
     def hidden(self, x: Array, p: int) -> Array:

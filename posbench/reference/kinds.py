@@ -205,10 +205,7 @@ def unit(x: Array) -> Array:
 def _outputs(
     inputs: Inputs, hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
-    """Return the outputs [H][T, D] of a kind of attention, with position added to values and outputs by the scheme.
-
-    Arguments: hook_positions, [H][T]; attend, a function (h, t, values) that returns the output of head h at query t.
-    """
+    # `attend` is a function (h, t, values) that gives the output of head h at query t.
     scheme, heads = inputs.scheme, []
     for h, head_positions in enumerate(hook_positions):
         values = scheme.after_hook("v", inputs.v[h], head_positions, h)
@@ -218,7 +215,7 @@ def _outputs(
 
 
 def _rows(inputs: Inputs, use_hooks: bool = True) -> tuple[Rows, list[list[Any]]]:
-    """Return queries and keys with position added, and gates, as `Rows`; and positions of heads and tokens, [H][T]."""
+    # Positions are [H][T]: gates may differ from head to head.
     scheme, q, k, v, x, positions = inputs
     heads = range(len(v))
     gates = [scheme.gates(x, h) for h in heads]

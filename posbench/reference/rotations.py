@@ -24,13 +24,14 @@ class Rotary(Definition):
     def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
         super().__init__(config, weights, **options)
         self.L = self.length = config.train.context_length
+        # `base: context_length` stands for the training length.
         self.base = float(self.L if isinstance(self.base, str) else self.base)
 
     def window(self, length: int) -> None:
         self.length = length
 
     def frequencies(self, D: int) -> list[float]:
-        """Return the r/2 frequencies, in radians per token, of the pairs (t, t + r/2) in the first r of D channels."""
+        """Return the r/2 frequencies, radians per token, of the pairs (t, t + r/2) in the first r channels."""
         return [float(self.base ** (-2 * t / D)) for t in range(D // 2)]
 
     def rescaled_frequencies(self, D: int) -> list[float]:
@@ -54,6 +55,7 @@ class Rotary(Definition):
             factor = self.factor or self.rescale["factor"]
             return {**self.rescale, "factor": factor}
         assert self.rescale is not None
+        # By default as large as the window needs.
         factor = self.factor or max(1.0, self.length / self.L)
         if self.rescale == "dynamic_ntk":
             factor = 1.0
@@ -88,7 +90,7 @@ def rotation(position: int, head_dim: int, frequencies: tuple[float, ...]) -> Ar
 
 
 def rotation_by(angles: tuple[float, ...], head_dim: int) -> Array:
-    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by angles[t] radians, for r/2 angles."""
+    """Return the matrix [D, D] that rotates coordinates (t, t + r/2) by angles[t] radians."""
     R, half = np.eye(head_dim), len(angles)
     for t, angle in enumerate(angles):
         u = t + half
@@ -134,6 +136,7 @@ class KeyOffset(PartialRotary):
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         y = super().after_hook(site, x, positions, *h)
+        # Channels from r on are not rotated, so they may come from the previous token.
         r = int(x.shape[1] * self.fraction)  # rotated channels
         if site == "k":
             for t in range(len(x)):
@@ -169,6 +172,7 @@ class Fope(Hope):
     def matrix(self, p: int, D: int, h: int) -> Array:
         H, Hkv = self.config.model.num_heads, self.config.model.kv_heads
         n = int(np.count_nonzero(self.frequencies(D)))
+        # The same numbers for cosines and sines in every layer.
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
         A, B = np.identity(n) + normal[:, h * Hkv // H]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
@@ -188,6 +192,7 @@ class Clipped(Rotary):
 
     def frequencies(self, D: int) -> list[float]:
         w = super().frequencies(D)
+        # Fast pairs have seen whole turns in training and stay.
         fast = [f for f in w if 2 * pi / f <= self.L]
         slow = w[len(fast) :]
         reduced = [f * (1 + cos(pi * m / max(1, len(slow) - 1))) / 2 for m, f in enumerate(slow)]
@@ -202,6 +207,7 @@ class Xpos(Rotary):
 
     def power(self, p: int, D: int) -> Array:
         zetas = [(t / (D / 2) + 0.4) / 1.4 for t in range(D // 2)]
+        # Both channels of a pair have its power.
         return np.array([zeta ** (p / self.span) for zeta in zetas + zetas])
 
     def q(self, x: Array, p: Any, h: int) -> Array:
@@ -253,7 +259,8 @@ def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, len
     if kind in ("ntk", "dynamic"):
         if kind == "dynamic":
             s = 1 + s * (max(length, L) / L - 1)
-        larger = s ** (r / (r - 2)) if r > 2 else 1.0  # factor of the base
+        # Factor of the base; r = 2 has one pair, which keeps its frequency.
+        larger = s ** (r / (r - 2)) if r > 2 else 1.0
         return [f * larger ** (-2 * t / r) for t, f in enumerate(w)]
     kept = [1.0] * len(w)  # the share of each frequency that is not divided by s
     if kind == "yarn":

@@ -1,7 +1,4 @@
-"""Find the NumPy definition of a scheme by its kind, and define combined schemes.
-
-Every definition in this package is registered automatically: its kind is the class name in snake case.
-"""
+"""Find the NumPy definition of a scheme by its kind, the class name in snake case, and define combined schemes."""
 
 from __future__ import annotations
 
@@ -34,6 +31,7 @@ class Combined(Definition):
 
     def gates(self, x: Array, h: int) -> list[Any]:
         by_member = [member.gates(x, h) for member in self.members]
+        # A token's gate holds one value for each member.
         return list(map(list, zip(*by_member, strict=True)))
 
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
@@ -61,7 +59,7 @@ class Combined(Definition):
 
 
 def entry_of_layer(scheme: SchemeConfig, n: int) -> SchemeConfig:
-    """Return the configuration of layer n's scheme: `scheme`, or if layers alternate between m, number n % m."""
+    """Return the configuration of layer n's scheme: `scheme`, or number n % m of m that alternate."""
     if scheme.kind != "interleaved":
         return scheme
     members = scheme.options["layers"]
@@ -80,8 +78,7 @@ def definitions() -> dict[str, type[Definition]]:
 def define(scheme: SchemeConfig, config: Config, weights: Mapping[str, Array]) -> Definition:
     """Return a new NumPy definition of `scheme` for one layer.
 
-    Arguments: weights, the scheme's learned tensors in that layer, by name.
-    Raises: NoDefinitionError for a kind or an option that is not defined in this package.
+    Arguments: weights, its learned tensors in that layer. Raises: NoDefinitionError for an undefined kind or option.
     """
     try:
         return definitions()[scheme.kind](config, weights, **scheme.options)

@@ -137,8 +137,8 @@ def new_figure(height: float, rows: int = 1, width: float = WIDTH, **options: An
 def gaps(plot: Plot, look: Looks) -> Figure:
     """Draw each scheme's gap to the baseline with its 95 % interval over seeds, and a dot per seed.
 
-    Arguments: plot, whose `marks` have columns scheme, x (the mean), half (of the interval) and is_open (not decided by
-    the tests), and whose `points` have scheme and x, a row per seed.
+    Arguments: plot, with `marks` (scheme, x: the mean, half of the interval, is_open: not decided by the tests) and
+    `points` (scheme, x, a row per seed).
     """
     assert plot.marks is not None
     schemes = list(plot.marks["scheme"])
@@ -165,8 +165,7 @@ def gaps(plot: Plot, look: Looks) -> Figure:
 def matrix(plot: Plot, look: Looks) -> Figure:
     """Draw how much each row's scheme beats the column's, with a sign in each cell.
 
-    Arguments: plot, whose `marks` name the schemes, and whose `points` have columns left, right, difference (nats per
-    token) and sign.
+    Arguments: plot, with `marks` (scheme) and `points` (left, right, difference in nats per token, sign).
     """
     assert plot.marks is not None
     names = list(plot.marks["scheme"])
@@ -195,10 +194,7 @@ def matrix(plot: Plot, look: Looks) -> Figure:
 
 
 def training(plot: Plot, look: Looks) -> Figure:
-    """Draw the loss during training, mean over seeds, in 50 equal parts.
-
-    Arguments: plot, whose `points` have columns scheme, seed, x (tokens) and y (loss).
-    """
+    """Draw the loss during training, mean over seeds. Arguments: plot, with points scheme, seed, x and y."""
     # Means of parts, because single batches are too noisy to compare.
     part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
@@ -234,8 +230,7 @@ def _token_axis(axes: Axes) -> None:
 def by_length(plot: Plot, look: Looks) -> Figure:
     """Draw perplexity against length, both on log scales, with the training length marked.
 
-    Arguments: plot, whose `points` have columns scheme, x (length), y (perplexity) and, to draw bands, low and high,
-    and whose `line` is the training length.
+    Arguments: plot, with `points` (scheme, x, y and, to draw bands, low and high) and `line`, the training length.
     """
     lengths = sorted(set(plot.points["x"]))
 
@@ -249,10 +244,7 @@ def by_length(plot: Plot, look: Looks) -> Figure:
 
 
 def by_characters(plot: Plot, look: Looks) -> Figure:
-    """Draw bits per byte against the length in characters, on a log scale, with a line per model.
-
-    Arguments: plot, whose `points` are model (scheme), x in characters and y in bits per byte.
-    """
+    """Draw bits per byte against the length in characters, on a log scale, a line per model."""
 
     def finish(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
@@ -286,10 +278,10 @@ def panels(plot: Plot, look: Looks) -> Figure:
 
 
 def by_rate(plot: Plot, look: Looks) -> Figure:
-    """Draw a line per scheme: mean loss against the learning rates tried, with a dot for each seed.
+    """Draw mean loss against the learning rates tried, a line per scheme, with a dot for each seed.
 
-    Open dots are runs that never used the order of distant tokens. Arguments: plot, whose `points` are the runs, with
-    columns scheme, train.lr, loss and onset_tokens.
+    Open dots are runs that never used the order of distant tokens. Arguments: plot, with `points` (scheme, train.lr,
+    loss, onset_tokens).
     """
     # Diverged runs have no finite loss to draw.
     runs = plot.points[np.isfinite(plot.points["loss"])]
@@ -339,9 +331,8 @@ def by_distance(plot: Plot, look: Looks) -> Figure:
 def cells(plot: Plot, look: Looks) -> Figure:
     """Draw panels of coloured cells, a text in each, shaded from 0 (white) to 1.
 
-    Arguments: plot, with `points` (panel, row, column, shade, text and, at the right of the row, note), `marks` (row,
-    column, share, is_filled: a dot in a cell, further right for a larger share), `line` (the number of columns at the
-    left of a line) and the label of the x axis.
+    Arguments: plot, with `points` (panel, row, column, shade, text, note: at the right of the row), `marks` (row,
+    column, share, is_filled: a dot, further right for a larger share) and `line` (the columns at the left of a line).
     """
     titles, columns = list(dict.fromkeys(plot.points["panel"])), list(dict.fromkeys(plot.points["column"]))
     # Cells with dots need room below their text.
@@ -395,8 +386,8 @@ def _bare(axes: Axes) -> None:
 def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale.
 
-    Arguments: plot, whose kind chooses the axes, and whose `points` have columns scheme, layer, head, measure, first
-    and last (distance or channel pair), value and value_windows (half its interval).
+    Arguments: plot, whose kind chooses the axes, with `points` (scheme, layer, head, measure, first and last: distance
+    or channel pair, value, value_windows: half its interval).
     """
     rows, by_pair = plot.points, plot.kind == "heads by channel"
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
@@ -466,12 +457,7 @@ def _lines(
     sharey: bool = True,
     bands: pd.DataFrame | None = None,
 ) -> Figure:
-    """Draw a line per scheme, at most MOST_LINES per panel, labelled at its end.
-
-    Arguments: points, scheme, x and y, in the order of the schemes; finish, which sets up the axes of each panel;
-    label, of the x axis; height, in inches of a figure with one panel; bands, a table (scheme, x, low, high) of areas
-    to shade around the lines.
-    """
+    # At most MOST_LINES lines per panel; bands (scheme, x, low, high) are areas around the lines.
     lines = dict(iter(points.groupby("scheme", sort=False)))
     number = max(1, math.ceil(len(lines) / MOST_LINES))
     if number > 1:
@@ -500,7 +486,7 @@ def _lines(
 
 
 def name_lines(figure: Figure, axes: Axes) -> None:
-    """Write each line's name at its right end, moved up or down only as far as needed to avoid overlaps."""
+    """Write each line's name at its right end, moved up or down only to avoid overlaps."""
     # Names that begin with `_` are helpers, such as dots and samples.
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     if not lines:

@@ -97,7 +97,6 @@ def groups_page(groups: Groups, group_by: str) -> Page:
 
 
 def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
-    """Say what differs between the groups besides the column `group_by`, a line each."""
     shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
     shared = [column for column in shared if column not in group_by.split(",")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]

@@ -45,10 +45,9 @@ def time_table(c: Comparison, reference: str, line: Fit) -> Table:
 
 
 def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
-    """Return a row per scheme: in words, which share of whose tokens gives the same loss; a dash if it is unknown.
+    """Return a row per scheme but the baseline: in words, which share of whose tokens gives the same loss.
 
-    The baseline has no row. Arguments: points, losses of runs that end after several lengths, with columns scheme,
-    seed, tokens and loss.
+    Arguments: points, with columns scheme, seed, tokens and loss.
     """
     rows = []
     for scheme in c.schemes:
@@ -71,10 +70,10 @@ def _shares(mean: float, low: float, high: float) -> str:
 
 
 def onset_gaps(c: Comparison) -> list[Section]:
-    """Return a report's sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
+    """Return the sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
 
-    Both need two schemes and FEWEST_SEEDS seeds; the first needs runs that logged their onset, the second branches
-    (shorter runs with a decay of their own).
+    Both need two schemes and FEWEST_SEEDS seeds; the first needs logged onsets, the second branches (shorter runs with
+    a decay of their own).
     """
     if len(c.schemes) < 2 or len(c.seeds) < FEWEST_SEEDS:
         return []

@@ -47,12 +47,12 @@ class Page:
 
     @property
     def table(self) -> Table:
-        """The first table, which the terminal shows."""
+        """Return the first table, which the terminal shows."""
         return next(section.table for section in self.sections if section.table is not None)
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """All CSV files by their names; sections with one file name share the file."""
+        """Return all CSV files by name; sections with one file name share the file."""
         by_name: dict[str, list[pd.DataFrame]] = {}
         for section in self.sections:
             for name, frame in section.files.items():

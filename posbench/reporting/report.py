@@ -136,7 +136,7 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
 
 
 def _default_output(folder: Path, options: ReportOptions) -> Path:
-    """Return the folder for a report's files: `report`, `report-by-train.lr`, `report-of-alibi,nope-seeds-0,1`."""
+    # Such as `report-by-train.lr` or `report-of-alibi,nope-seeds-0,1`.
     # Reference experiments are part of posbench and not of the user's runs.
     if folder.resolve().is_relative_to(REFERENCE):
         folder = Path("runs/reports") / folder.resolve().relative_to(REFERENCE)

@@ -94,10 +94,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
-    """Return {title: curves} of a scheme's layers.
-
-    There is one entry for an untrained scheme, and one per layer with its own parameters for a trained one.
-    """
+    """Return the curves of a scheme's layers by title: one entry, or if trained one per layer that differs."""
     # A scheme with a longest position is drawn up to it.
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     if not is_trained:
@@ -152,7 +149,6 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return the positions (or per-token data, or a tuple of them) of the tokens with the indices `rows`."""
     if isinstance(pos, tuple):
         # Named tuples take their fields as arguments, plain ones a sequence.
         parts = [_rows(part, rows) for part in pos]

@@ -46,7 +46,7 @@ def losses_page(
 
     Arguments: published, results to compare with; margin, nats per token below which losses count as equal;
     every_length, whether to show lengths that are neither a multiple nor a divisor of the training length; steps, a
-    chain of schemes with one change a step.
+    chain of schemes.
     """
     sections = sections_of(c, published, margin, every_length) + steps_section(c, steps)
     holes = list(chain(*c.holes.values()))
@@ -95,7 +95,6 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    """Return how losses change from the training length to the longest evaluated length, or None if none is longer."""
     cells = c.at(metric="loss", last=0).dropna(subset="change")
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:
@@ -115,7 +114,7 @@ def _longest(c: Comparison) -> dict[str, Any] | None:
 def numbers(c: Comparison) -> list[dict[str, Any]]:
     """Return the numbers of the first table for `posbench report --json`, a dict per scheme, best first.
 
-    The verdict is better, worse, equal or open; None for the baseline, and for pairs that are not tested.
+    The verdict is None for the baseline, and for pairs that are not tested.
     """
     scope = c.scope.removeprefix("at ")
     rows: list[Any] = c.ranking.to_dict("records")
@@ -150,7 +149,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
 
 
 def losses(c: Comparison, margin: float) -> Section:
-    """Return the section with losses and gaps to the baseline, which has no heading and follows the opening line."""
+    """Return the section with losses and gaps to the baseline, which has no heading."""
     table = loss_table(c)
     plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
     latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
@@ -221,7 +220,7 @@ def beaten_text(c: Comparison, scheme: str, test: str) -> str:
 
 
 def name_with_remarks(c: Comparison, scheme: str) -> str:
-    """Return the scheme's name, with a remark in brackets if runs diverged or if it has more layers than the model."""
+    """Return the scheme's name, with a remark if runs diverged or if it has more layers than the model."""
     runs = c.runs[c.runs["scheme"] == scheme]
     remarks, layers, num_layers = [], runs.iloc[0].get("scheme.layers"), runs["model.num_layers"].iloc[0]
     if isinstance(layers, str) and len(json.loads(layers)) > num_layers:
@@ -310,7 +309,7 @@ def rate_table(search: RateSearch) -> Table:
 
 
 def while_training(c: Comparison) -> list[Section]:
-    """Return a section with the training losses, and the gaps in validation loss if runs were validated on the way."""
+    """Return a section with the training losses, and the gaps in validation loss if there are any."""
     x_label = "tokens trained on"
     logged = in_order(c.logged("train", ["loss"]), c.schemes).rename(columns={"tokens": "x", "loss": "y"})
     if logged.empty:
@@ -329,7 +328,7 @@ def while_training(c: Comparison) -> list[Section]:
 def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
     """Return each scheme's loss minus the baseline's during training, mean over seeds: scheme, x (tokens), y.
 
-    Arguments: validation, the losses: scheme, seed, tokens, loss.
+    Arguments: validation, with columns scheme, seed, tokens, loss.
     """
     of_baseline = validation.loc[validation["scheme"] == c.baseline, ["seed", "tokens", "loss"]]
     others = validation[validation["scheme"] != c.baseline]
@@ -385,7 +384,7 @@ def models(c: Comparison) -> str:
 
 
 def beside_published(c: Comparison, published: Published) -> list[Section]:
-    """Return a section for each column of the published table that our runs can be compared with."""
+    """Return a section for each published column that our runs can be compared with."""
     columns, sections = agreements(published, c), []
     if not columns:
         return []

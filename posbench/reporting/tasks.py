@@ -85,7 +85,6 @@ def _lede(runs: pd.DataFrame) -> str:
 
 
 def _at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the runs of each task at each scheme's best rate, and the searches that chose them, by task."""
     parts, searches = [], {}
     for name, of_task in runs.groupby("data.name", sort=False):
         # Each task has a search of its own.
@@ -155,7 +154,7 @@ def _limit(t: TaskScores, scheme: str) -> str:
 
 
 def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
-    """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks, longest first."""
+    """Return a key that sorts schemes by the length up to which they stay accurate, mean over tasks."""
     # Lengths are multiples of each task's trained length, so that tasks weigh alike; 0 for a task that was not learnt.
     multiples = []
     for t in tasks.values():
@@ -236,7 +235,7 @@ def sections_of_protocols(t: TaskScores, runs: pd.DataFrame) -> list[Section]:
 
 
 def task_table(t: TaskScores) -> Table:
-    """Return a row per scheme: seeds that learnt the task, longest accurate length, steps, and accuracy by length.
+    """Return a row per scheme: seeds that learnt, longest accurate length, steps, and accuracy by length.
 
     Steps are the median number after which seeds had learnt, and accuracy is the median of these seeds.
     """
@@ -256,7 +255,7 @@ def task_table(t: TaskScores) -> Table:
 
 
 def task_map(t: TaskScores) -> Plot:
-    """Return a picture of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt the task."""
+    """Return a picture of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt."""
     points = _cells(t, t.medians.reindex(index=t.schemes, columns=t.lengths))
     notes = {scheme: f"{t.learnt_text(scheme)} learnt" for scheme in t.limits}
     points["note"] = points["row"].map(notes).fillna("not learnt")
@@ -288,7 +287,6 @@ def option_maps(t: TaskScores) -> Plot:
 
 
 def _by_number(option: str) -> tuple[str, list[float]]:
-    """Return a key that sorts evaluation options by name, then by the numbers in them."""
     return option.partition("=")[0], [float(text) for text in re.findall(r"[0-9.]+", option)]
 
 

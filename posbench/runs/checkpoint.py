@@ -3,7 +3,6 @@
     checkpoints/step=00000200/    model.safetensors  optimizer.safetensors  metrics.jsonl  state.json  SHA256SUMS
 
 `state.json` holds the training loop's state and the manifest, so a checkpoint is all that is needed to resume a run.
-`sha256sum -c SHA256SUMS` checks it too.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _FOLDER = re.compile(r"step=(\d{8,})")
 
 
 class TornCheckpoint(Exception):
-    """A checkpoint whose files are missing or differ from what was written; the message names the file."""
+    """A checkpoint whose files are missing or differ from what was written."""
 
 
 def save(
@@ -49,8 +48,8 @@ def save(
 ) -> Path:
     """Write the checkpoint `folder/step=<step>`, remove checkpoints that are no longer needed, and return its path.
 
-    Arguments: state, entries for state.json; keep, how many of the newest checkpoints to keep, at least two; branching,
-    steps whose checkpoints are kept because shorter runs begin from them.
+    Arguments: state, entries for state.json; keep, how many of the newest to keep, at least two; branching, steps whose
+    checkpoints are kept because shorter runs begin from them.
     Raises: ConfigError if the disk is full; earlier checkpoints stay as they were.
     """
     final = folder / _name(step)
@@ -79,7 +78,7 @@ def save(
 def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset()) -> None:
     """Remove checkpoints of later steps than `newest`, and all but the last `keep` (at least two) of the others.
 
-    Arguments: branching, steps whose checkpoints stay because shorter runs begin from them.
+    Arguments: branching, steps whose checkpoints stay.
     """
     checkpoints = _folders(folder)
     later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
@@ -93,7 +92,7 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
 
 def newest(folder: Path, notice: Say) -> Path | None:
-    """Return the path of the newest intact checkpoint in `folder`, or None. `notice` tells of damaged ones."""
+    """Return the newest intact checkpoint in `folder`, or None. `notice` tells of damaged ones."""
     for candidate in _folders(folder):
         try:
             check(candidate)
@@ -104,7 +103,7 @@ def newest(folder: Path, notice: Say) -> Path | None:
 
 
 def at_step(folder: Path, step: int) -> Path | None:
-    """Return the folder of the checkpoint of `step`, or None. Raises: TornCheckpoint if it is damaged."""
+    """Return the checkpoint of `step`, or None. Raises: TornCheckpoint if it is damaged."""
     checkpoint = folder / _name(step)
     if not checkpoint.is_dir():
         return None
@@ -115,7 +114,7 @@ def at_step(folder: Path, step: int) -> Path | None:
 def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
     """Check a checkpoint's files against their checksums. Raises: TornCheckpoint if a file is missing or differs.
 
-    Arguments: expected, {file: SHA-256}, to check only these files; by default all files, against `SHA256SUMS`.
+    Arguments: expected, {file: SHA-256}, to check only these files.
     """
     try:
         sums = expected or _sums(checkpoint)
@@ -127,7 +126,6 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:
-    """Return {file: SHA-256} of a checkpoint from its `SHA256SUMS`. Raises: OSError if it cannot be read."""
     lines = (checkpoint / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     sums = {}
     for line in lines:
@@ -142,12 +140,12 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def manifest_in(checkpoint: Path) -> Manifest:
-    """Return the manifest in a checkpoint that was checked. Raises: ConfigError if it has another format."""
+    """Return the manifest in a checkpoint that was checked. Raises: ConfigError for another format."""
     return parse(json.dumps(read_state(checkpoint).get("manifest")).encode(), checkpoint / STATE)
 
 
 def weights_digest(folder: Path, step: int) -> str:
-    """Return the SHA-256 recorded for the weights at `step`. Raises: OSError if that step has no checkpoint."""
+    """Return the SHA-256 of the weights at `step`. Raises: OSError if that step has no checkpoint."""
     return _sums(folder / _name(step))[MODEL]
 
 
@@ -157,7 +155,7 @@ def load_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 
 def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -> dict[str, Tensor]:
-    """Return {name: tensor}, the weights of the run's last step, or of the step `at_step`.
+    """Return the weights of the run's last step, or of the step `at_step`, by name.
 
     Raises: ConfigError if they are missing or damaged; the message lists the other steps.
     """
@@ -178,7 +176,7 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = frozenset()) -> None:
-    """Set the parameters of `model` from `weights`, {name: tensor}, except those named in `fresh`.
+    """Set the parameters of `model` from `weights`, except those named in `fresh`.
 
     Raises: ConfigError if names or shapes differ.
     """
@@ -197,7 +195,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return {name: tensor} of every parameter, shared ones once; sharded ones are empty except on rank 0."""
+    """Return every parameter by name, shared ones once; sharded ones are empty except on rank 0."""
     return {name: put_together(shard_of(p).detach(), p) for name, p in model.named_parameters()}
 
 
@@ -221,17 +219,14 @@ def step_of(checkpoint: Path) -> int:
 
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
-    """Return this process's shard of a parameter, in the same memory; an unsharded parameter is returned unchanged."""
+    """Return this process's shard of a parameter, in the same memory, or the parameter itself."""
     if not is_sharded(parameter):
         return parameter
     return nn.Parameter(parameter.to_local().detach())  # type: ignore[attr-defined]
 
 
 def put_together(shard: Tensor, like: Tensor) -> Tensor:
-    """Gather the shards of all processes, and return the full tensor on the CPU of the process of rank 0.
-
-    Arguments: like, the DTensor that says how it is split. If it is not sharded, `shard` is returned.
-    """
+    """Gather the shards of all processes on rank 0's CPU; `like`, a DTensor, says how the tensor is split."""
     if not is_sharded(like):
         return shard
     from torch.distributed.tensor import DTensor

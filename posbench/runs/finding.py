@@ -31,8 +31,8 @@ class NothingTrained(ConfigError):
 def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     """Return every run at or below `folder`, sorted by path, including runs in packs.
 
-    The pack `runs/demo.zip` is read as if it were the folder `runs/demo`; if a run is in both, the folder is used. Runs
-    of `posbench tune` in `runs/demo-tune` are found only if `folder` is that folder or inside it.
+    The pack `runs/demo.zip` is read as if it were the folder `runs/demo`. Runs of `posbench tune` in `runs/demo-tune`
+    are found only if `folder` is that folder or inside it.
     """
     root, runs, visited = folder_of(Path(folder)), {}, set()
     # Packs of this folder and of those around it: `runs/demo/alibi` may be in `runs/demo.zip`.
@@ -59,7 +59,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
 
 
 def folder_of(path: Path) -> Path:
-    """Return the experiment's folder if `path` is a pack (`runs/demo` for `runs/demo.zip`), else `path` itself."""
+    """Return the experiment's folder if `path` is a pack (`runs/demo` for `runs/demo.zip`), else `path`."""
     if path.suffix == ".zip" and path.is_file():
         return open_pack(path).experiment
     return path
@@ -78,7 +78,7 @@ def run_at(path: str | Path) -> Run:
 
 
 def search_folder(experiment: Path) -> Path:
-    """Return the folder that holds an experiment's runs at several learning rates, in `lr=<rate>/<scheme>/seed=<n>`."""
+    """Return the folder of an experiment's runs at several rates, `lr=<rate>/<scheme>/seed=<n>`."""
     return experiment.with_name(f"{experiment.name}-tune")
 
 
@@ -138,7 +138,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
 
 
 def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
-    """Return the runs that `names` mean, without duplicates, or all runs below `runs_dir` if `names` is empty.
+    """Return the runs that `names` mean, without duplicates, or all runs below `runs_dir`.
 
     Raises: ConfigError if a name matches nothing.
     """

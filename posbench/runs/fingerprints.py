@@ -60,7 +60,7 @@ def digest(content: bytes | str) -> str:
 
 
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
-    """Return {`group.field`: value}, the settings that decide what a run computes.
+    """Return the settings that decide what a run computes, {`group.field`: value}.
 
     Text and tokenizer have fingerprints of their own. Arguments: device, from `Device.describe`.
     """
@@ -97,7 +97,7 @@ def with_one_rate(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a mapping of mappings to {`group.field`: value}; `prefix` comes before each of the names."""
+    """Flatten a mapping of mappings to {`group.field`: value}, with `prefix` before each name."""
     fields: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, dict):
@@ -118,7 +118,7 @@ def config_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def comparable_fingerprint(identity: dict[str, Any]) -> str:
-    """Return the fingerprint of a recorded identity without scheme, seed and settings with their default value."""
+    """Return the fingerprint of a recorded identity without scheme, seed and default values."""
     # So a run made before a setting existed has the same fingerprint as a run with the setting at its default.
     defaults = {f"model.{entry.name}": entry.default for entry in fields(ModelConfig)}
     defaults |= {f"train.{entry.name}": entry.default for entry in fields(TrainConfig)}
@@ -126,7 +126,7 @@ def comparable_fingerprint(identity: dict[str, Any]) -> str:
 
 
 def versions_used(previous: str | None, current: str) -> str:
-    """Return the versions of posbench that trained a run: `current`, or `previous+current` if a resume changed it."""
+    """Return the versions of posbench that trained a run: `previous+current` if a resume changed it."""
     if previous is None or previous == current:
         return current
     if previous.endswith(f"+{current}"):
@@ -143,10 +143,10 @@ def changes(previous: dict[str, Any], current: dict[str, Any]) -> list[str]:
 def facts(
     identity: dict[str, Any], data: str, tokenizer: str, scheme_files: dict[str, str], began_with: str | None = None
 ) -> dict[str, Any]:
-    """Return {name: value} of the facts about a run that must not change when it is resumed.
+    """Return the facts about a run that must not change when it is resumed, {name: value}.
 
-    Arguments: scheme_files, the user's own files, {path: SHA-256}; began_with, the digest of the weights that the run
-    began with, None if they were drawn from its seed.
+    Arguments: scheme_files, the user's own, {path: SHA-256}; began_with, the digest of the weights that the run began
+    with, None if they were drawn from its seed.
     """
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}

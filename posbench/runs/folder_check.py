@@ -1,4 +1,4 @@
-"""Check that posbench's decoder can represent a Hugging Face folder, before its weights or any text are read.
+"""Check that posbench's decoder can represent a Hugging Face folder, before its weights are read.
 
 Errors use the names in the files.
 """
@@ -70,7 +70,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def tokenizer_files(folder: Path) -> str:
-    """Return the files of a tokenizer that the folder has instead of tokenizer.json, as text; "" if there are none."""
+    """Return the files of a tokenizer other than tokenizer.json in the folder, as text, or ""."""
     names = []
     for pattern in _TOKENIZER_PARTS:
         names += [file.name for file in folder.glob(pattern)]
@@ -79,14 +79,14 @@ def tokenizer_files(folder: Path) -> str:
 
 
 def check_config(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for a `config.json`, with the path `file`, that posbench's decoder cannot represent."""
+    """Raise ConfigError for a `config.json` that posbench's decoder cannot represent."""
     check_numbers(config, file)
     if unknown := [kind for kind in config.get("layer_types") or () if kind not in _LAYER_TYPES]:
         raise ConfigError(f"{file} has layer_types with {unknown[0]}, and posbench has {' and '.join(_LAYER_TYPES)}")
 
 
 def check_numbers(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for sizes in a `config.json` that are no whole numbers, and for lists of another length."""
+    """Raise ConfigError for sizes that are no whole numbers, and for lists of another length."""
     if config.get("model_type") == "posbench":
         return
     for key in [key for key in _COUNTS if key in config]:
@@ -102,7 +102,7 @@ def check_numbers(config: Mapping[str, Any], file: Path) -> None:
 
 
 def positions_in(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme in `config.json`, with `row` None if its layers have rotations of their own."""
+    """Return the position scheme in `config.json`, without a `row` if its layers have rotations of their own."""
     if config["model_type"] == "posbench":
         return positions(config)
     nested = nested_rotations(config)
@@ -113,12 +113,11 @@ def positions_in(config: Mapping[str, Any]) -> Positions:
 
 
 def nested_rotations(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the rotation whose values are rotations themselves, of one type of layer each."""
+    """Return the keys of the rotation whose values are rotations of one type of layer each."""
     return [key for key, value in raw_rotation(config).items() if isinstance(value, dict)]
 
 
 def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for a setting of the rotation that is not a number, or not a list of numbers."""
     for key, value in raw_rotation(config).items():
         is_missing = value is None and key in _MAY_BE_NULL
         if key in _NUMBERS and not is_missing and not _is_number(value):
@@ -128,7 +127,7 @@ def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
 
 
 def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError unless the lists of `longrope` have a factor for each pair of a head's rotated channels."""
+    """Raise ConfigError unless the lists of `longrope` have a factor for each pair of rotated channels."""
     rotation = raw_rotation(config)
     width = config.get("head_dim")
     if width is None and config.get("num_attention_heads"):
@@ -150,7 +149,7 @@ def _is_number(value: object) -> bool:
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return {name: shape and number type} of all tensors in safetensors files, from the headers only.
+    """Return the shape and number type of all tensors in safetensors files, from the headers only.
 
     Raises: ConfigError if a file is damaged.
     """
@@ -169,7 +168,7 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
 
 
 def check_number_types(files: Sequence[Path]) -> None:
-    """Raise ConfigError if the files store weights that are not floating-point numbers, such as quantised ones."""
+    """Raise ConfigError if weights are not floating-point numbers, such as quantised ones."""
     for name, tensor in stored_tensors(files).items():
         if tensor.dtype not in _FLOATS:
             raise ConfigError(_wrong_number_type(name, tensor))
@@ -243,7 +242,7 @@ def check_none(differences: Sequence[str]) -> None:
 def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]:
     """Return a line for each thing in the folder that posbench reads in another way than `config.json` suggests.
 
-    Arguments: is_untied, whether `config.json` says that the tables are tied, and they are not.
+    Arguments: is_untied, whether tables that `config.json` ties are not.
     """
     lines: list[str] = []
     if config.get("model_type") == "posbench":
@@ -271,7 +270,7 @@ def _is_spare_head(name: str, is_tied: bool) -> bool:
 
 
 def asks_for(name: str, config: Mapping[str, Any]) -> str:
-    """Return the words that name the key of `config.json` that decides a tensor's shape, "" for most tensors."""
+    """Return the words that name the key of `config.json` that decides a tensor's shape, or ""."""
     key = _NAMED_BY.get(name)
     return "" if key is None else f" says {key}={config[key]}, which"
 
@@ -279,10 +278,7 @@ def asks_for(name: str, config: Mapping[str, Any]) -> str:
 def _expected_shapes(
     config: Mapping[str, Any], scheme: Positions, is_tied: bool, stored: Mapping[str, StoredTensor]
 ) -> dict[str, tuple[int, ...]]:
-    """Return {name in the files: shape} of every tensor of the decoder that `config.json` describes.
-
-    Products that are packed in the files, such as q, k and v in one matrix, stay packed.
-    """
+    # Products that are packed in the files, such as q, k and v in one matrix, stay packed.
     fields = sizes(config, "subject")
     model = ModelConfig(**{**fields, "tied_embeddings": is_tied})
     row = scheme.row or {"name": "nope", "kind": "nope"}

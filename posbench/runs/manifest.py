@@ -1,4 +1,4 @@
-"""Define the manifest, `run.json`: the record of a run's settings, state and result. It is checked when parsed."""
+"""Define the manifest, `run.json`: the record of a run's settings, state and result."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class Manifest:
 
     @property
     def epochs(self) -> float | None:
-        """Return how many times training reads the train split, or None if the split's size was not recorded."""
+        """Return how many times training reads the train split, or None if its size was not recorded."""
         return self.tokens / self.text_tokens if self.text_tokens else None
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Return {name: value} of a finished run's losses, costs, tokens and FLOPs, as shown in wandb."""
+        """Return a finished run's losses, costs, tokens and FLOPs, as shown in wandb."""
         costs = {} if self.costs is None else asdict(self.costs)
         losses = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         return {**losses, **costs, "tokens": self.tokens, "training_flops": self.training_flops}

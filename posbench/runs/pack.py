@@ -8,8 +8,7 @@
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
 In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`. Similar
-files of all runs are stored together because they compress better: a zip of the reference runs' folders would be twice
-as large.
+files are stored together, because a zip of the reference runs' folders would be twice as large.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip, so that equal content g
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack: a zip file of runs. Its parts are read when they are first used, and then cached."""
+    """A zip file of runs. Its parts are read when they are first used, and then cached."""
 
     file: Path
 
     @property
     def experiment(self) -> Path:
-        """Return the folder that the pack's runs come from: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
+        """Return the folder that the runs come from: `runs/demo` for `runs/demo.zip` and `runs/demo.2.zip`."""
         return experiment_in(self.file)
 
     @cached_property
@@ -72,7 +71,7 @@ class Pack:
 
     @cached_property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:
-        """Return {run: lines of its metrics.jsonl, a mapping each}. Raises: ConfigError if the zip cannot be read."""
+        """Return {run: lines of its metrics.jsonl}. Raises: ConfigError if the zip cannot be read."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
@@ -107,7 +106,7 @@ class Pack:
 
 @dataclass(frozen=True, repr=False)
 class PackedRun(Run):
-    """A run in a pack. `path` is the folder that it would have unpacked; new evaluation results are stored there."""
+    """A run in a pack. `path` is the folder that it would have unpacked; new results are stored there."""
 
     pack: Pack = field(compare=False)
 
@@ -168,7 +167,7 @@ def packs_of(experiment: Path) -> list[Pack]:
 
 
 def experiment_in(output: Path) -> Path:
-    """Return the folder of the experiment to which the zip file of runs `output` belongs."""
+    """Return the folder of the experiment to which the pack `output` belongs."""
     first, _, number = output.stem.rpartition(".")
     # `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
     is_numbered = number.isdecimal() and output.with_name(f"{first}.zip").exists()
@@ -177,7 +176,7 @@ def experiment_in(output: Path) -> Path:
 
 
 def open_pack(file: Path) -> Pack:
-    """Return the runs in the zip `file` as a `Pack`, cached until the file changes, so that each zip is parsed once."""
+    """Return the pack in `file`, cached until the file changes."""
     stat = file.stat()  # also tells apart files of the same relative path after a change of directory
     return _cached_pack(file, stat.st_mtime_ns, stat.st_size)
 
@@ -190,8 +189,8 @@ def _cached_pack(file: Path, mtime_ns: int, size: int) -> Pack:
 def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -> None:
     """Write finished runs, by their names in the pack, to the zip file `output`.
 
-    Arguments: notice, called with a line for each result that is left out; weights, True to include the last weights in
-    bfloat16.
+    Arguments: notice, called with a line for each result that is left out; weights, whether to include the last
+    weights.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = output.with_name(f".{output.name}.tmp")
@@ -214,10 +213,6 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Write the runs' text files, metrics and results to the zip file `archive`.
-
-    Arguments: index, the content of `pack.json`, to which entries are added in place before it is written.
-    """
     import pyarrow
 
     texts: dict[str, int] = {}
@@ -255,7 +250,6 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write each run's last weights in bfloat16 to `archive`, and return {run: SHA-256 of its file}."""
     import torch
     from safetensors.torch import save
 

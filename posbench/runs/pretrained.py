@@ -1,7 +1,7 @@
-"""Read a decoder's sizes, position scheme and weights from a Hugging Face folder, in posbench's terms.
+"""Read a decoder's sizes, position scheme and weights from a Hugging Face folder, without transformers.
 
-If a key of `config.json` is missing or has an older form, it is read as transformers 5 does. No code in the folder is
-run, and transformers is not needed.
+A key of `config.json` that is missing or has an older form is read as transformers 5 does. No code in the folder is
+run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SAVE = "AutoModelForCausalLM.from_pretrained('FOLDER').save_pretrained('OUT'), a
 
 @dataclass(frozen=True)
 class Positions:
-    """The position scheme of a trained model: its settings for posbench, and the lengths that it may be used at."""
+    """The position scheme of a trained model, and the lengths that it may be used at."""
 
     row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line
@@ -67,7 +67,7 @@ class Positions:
 
     @property
     def trained_length(self) -> int | None:
-        """Return L of the formulas for positions, tokens: `length`, or less if the model itself continued another."""
+        """Return L of the formulas for positions, tokens: `length`, or less if the model continued another."""
         return (self.row or {}).get("trained_length") or self.length
 
     def checked_row(self, from_run: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Positions:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's `config.json`. Raises: ConfigError for a model that posbench's decoder cannot represent."""
+    """Return the folder's `config.json`. Raises: ConfigError if posbench's decoder cannot represent it."""
     config = read_json(folder / "config.json")
     family, architectures = config.get("model_type"), config.get("architectures")
     if family not in _CLASSES or (architectures or [_CLASSES[family]]) != [_CLASSES[family]]:
@@ -104,7 +104,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """Return a scheme's settings, without its name and learning rate, as one line of JSON."""
+    """Return a scheme's settings as one line of JSON, without name and learning rate."""
     return json.dumps({key: value for key, value in row.items() if key not in ("name", "lr", "lr_factor")})
 
 
@@ -139,7 +139,7 @@ def sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> Positions:
-    """Return the position scheme in the content of `config.json`; its field `row` is None if posbench has none such."""
+    """Return the position scheme in the content of `config.json`; without a `row` if posbench has none such."""
     if config["model_type"] == "posbench":
         row = config["scheme"]
         length = config.get("context_length")
@@ -179,7 +179,6 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE settings in `config.json` in the form of transformers 5's `rope_parameters`."""
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
     original = config.get(LENGTH) or rope.get(LENGTH)
@@ -213,7 +212,7 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    """Return each layer's sliding window in tokens, None for a layer that sees all earlier tokens."""
+    # None for a layer that sees all earlier tokens.
     family = config["model_type"]
     num_layers = len(is_rotated)
     default = 4096 if family in ("mistral", "qwen2", "qwen3") else None
@@ -262,10 +261,10 @@ def digest(files: Sequence[Path]) -> str:
 
 
 def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
-    """Read safetensors files in Hugging Face's format, and return {posbench's parameter name: weights in float32}.
+    """Read safetensors files in Hugging Face's format, and return float32 weights by posbench's names.
 
-    Arguments: is_tied, True if the embedding and unembedding are one tensor, returned as the embedding only.
-    Raises: ConfigError if a file is damaged.
+    Arguments: is_tied, True if the embedding and unembedding are one tensor, returned once. Raises: ConfigError if a
+    file is damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

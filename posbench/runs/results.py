@@ -6,8 +6,7 @@
     eval/<protocol>/<length>@anchor=<n>.parquet   a protocol whose targets depend on the longest length of a comparison
     eval/<protocol>/<length>.json                 the header of each result: settings, means, run, weights and text
 
-Every figure of a report is a token-weighted mean over windows: the sum of `nll` (nats) divided by the sum of `targets`
-(tokens), never a mean of means.
+Every figure of a report is the sum of `nll` (nats) divided by the sum of `targets` (tokens), never a mean of means.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class ResultKey:
 
     @property
     def step(self) -> int | None:
-        """Return the training step whose weights were scored, or None for the run's last step."""
+        """Return the training step whose weights were scored, or None for the last."""
         steps = [option.removeprefix("step=") for option in self.under if option.startswith("step=")]
         return int(steps[0]) if steps else None
 
@@ -73,7 +72,7 @@ class ResultKey:
 
     @property
     def stem(self) -> str:
-        """Return the name of the result's two files without suffix: `8192@anchor=16384@rescale=yarn`."""
+        """Return the name of the result's files without suffix: `8192@anchor=16384@rescale=yarn`."""
         anchor = [f"{_ANCHOR}{self.anchor}"] if self.anchor else []
         return "@".join((str(self.length), *anchor, *self.under)).replace("/", "%2F")  # a scheme's file may have a /
 
@@ -83,7 +82,7 @@ class ResultKey:
 
 
 def row_name(scheme: str, options: Sequence[str]) -> str:
-    """Return the name of a table row for a scheme with evaluation options: `qk_rope · factor=4 rescale=yarn`."""
+    """Return the name of a table row: `qk_rope · factor=4 rescale=yarn`."""
     return f"{scheme} · {' '.join(options)}" if options else scheme
 
 
@@ -115,7 +114,7 @@ class Result:
 
     @property
     def bits_per_byte(self) -> float:
-        """Return the loss in bits per byte of text, comparable between tokenizers, or NaN if no bytes were counted."""
+        """Return bits per byte of text, comparable between tokenizers, or NaN if no bytes were counted."""
         if "bytes" not in self.table.column_names:
             return math.nan
         return self._sum("nll") / math.log(2) / self._sum("bytes")
@@ -146,7 +145,7 @@ class InvalidResult:
 
 
 def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> bytes:
-    """Return `table` encoded as the bytes of a Parquet file, with a checksum for each page."""
+    """Return `table` as the bytes of a Parquet file, with a checksum for each page."""
     import pyarrow
     import pyarrow.parquet
 
@@ -179,7 +178,7 @@ def read_parquet(content: bytes) -> pyarrow.Table:
 
 
 def keys_in(folder: Path) -> dict[Path, ResultKey]:
-    """Return {file of rows: its key} of the results in the `eval/` folder, sorted by key. Only file names are read."""
+    """Return {file of rows: its key} of the results in the `eval/` folder, sorted by key, by file names only."""
     keys = {}
     for file in folder.glob("*/*.parquet"):
         match = _FILE.fullmatch(file.name)

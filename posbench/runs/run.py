@@ -101,7 +101,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`, a mapping each. Raises: ConfigError if a line is damaged."""
+        """Return the lines of `metrics.jsonl`. Raises: ConfigError if a line is damaged."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []
@@ -130,10 +130,10 @@ class Run:
         )
 
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
-        """Return the valid results in the run's `eval/` folder and the invalid files in it, both sorted by key.
+        """Return the valid results in the run's `eval/` folder and the invalid files, both sorted by key.
 
-        A result is valid if its header names this run, its key, and the weights that `load_model` reads. If the run is
-        unfinished, both are empty.
+        A result is valid if its header names this run, its key, and the weights that `load_model` reads. An unfinished
+        run has none.
         """
         manifest, results, invalid = self.manifest, {}, []
         files = keys_in(self.path / "eval") if manifest.status == FINISHED else {}
@@ -157,8 +157,7 @@ class Run:
         """Write an evaluation result to the run's `eval/` folder and return it.
 
         Arguments: rows, one per window of text; header, the settings and means, and `weights`, the digest of the
-        weights that were scored.
-        Raises: ConfigError if they cannot be written.
+        weights that were scored. Raises: ConfigError if they cannot be written.
         """
         import pyarrow
 
@@ -177,17 +176,17 @@ class Run:
         return Result(key, full, table)
 
     def evaluated(self) -> list[ResultKey]:
-        """Return the keys of the run's results, sorted, by their file names only, so the results may be invalid."""
+        """Return the keys of the run's results, sorted, by file names only, so results may be invalid."""
         return list(keys_in(self.path / "eval").values())
 
     @property
     def weights_digest(self) -> str | None:
-        """Return the SHA-256 of the final weights, which `load_model` reads by default, or None if there are none."""
+        """Return the SHA-256 of the final weights, or None if there are none."""
         return self.manifest.weights
 
     @property
     def has_weights(self) -> bool:
-        """Return True if the run has a checkpoint, intact or not, or if the folder of a subject's weights exists."""
+        """Return True if the run has a checkpoint, intact or not, or if a subject's folder exists."""
         if any((self.path / "checkpoints").glob("step=*")):
             return True
         if not (self.path / "run.json").is_file():
@@ -201,7 +200,7 @@ class Run:
         return self.path.resolve().is_relative_to(Path("runs").resolve())
 
     def check_scheme_files(self, may_have_changed: bool = False) -> bool:
-        """Return True if a user's file that defines the run's scheme has changed since training, else False.
+        """Return whether a user's file that defines the run's scheme has changed since training.
 
         Raises: ConfigError if it changed and `may_have_changed` is False, if it is missing, or if it must not be
         imported.
@@ -228,8 +227,8 @@ class Run:
         """Return the trained model in float32 on the CPU.
 
         Arguments: under, options of the scheme for this evaluation only, such as `base=1e6`, or another scheme without
-        parameters, `scheme=nope`; at_step, the step of an older checkpoint, by default the run's last; scheme_changed,
-        True to accept that the user's scheme file has changed; architecture, if it is already built for these options.
+        parameters, `scheme=nope`; at_step, of an older checkpoint; scheme_changed, True to accept a changed scheme
+        file; architecture, if it is already built for these options.
         Raises: ConfigError if the weights are missing, damaged or another run's, or if the options change the model's
         parameters.
         """
@@ -249,7 +248,7 @@ class Run:
         return model.eval()
 
     def load_weights(self, at_step: int | None = None) -> dict[str, Tensor]:
-        """Return {name: tensor}, the weights of the last step, or of step `at_step`.
+        """Return the weights of the last step, or of step `at_step`, by name.
 
         Raises: ConfigError if they are missing or damaged, or if the run is a subject, which has none.
         """
@@ -316,7 +315,6 @@ class Run:
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """Return the entries that the header of a run's result must have: its key, run, tokenizer and text."""
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     if key.anchor:
         names["anchor"] = key.anchor
@@ -341,7 +339,7 @@ def run_folder(config: Config) -> Path:
 
 
 def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the validation loss before the first step, nats/token, or None if it was not logged."""
+    """Return the validation loss before the first step, nats/token, or None."""
     for row in rows:
         if row["kind"] == "validation" and row["step"] == 0:
             return row["loss"]
@@ -349,14 +347,14 @@ def initial_loss(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def append_metrics(path: Path, row: Mapping[str, Any]) -> None:
-    """Append `row`, {name: value} of a logged step, as a line to the `metrics.jsonl` at `path`."""
+    """Append `row` as a line to the `metrics.jsonl` at `path`."""
     # A single write, so that a kill leaves no part of a line.
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files (`.*.tmp`) of killed processes from a run folder. The caller must hold the run's lock."""
+    """Remove temporary files (`.*.tmp`) of killed processes. The caller must hold the run's lock."""
     for path in list(folder.rglob(".*.tmp")):
         if path.is_dir():
             shutil.rmtree(path)

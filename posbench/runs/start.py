@@ -1,12 +1,11 @@
 """Choose the weights that a run starts from: from its seed, a longer run, another run or a Hugging Face model.
 
-`train.from_run` names a run or a folder. Weights of the scheme and of its kind of attention are loaded if both models
-have them by the same name and shape; the rest is drawn from the seed. The optimizer's moments start at zero, and the
-schedule starts again. A continued run sees the batches it would have seen if trained in one go.
+With `train.from_run`, weights of the scheme and of its kind of attention are loaded if both models have them by the
+same name and shape; the rest is drawn from the seed. The optimizer's moments start at zero, and the schedule starts
+again. A continued run sees the batches it would have seen if trained in one go.
 
-A branch is a shorter version of a run, its trunk (`train.branch_tokens`). Until its learning rate begins to decay, both
-are the same run. So a branch that starts at the trunk's checkpoint of that step ends with the same weights, moments and
-rows of metrics (except times), to the byte, as if it had been trained from its first step.
+A branch (`train.branch_tokens`) that starts at its trunk's checkpoint ends with the same weights, moments and rows of
+metrics (except times), to the byte, as if trained from its first step.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Start:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return {name: value} about the source of the weights, for `continued` in the new run's `run.json`."""
+        """Return facts about the source of the weights, for `continued` in the new run's `run.json`."""
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
@@ -121,8 +120,8 @@ class Start:
     def load_into(self, model: Decoder) -> tuple[list[str], list[str]]:
         """Set the parameters of `model` to the weights of this start.
 
-        Returns: names of the scheme's parameters that keep their initial values, because the source lacks them or has
-        another shape, and names of weights that were not used.
+        Returns: names of the scheme's parameters that keep their initial values, and names of weights that were not
+        used.
         Raises: ConfigError if the decoders differ, or for any difference if `checkpoint` is set.
         """
         weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
@@ -140,7 +139,7 @@ class Start:
 
 
 def continued_start(config: Config) -> Start | None:
-    """Return the weights that a run starts from because `train.from_run` is set; with its moments if it keeps them.
+    """Return the weights that `train.from_run` names, with their moments if the run keeps them.
 
     Raises: ConfigError as `start_of`, or if the run cannot go on at the checkpoint's step.
     """
@@ -176,11 +175,10 @@ def continued_start(config: Config) -> Start | None:
 
 
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
-    """Return the weights to start from that `train.from_run` names, as a Start, or None if it is not set.
+    """Return the weights to start from that `train.from_run` names, or None if it is not set.
 
     Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
-    of a scheme's runs, for its only run or the run of the same seed; or a folder with `config.json` and safetensors
-    files in Hugging Face's format.
+    of a scheme's runs, for its only run or the run of the same seed; or a folder in Hugging Face's format.
     Raises: ConfigError if `from_run` names no run with weights, or if its model has another architecture.
     """
     if from_run is None:
@@ -227,7 +225,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    """Return a run's weights to start from: of the checkpoint `folder`, or the last ones, which may be in a pack."""
+    # The last weights may be in a pack.
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -283,7 +281,7 @@ def _start_from_folder(folder: Path) -> Start:
 
 
 def start_at(folder: Path) -> Start:
-    """Return a Start that continues a run exactly from `folder`, its intact checkpoint.
+    """Return a Start that continues a run exactly from its checkpoint `folder`.
 
     Raises: ConfigError if the run's files cannot be read.
     """
@@ -292,7 +290,7 @@ def start_at(folder: Path) -> Start:
 
 
 def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
-    """Return the checkpoint from which a shorter run (a branch) can start: one of a longer run, its trunk.
+    """Return the checkpoint of a longer run, its trunk, from which a shorter run (a branch) can start.
 
     Returns: None if the run is not a branch or must begin with its first step; `say` tells why.
     """
@@ -320,8 +318,6 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return a line for each difference that forbids a shorter run to start from a longer run's checkpoint."""
-
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]
 

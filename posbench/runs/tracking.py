@@ -7,8 +7,7 @@
     tracker.summary({"loss": 2.71})
     tracker.finish()
 
-The run folder has everything; the wandb run is a copy of it. Errors of wandb are printed, and the run continues
-untracked.
+The run folder has everything. Errors of wandb are printed, and the run continues untracked.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _unreachable: dict[str, str] = {}  # server -> error; this process does not ask 
 
 
 class Tracker:
-    """The wandb run of a posbench run. Without a wandb run, as with `tracking=none`, every method does nothing.
+    """The wandb run of a posbench run. Without one, as with `tracking=none`, every method does nothing.
 
     `record`, which run.json stores as `wandb`, has id, project, mode (online, offline) and the folder of recordings.
     """
@@ -42,12 +41,12 @@ class Tracker:
         self._run, self._say = wandb_run, say
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Log one line of metrics.jsonl, `row`, to wandb as `train/loss`, `validation/loss` and so on at `tokens`."""
+        """Log one line of metrics.jsonl as `train/loss`, `validation/loss` and so on at `tokens`."""
         figures = {f"{row['kind']}/{name}": row[name] for name in row if name not in ("kind", "step", "tokens")}
         self._ask(lambda: self._run.log({"tokens": row["tokens"], **_finite(figures)}))
 
     def log_missing(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the metrics of earlier processes that trained the run and that wandb does not have."""
+        """Log the metrics of earlier processes that wandb does not have."""
 
         # wandb writes to disk every 15 seconds, so a killed process loses its newest rows. Online, the server's count
         # of rows tells which are missing; offline, the recordings do.
@@ -62,16 +61,16 @@ class Tracker:
         self._ask(log)
 
     def summary(self, figures: Mapping[str, float | None]) -> None:
-        """Log numbers of the whole run, such as its final loss, {name: value}; None, infinite and NaN are skipped."""
+        """Log numbers of the whole run, such as its final loss; None, infinite and NaN are skipped."""
         self._ask(lambda: self._run.summary.update(_finite(figures)))
 
     def finish(self, failed: bool = False) -> None:
-        """Close the wandb run, as failed or not. Wait for the server at most `tracking.init_timeout` seconds."""
+        """Close the wandb run, as failed or not, within `tracking.init_timeout` seconds."""
         self._ask(lambda: self._run.finish(exit_code=int(failed)))
         self._run = None
 
     def _ask(self, action: Callable[[], object]) -> None:
-        """Call `action`, which calls wandb. If it raises, print the error and stop tracking."""
+        # An error of wandb must never stop training.
         if self._run is None:
             return
         try:
@@ -125,7 +124,6 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return pairs (tokens, kind), one for each line of metrics that earlier processes of a run recorded offline."""
     rows = set()
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
@@ -143,7 +141,7 @@ def offline_hint(folder: str | Path) -> str:
 
 
 def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> str:
-    """Log a report's folder as the wandb artifact `report-<experiment>`, and return a sentence with its location.
+    """Log a report's folder as the wandb artifact `report-<experiment>`; return a sentence with its location.
 
     Never raises: if wandb fails, the sentence says so.
     """
@@ -168,10 +166,7 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
 
 
 def _init(timeout: float, say: Say, **about: Any) -> Any:
-    """Call `wandb.init(**about)` without output and prompts, and return the wandb run.
-
-    The run is offline if WANDB_MODE says so, without a key, or if the server does not answer within `timeout` seconds.
-    """
+    # Offline if WANDB_MODE says so, without a key, or if the server does not answer in time.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb
 

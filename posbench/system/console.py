@@ -1,4 +1,4 @@
-"""Print results to standard output, for a person or as JSON for a script, and progress to standard error."""
+"""Print results to standard output, for a person or as JSON, and progress to standard error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 30.0  # between lines of progress if the output is not a
 
 
 def console(**options: Any) -> Console:
-    """Return a rich console without markup and highlighting. Its `.out(line)` prints a line without wrapping it."""
+    """Return a rich console without markup and highlighting. Its `.out(line)` does not wrap lines."""
     return Console(markup=False, highlight=False, emoji=False, **options)
 
 
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON. Numbers that JSON lacks (NaN and infinity) become null; paths become text."""
+    """Return a value as JSON; NaN and infinity become null, paths become text."""
     return json.dumps(_plain(value), indent=2, allow_nan=False, default=str, ensure_ascii=False)
 
 
@@ -62,7 +62,7 @@ def say_once(text: str) -> None:
 
 
 class SweepClock(NamedTuple):
-    """The clock of a sweep, which estimates its time left during one of its runs. Work is counted in tokens."""
+    """The clock of a sweep, which estimates its time left during one of its runs, by tokens."""
 
     started: float  # when the sweep began, in seconds since 1970
     done: float  # tokens of the runs that finished before this group of parallel runs
@@ -82,7 +82,7 @@ class SweepClock(NamedTuple):
         return cls(started, sum(work[n] for n in done), sum(work[n] for n in group), sum(work))
 
     def left(self, fraction: float) -> str:
-        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if that is unknown."""
+        """Return `, sweep 12 min left` when this run has done `fraction` of its work, or "" if unknown."""
         done = self.done + fraction * self.group
         if not done:
             return ""

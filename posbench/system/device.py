@@ -52,7 +52,7 @@ class Device:
         return self.torch.type == "cuda"
 
     def describe(self) -> dict[str, Any]:
-        """Return the device's type, name, dtype and settings, as the run's manifest records them."""
+        """Return the device's type, name, dtype and settings, for the run's manifest."""
         name = torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
         settings = {
             "type": self.torch.type,
@@ -67,7 +67,7 @@ class Device:
         return settings
 
     def send(self, rows: NDArray[Any]) -> Tensor:
-        """Return the array `rows` as a tensor on the device. A GPU copies it while the host continues."""
+        """Return `rows` as a tensor on the device. A GPU copies it while the host continues."""
         tensor = torch.from_numpy(rows)
         if not self.is_cuda:
             return tensor
@@ -111,8 +111,7 @@ class Device:
 def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) -> Device:
     """Return the device and number format that `config` asks for, or the best ones of this machine.
 
-    Arguments: local_rank, the index of this process on this machine, which is also its GPU if a run has several
-    `processes`.
+    Arguments: local_rank, of this process on this machine, which is its GPU if a run has several `processes`.
     Raises: ConfigError if `config` asks for a GPU that this machine does not have.
     """
     name = config.device
@@ -153,7 +152,7 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 
 def gpu_of_process(count: int) -> int:
-    """Return the index of this process's GPU, below `count`. A joblib worker takes one that no other worker holds."""
+    """Return the index of this process's GPU. A joblib worker takes one that no other worker holds."""
     # The number of a worker is not enough, because joblib replaces workers whose memory has grown and keeps counting.
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if worker is None or count < 2:
@@ -184,13 +183,13 @@ def _cpu_name() -> str:
 
 
 def datasheet_rate(name: str) -> float | None:
-    """Return the datasheet rate of the device with this name (`Device.describe`), FLOP/s, or None if unknown."""
+    """Return the datasheet rate of the device with this name, FLOP/s, or None if unknown."""
     rates = (rate for key, rate in DATASHEET.items() if key in name)
     return next(rates, None)
 
 
 def matmul_rate(device: Device) -> float:
-    """Return the FLOP/s of a large square matrix product in the device's number format, the best of three trials."""
+    """Return the FLOP/s of a large square matrix product in the device's number format."""
     size, products = (8192, 20) if device.is_cuda else (2048, 1)  # a GPU needs a queue, and time to clock up
     a = torch.randn(size, size, device=device.torch, dtype=device.dtype)
     best = 0.0
@@ -205,10 +204,7 @@ def matmul_rate(device: Device) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to take large blocks from its heap and never to return the heap to the system.
-
-    It does nothing without glibc.
-    """
+    """Tell glibc, if there is one, to take large blocks from its heap and never to return the heap to the system."""
     # Each step allocates and frees the same activations. By default glibc maps and unmaps them, and the kernel clears
     # every page again. docs/internals/speed.md says what this gains.
     with suppress(AttributeError, OSError):
@@ -219,10 +215,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
-    """Turn a failed allocation within the context into a ConfigError that says which setting to lower.
-
-    Raises: ConfigError naming the bytes asked for, the peak memory and the advice.
-    """
+    """Turn a failed allocation within the context into a ConfigError with the bytes asked for and the advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -237,7 +230,7 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
 
 
 def training_advice(config: TrainConfig) -> str:
-    """Return the settings that take memory in training, and which to change, as text for an out-of-memory error."""
+    """Return which settings to change if training runs out of memory, as text."""
     return (
         f"train.batch_size={config.batch_size} windows of train.context_length={config.context_length} tokens "
         f"in train.accumulation={config.accumulation} parts. Raise train.accumulation (the same batch in smaller "

@@ -102,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sum_of(path: Path, sync: bool = False) -> str:
-    """Return a file's SHA-256 in hex; if `sync`, force the file to disk first. Raises: OSError if it cannot be read."""
+    """Return a file's SHA-256 in hex; if `sync`, force it to disk first. Raises: OSError if it cannot be read."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())

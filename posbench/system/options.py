@@ -54,7 +54,7 @@ ConfigDir = Annotated[
 def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Return a decorator that replaces a function's parameter `options` by keywords, one per field of dataclass `cls`.
 
-    Arguments: on_command_line, true for a function whose signature Typer reads, false for the Python API.
+    Arguments: on_command_line, whether Typer reads the function's signature.
     """
     hints, keywords = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):

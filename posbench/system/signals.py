@@ -32,9 +32,8 @@ class Stopped(BaseException):
 class StopSignals:
     """A context manager that catches the first SIGINT or SIGTERM, but only in the main thread.
 
-    If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once. If it is true,
-    the number of the signal is stored in `received` for the training loop. A second signal within `echo_seconds` is
-    ignored.
+    If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once; if true, its
+    number is stored in `received` for the training loop. A second signal within `echo_seconds` is ignored.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)

@@ -1,8 +1,6 @@
 """Measure tokens per second of the training step for each scheme.
 
-A scheme's ratio to the first scheme is measured by timing one right after the other, so that it is valid on a shared
-machine too. MFU (model FLOPs utilisation) is model FLOP/s divided by the FLOP/s of a large matrix product in the same
-number format.
+MFU (model FLOPs utilisation) is model FLOP/s divided by the FLOP/s of a large matrix product in the same number format.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ class TimedScheme:
         self.ratios.append(self.rates[-1] / first_rate)
 
     def _seconds(self, steps: int) -> float:
-        """Return the seconds that `steps` steps take."""
         # Synchronised before and after, not in between: the host must run ahead of the device as in training.
         self.device.wait()
         began = time.perf_counter()
@@ -63,7 +60,7 @@ class TimedScheme:
         return time.perf_counter() - began
 
     def figures(self, matmul_rate: float) -> dict[str, Any]:
-        """Return {name: value}: the model's sizes and, over rounds, the medians of what was measured.
+        """Return the model's sizes and, over rounds, the medians of what was measured.
 
         Arguments: matmul_rate, FLOP/s of a matrix product, by which the model's FLOP/s are divided (MFU).
         """
@@ -77,7 +74,7 @@ class TimedScheme:
 
 
 def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
-    """Return a training batch on the device: random tokens [B, T + 1], or problems if the configured data is a task."""
+    """Return a training batch on the device: random tokens [B, T + 1], or problems of the configured task."""
     if config.is_task:
         return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
     size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
@@ -137,10 +134,9 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
 
 def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int = 5, steps: int = 10) -> float:
-    """Return how many times as long a training step of a run takes as one of the baseline's, timed in turn here.
+    """Return how many times as long a training step of a run takes as one of the baseline's.
 
-    Arguments: words, the overrides of a run; baseline, those of a run of the baseline. Raises: ConfigError if an
-    override is refused.
+    Arguments: words and baseline, overrides of a run each. Raises: ConfigError if one is refused.
     """
     allow_recompiles(32)
     timed = []
@@ -154,7 +150,7 @@ def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int =
 
 
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
-    """Return {name: count} computed from the architecture: parameters, training FLOPs per token, cache bytes."""
+    """Return parameters, training FLOPs per token and cache bytes, computed from the architecture."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
     cached = cache_size(architecture, dtype)
     return {

@@ -37,7 +37,7 @@ class RunSummary(NamedTuple):
 
 
 def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs that are in a run folder and not in a pack (zip), or all runs if every one is in a pack."""
+    """Return the runs that are in a run folder, or all runs if every one is in a pack (zip)."""
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
@@ -50,7 +50,7 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
 
 
 def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return what the table of `show` says, a dict per run, for scripts; times are seconds since 1970."""
+    """Return what the table of `show` says, a dict per run; times are seconds since 1970."""
     data = []
     for row in rows:
         path = row.run.path
@@ -81,7 +81,7 @@ def show(rows: Sequence[RunSummary], console: Console) -> None:
 
 
 def summarise(run: Run) -> RunSummary:
-    """Return a run's state, found from its manifest, metrics and file names, without checking weights or results."""
+    """Return a run's state by manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
         # The log is read only if the manifest has no loss yet.
@@ -134,7 +134,6 @@ def _table(rows: Sequence[RunSummary]) -> Table:
 
 
 def _lengths(evaluated: Sequence[ResultKey]) -> str:
-    """Return each protocol's shortest and longest length as text: `fixed 64-2k (9), validation 128 on pg19`."""
     lengths: dict[tuple[str, str | None], list[int]] = {}
     for key in evaluated:
         lengths.setdefault((key.protocol, key.data), []).append(key.length)

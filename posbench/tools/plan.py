@@ -50,7 +50,7 @@ MOST_SECONDS = 20.0  # longest time to spend on timing this machine
 
 @dataclass(frozen=True)
 class Plan:
-    """The estimated cost of training an experiment's runs, in model FLOPs. Validation and evaluation come on top."""
+    """The estimated cost of training an experiment's runs, in model FLOPs. Evaluation comes on top."""
 
     first: Config  # configuration of the sweep's first run
     schemes: list[str]
@@ -84,8 +84,8 @@ def plan(
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
     Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
-    gpus, the number of GPUs, each training one run at a time; time_here, True to time a few steps on this machine;
-    search, True to plan `posbench tune WORDS` instead.
+    gpus, each training one run at a time; time_here, True to time a few steps on this machine; search, True to plan
+    `posbench tune WORDS` instead.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -140,7 +140,7 @@ def plan(
 
 
 def _detectable(config: Config, schemes: int) -> str:
-    """Return the gaps that the search's test finds in 80 % of cases with 3, 5 and 8 seeds, as text."""
+    # The test finds these gaps in 80 % of cases.
     pairs = len(fixed_pairs(config.experiment.primary)) or math.comb(schemes, 2)
     # The spread of gaps over seeds in the experiment's finished runs, if there are any.
     spread = math.nan
@@ -162,7 +162,6 @@ def _detectable(config: Config, schemes: int) -> str:
 
 
 def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
-    """Return the name of this machine's device, and the model FLOP/s of uncompiled training steps on it."""
     config = replace(config, train=replace(config.train, compile=False))
     device, entries = choose_device(config.train), vocab_size(config)
     flops_per_token = training_flops_per_token(architecture, entries)
@@ -176,8 +175,7 @@ def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tup
 def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     """Return (configuration, first steps that its trunk has trained) of a sweep's runs of one seed, and the seeds.
 
-    Runs that start from a checkpoint of another run of the sweep, their trunk, come last: branches (shorter runs, with
-    a decay of their own) and arms (runs that go on with changed settings).
+    Runs that start from a checkpoint of another one come last: branches (shorter runs) and arms (other settings).
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
@@ -199,7 +197,6 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
 
 
 def _steps_of_trunk(config: Config) -> int:
-    """Return the number of first steps that a longer run takes for this one, if it is named as a branch of one."""
     return config.train.decay_begins if config.trunk_name else 0
 
 

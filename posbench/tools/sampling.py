@@ -28,9 +28,8 @@ class SamplingConfig:
 def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_changed: bool = False) -> str:
     """Return the text that the model writes after BOS and the prompt, at most `tokens` tokens, up to the next BOS.
 
-    Arguments: scheme_changed, True to accept that the user's scheme file has changed since training.
-    Raises: ConfigError if the run has no weights, if a task's run gets no prompt, or if the prompt is longer than the
-    scheme allows.
+    Arguments: scheme_changed, True to accept a changed scheme file. Raises: ConfigError if the run has no weights, if a
+    task's run gets no prompt, or if the prompt is longer than the scheme allows.
     """
     model, tokenizer = run.load_model(scheme_changed=scheme_changed), run.tokenizer
     bos = find_bos(tokenizer)
@@ -56,7 +55,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the ids of sampled tokens that continue `tokens` [1, T] up to `length` tokens in all.
 
-    Arguments: missing, ids that are never drawn, because the tokenizer does not have them.
+    Arguments: missing, ids that the tokenizer does not have.
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     caches = model.caches(length)

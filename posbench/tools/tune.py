@@ -72,10 +72,9 @@ def tune(
     console: Console,
     train: bool = True,
 ) -> dict[Path, RateSearch]:
-    """Train the missing runs of learning-rate searches, print the results and what is left, and return the searches.
+    """Train the missing runs of learning-rate searches, print the results, and return {experiment's folder: search}.
 
-    Arguments: job, trains a run; train, False to train nothing and only print how far the search is.
-    Returns: {folder of an experiment: its search}.
+    Arguments: job, trains a run; train, False to only print how far the search is.
     Raises: ConfigError for words that are refused, and if a run neither finished nor diverged.
     """
     swept = sweep_of(words)
@@ -105,7 +104,6 @@ def tune(
 
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
-    """Return the search that the overrides `words` describe, for one choice of data, "" if data is not swept."""
     if data:
         others = [word for word in words if word.partition("=")[0] != "data"]
         words = [*others, f"data={data}"]
@@ -121,7 +119,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
 
 
 def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
-    """Train the missing runs of the search, seed by seed, then print its table, also if it is interrupted."""
+    # The table is printed even if training is interrupted.
     sweeps_of = _sweeps_by_scheme if tuning.is_stacked else _sweeps_by_seed
     try:
         # First all rates get their first seeds, then the kept rates the other seeds.
@@ -146,14 +144,13 @@ def _search(tuning: Tuning, run: Callable[..., object], console: Console, train:
 
 
 def _sweeps_by_seed(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
-    """Yield the overrides of a sweep over schemes for each missing rate and seed."""
     for (rate, seed), schemes in missing.items():
         choices = ",".join(tuning.schemes[scheme] for scheme in schemes)
         yield [f"scheme={choices}", f"scheme.lr={rate!r}", f"seed={seed}"]
 
 
 def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
-    """Yield the overrides of a sweep over rates and seeds for each scheme. Runs in it that are finished are skipped."""
+    # Runs that are finished are skipped.
     for scheme, choice in tuning.schemes.items():
         places = [place for place, schemes in missing.items() if scheme in schemes]
         if places:
@@ -162,7 +159,6 @@ def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[s
 
 
 def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
-    """Print the table of losses by rate, how many runs are left to train, and that the same command goes on."""
     if search.losses:
         frame = as_text(rate_table(search))
         table = plain_table(*frame.columns)

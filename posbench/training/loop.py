@@ -1,4 +1,4 @@
-"""Train one run, from its configuration to its last validation: set up, loop, finish. Read this file top to bottom.
+"""Train one run: set up, loop, finish. Read this file top to bottom.
 
     configuration -> text -> model -> run folder -> [ batch -> loss -> gradients -> step ] -> validation -> manifest
 
@@ -71,8 +71,8 @@ _runs_of_process = itertools.count()
 def train(config: Config, console: Console | None = None, observe: Observer = unobserved) -> Run:
     """Train the run that `config` names, resume it if it was interrupted, or return it if it is finished.
 
-    Raises: ConfigError for errors that the user can fix, before any file is written; Stopped after Ctrl-C or SIGTERM,
-    with a checkpoint; Died if losses or gradients became infinite or NaN, with the reason in the manifest.
+    Raises: ConfigError before any file is written; Stopped after Ctrl-C or SIGTERM, with a checkpoint; Died if losses
+    or gradients became infinite or NaN, with the reason in the manifest.
     """
     # One process may train many schemes, and each needs its own compiled code. This comes before the processes are
     # joined, because the modules that it imports would keep the threads of a process group alive.
@@ -100,10 +100,9 @@ def opened(
     console: Console,
     observe: Observer = unobserved,
 ) -> Iterator[Training | None]:
-    """Yield the run that `config` names with its first weights or its newest checkpoint, locked, ready for its steps.
+    """Yield the run with its first weights or newest checkpoint, locked, ready for its steps; None if it is finished.
 
-    Yield None if the run is finished. An error within the context is recorded in the run's manifest.
-    Raises: as `train`.
+    An error within the context is recorded in the run's manifest. Raises: as `train`.
     """
     run = runs.run_at(runs.run_folder(config))
     check_divides(config, processes.size)
@@ -199,7 +198,6 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
 @contextmanager
 def _evaluated(model: Decoder) -> Iterator[Decoder]:
-    """Yield the model in evaluation mode, then set it to training mode again."""
     # A scheme in a user's file may compute different things in the two modes.
     model.eval()
     yield model
@@ -207,7 +205,7 @@ def _evaluated(model: Decoder) -> Iterator[Decoder]:
 
 
 class Training:
-    """A run in training. Call `begin`, `take_steps` and `finish`. Only the first process writes files and prints."""
+    """A run in training: call `begin`, `take_steps` and `finish`. Only the first process writes files and prints."""
 
     def __init__(
         self,
@@ -332,7 +330,7 @@ class Training:
                 outcome = self.step(n, sent, self.observe)
 
     def steps(self) -> Generator[tuple[int, Batch], Tensor | None, None]:
-        """Yield (n, batch) for each remaining step n (0-based), and receive [loss, gradient norm] of the step.
+        """Yield (n, batch) for each remaining step n (0-based), and receive its [loss, gradient norm].
 
         Raises: as `take_steps`.
         """
@@ -402,7 +400,7 @@ class Training:
                     self.signals.stop(signal_number, f"{progress}: run the same command again to resume")
 
     def validate(self) -> None:
-        """Score the validation windows and log their mean loss in metrics.jsonl. Raises: Died if it is not finite."""
+        """Score the validation windows and log their mean loss. Raises: Died if it is not finite."""
         self._log_validation(self._validation_scores()[1])
 
     def _fetch_losses(self) -> None:
@@ -436,10 +434,7 @@ class Training:
         return "Lower train.lr"
 
     def _log_step(self, steps: int, seconds: float) -> None:
-        """Log the mean loss, gradient norms, learning rate and speed of the steps since the previous row.
-
-        Arguments: steps, number of steps timed since then; seconds, their time.
-        """
+        """Log mean loss, gradient norms, learning rate and speed of the `steps` since the previous row."""
         state, train = self.state, self.config.train
         row = {
             "kind": "train",
@@ -456,9 +451,9 @@ class Training:
     def _validation_scores(
         self, advance: Callable[[int], object] = lambda tokens: None
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score the validation windows, always the same ones; return one row per window, and the header with means.
+        """Score the validation windows, always the same ones; return a row per window, and the header with means.
 
-        Arguments: advance, called as scoring proceeds, with a number of tokens. Raises: Died if the loss is not finite.
+        Arguments: advance, called with a number of tokens as scoring proceeds. Raises: Died if the loss is not finite.
         """
         length, settings = self.config.train.context_length, VALIDATION.settings(self.config)
         with _evaluated(self.step.model) as model:
@@ -483,10 +478,7 @@ class Training:
         self._append(row)
 
     def _score_order(self) -> None:
-        """Log how much the loss on fixed validation windows rises if the order of tokens far back is destroyed.
-
-        Raises: Died if a loss is not finite.
-        """
+        """Log how much the loss rises if the order of tokens far back is destroyed. Raises: Died if not finite."""
         train, step = self.config.train, self.state.steps_done
         # On a CPU, passes as small as a training step's stay in the cache: 0.8 of the time of passes of 16,384 tokens.
         pass_tokens = train.tokens_per_step // train.accumulation
@@ -498,7 +490,7 @@ class Training:
 
     @property
     def tokens_done(self) -> int:
-        """Return the tokens trained on so far, including those of the model that the run started from."""
+        """Return the tokens trained on so far, with the source's if the run continues another one."""
         return self.tokens_before + self.state.steps_done * self.config.train.tokens_per_step
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -525,7 +517,7 @@ class Training:
     # ------------------------------------------------------------ finish
 
     def finish(self) -> None:
-        """Validate, store the loss of each window as a result of the run, and mark the run as finished.
+        """Validate, store the loss of each window, and mark the run as finished.
 
         Raises: Died if the loss is not finite; Stopped after a signal.
         """
@@ -586,7 +578,7 @@ class Training:
 
     @contextmanager
     def record_failure(self) -> Iterator[None]:
-        """Write the reason to the manifest if the `with` block raises, with status died (after Died) or stopped.
+        """Write the reason to the manifest if the `with` block raises.
 
         Raises: the error itself, or the Stopped or ConfigError that explains it.
         """

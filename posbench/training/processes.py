@@ -1,7 +1,7 @@
 """Share the training of one run among several processes, or run it in one.
 
 Every process reads the same global batch and takes its own rows of each micro-batch, so the data of a run depends on
-(seed, step) only. DDP averages the gradients, or FSDP2 shards parameters and moments.
+(seed, step) only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RELEASE_SECONDS = 0.05  # time that gloo's thread needs the interpreter to relea
 
 
 class Processes:
-    """The processes of a run, here only one, which shares nothing and waits for nothing; `ProcessGroup` is for more."""
+    """The processes of a run, here only one, which shares nothing and waits for nothing."""
 
     rank, size, local_rank = 0, 1, 0
 
@@ -42,11 +42,11 @@ class Processes:
         return part
 
     def wrap(self, model: Decoder, strategy: str) -> nn.Module:
-        """Return a module whose call is `model.loss`, the mean loss in nats. `strategy` is `ddp` or `fsdp`."""
+        """Return a module whose call is `model.loss`. `strategy` is `ddp` or `fsdp`."""
         return Loss(model)
 
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one micro-batch, in which processes exchange gradients only if it is the step's last."""
+        """Return a context for one micro-batch; processes exchange gradients only if it is the step's last."""
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ class Processes:
         return received
 
     def broadcast(self, value: Any) -> Any:
-        """Return the `value` that the first process passed, in every process. Wait until all have called this."""
+        """Return the first process's `value` in every process. Wait until all have called this."""
         return value
 
     def announce(self, event: str) -> None:
-        """Tell the processes that wait in `wait_for(event)` that `event` (any name) has happened."""
+        """Tell the processes that wait in `wait_for(event)` that `event` has happened."""
 
     def wait_for(self, event: str) -> None:
         """Wait, maybe for days, until the first process has announced `event`."""

@@ -1,4 +1,4 @@
-"""Begin or resume a run: make or check its manifest, load other weights or a checkpoint (`posbench.runs.start`)."""
+"""Begin or resume a run: make or check its manifest, load other weights or a checkpoint."""
 
 from __future__ import annotations
 
@@ -80,18 +80,14 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """Return the fields of a metrics.jsonl row about the steps since the last call, and start again.
-
-        Returns: loss, their mean, and grad_norm_max, both None if no step was finite; grad_norm of the last step, None
-        if it was skipped.
-        """
+        """Return the fields of a metrics.jsonl row about the steps since the last call: None if no step was finite."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
         self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None
         return row
 
     def saved(self) -> dict[str, Any]:
-        """Return the fields to save in a checkpoint, besides the step. Losses of all steps must have been fetched."""
+        """Return the fields to save in a checkpoint. Losses of all steps must have been fetched."""
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -188,7 +184,7 @@ def new_manifest(
 def existing_manifest(
     run: Run, config: Config, corpus: Dataset, device: Device, say: Say, start: Start | None = None
 ) -> Manifest | None:
-    """Return the manifest (`run.json`) that `run` already has, after checking that it agrees with `config`.
+    """Return the manifest that `run` already has, if it agrees with `config`.
 
     Returns: None if the run has no manifest, or if a different run stopped there before its first checkpoint.
     Raises: ConfigError with the differences if the folder holds another run; Died if the run cannot continue.
@@ -218,7 +214,6 @@ def existing_manifest(
     if changes and not has_ended and not run.has_weights:
         return None  # The run stopped before its first checkpoint and left nothing, so the new run may use the folder.
     if changes:
-        # Without branches, trunk_tokens follows from `train.tokens`.
         if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
         # Shorten SHA-256s, which are too long to read, to 12 digits.

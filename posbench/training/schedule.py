@@ -8,7 +8,7 @@ from posbench.config import TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Return the learning rate of step `step` (0-based): linear warm-up, then the schedule cosine, constant or wsd.
+    """Return the learning rate of step `step` (0-based): linear warm-up, then cosine, constant or wsd.
 
     `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
     rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).

@@ -1,9 +1,8 @@
 """Take the training steps of several runs as one: runs that differ in seed, rates and other numbers only.
 
 A step of a small model is many small kernels, and a GPU waits for their launches. Stacked, R copies of the model share
-each launch: weights, moments and batches get a leading dimension R, and `torch.func.vmap` turns products into batched
-products. The copies' own parameters and moments are views into the stacked tensors, so validation, checkpoints and
-resume work as for a run alone.
+each launch: `torch.func.vmap` turns products into batched products. The copies' own parameters and moments are views
+into the stacked tensors, so validation, checkpoints and resume work as for a run alone.
 
 Shapes: R copies, B batch, T tokens.
 """
@@ -47,7 +46,7 @@ def stack_key(config: Config) -> str | None:
 
 
 def refusal_to_stack(config: Config) -> str | None:
-    """Return why torch cannot stack runs of `config`, after trying it on two sequences, or None if it can."""
+    """Return why torch cannot stack runs of `config`, or None if it can."""
     entries = vocab_size(config)
     model = build_model(config, entries)
     loss = Loss(model)
@@ -67,13 +66,10 @@ def refusal_to_stack(config: Config) -> str | None:
 
 
 class Stack:
-    """The training steps of R runs, taken as one step. The stack owns the memory of their weights and moments."""
+    """The training steps of R runs, taken as one. It owns the memory of their weights and moments."""
 
     def __init__(self, steps: Sequence[TrainingStep], configs: Sequence[Config]) -> None:
-        """Stack weights, buffers and moments, [R, ...]. Those of `steps` become views of the stack.
-
-        Arguments: steps and configs of runs with one `stack_key`.
-        """
+        """Stack weights, buffers and moments, [R, ...], of `steps` with one `stack_key`; theirs become views."""
         self.steps, self.device = list(steps), steps[0].device
         self.accumulation = steps[0].accumulation
         self.trains: list[TrainConfig] = [config.train for config in configs]
@@ -138,7 +134,6 @@ class Stack:
         return torch.compile(operations, fullgraph=True)
 
     def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Take the step as one CUDA graph, which is recorded after the first steps."""
         if self.graph is None and self.taken <= _WARMUP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -166,10 +161,7 @@ class Stack:
         rates: Tensor,
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Compute losses and gradients, clip, and update weights and moments. Return losses and norms, [R, 2].
-
-        Arguments: rates, [R]; rows, the fields of the batches, [R, B, .] each.
-        """
+        # Rates are [R], the fields of the batches [R, B, .]; losses and norms come back as [R, 2].
         # Forward and backward over micro-batches, whose gradients are added.
         fixed = {}  # the same for all micro-batches
         if "answers" in rows:  # divides a micro-batch's summed loss: mean number of answers per micro-batch
@@ -198,10 +190,6 @@ class Stack:
         buffers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> Tensor:
-        """Return one copy's loss of a micro-batch, 0-d nats, divided by the number of micro-batches.
-
-        Arguments: rows, tokens [B, T + 1] and, for tasks, answers, positions and the divisor of the summed loss.
-        """
         tokens = rows["tokens"]
         targets = rows.get("answers", tokens[:, 1:])
         state = {**weights, **buffers}
@@ -217,7 +205,6 @@ class Stack:
         rates: Tensor,
         healthy: Tensor,
     ) -> None:
-        """Update weights and moments by AdamW or Muon. Arguments: rates, healthy: [R]."""
         of_muon = {name: gradient for name, gradient in gradients.items() if name in self.names_of_muon}
         of_adamw = {name: gradient for name, gradient in gradients.items() if name not in self.names_of_muon}
         updates = self._adamw(of_adamw, moments, healthy) | self._muon(of_muon, moments, healthy)
@@ -251,7 +238,6 @@ class Stack:
     def _muon(
         self, gradients: Mapping[str, Tensor], moments: Mapping[str, dict[str, Tensor]], healthy: Tensor
     ) -> dict[str, Tensor]:
-        """Return Muon's updates of unit rate, and update the momentum."""
         directions = {}
         for name, gradient in gradients.items():
             momentum = moments[name]["momentum"]
@@ -267,7 +253,7 @@ class Stack:
         return {name: torch.cat(parts, dim=-2) for name, parts in updates.items()}
 
     def _moments(self, step: TrainingStep, name: str) -> dict[str, Tensor]:
-        """Return the moments of a parameter of one run, made if the run has not taken a step yet."""
+        # They do not exist before the run's first step.
         moments = step.optimizer.moments[name]
         if not moments:
             weight = step.optimizer.weights[name]
@@ -311,5 +297,4 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _beside(numbers: Tensor, x: Tensor) -> Tensor:
-    """Return one number per run, [R], with as many dimensions as x, [R, ...]."""
     return numbers.view(-1, *(1,) * (x.ndim - 1))

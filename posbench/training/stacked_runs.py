@@ -40,7 +40,7 @@ class _Copy:
     error: BaseException | None = None
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Call `action`. If it fails, record the error in the run's manifest and leave the stack."""
+        # An error ends one run, and the others go on.
         try:
             with ExitStack() as closing:
                 closing.push(self.open)  # an error passes through the run's contexts, which record it
@@ -50,7 +50,7 @@ class _Copy:
             self.error, self.training = error, None
 
     def advance(self, outcome: Tensor | None) -> None:
-        """Hand over the last step's outcome, and store the next request; finish the run after its last step."""
+        """Hand over the last step's outcome, and store the next request; finish after the last step."""
         assert self.training is not None
         try:
             self.request = self.steps.send(outcome)
@@ -119,7 +119,7 @@ def _take_steps(copies: Sequence[_Copy], device: Device, console: Console) -> No
 
 
 def stacks_here(config: Config) -> bool:
-    """Return whether runs of a sweep with this configuration may train as one on this machine."""
+    """Return whether runs of a sweep with this configuration may train as one here."""
     if config.launch.stack == "auto":
         return choose_device(config.train).is_cuda
     return bool(config.launch.stack != "off")
@@ -148,7 +148,6 @@ def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
 
 
 def _fitting(config: Config, device: Device) -> int:
-    """Return how many runs of this configuration fit into the GPU's free memory, at least one."""
     free, _ = torch.cuda.mem_get_info(device.torch)
     memory = training_memory(config, build_architecture(config), vocab_size(config))
     # Unlike fused kernels, plain code keeps the scores of attention, their softmax and its gradient.

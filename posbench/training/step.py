@@ -1,4 +1,4 @@
-"""Take one training step. The loop, `posbench bench` and `benchmarks/` all call this code; nothing else trains.
+"""Take one training step: the loop, `posbench bench` and `benchmarks/` all call this code.
 
 Shapes: B batch, b = B / accumulation rows of a micro-batch, T tokens.
 """
@@ -19,7 +19,7 @@ from posbench.training.processes import Processes
 
 
 class Died(Exception):
-    """Training diverged: losses or gradients became infinite or NaN. The run's manifest gives the reason."""
+    """Training diverged: losses or gradients became infinite or NaN."""
 
 
 # A function, such as a profiler's, called with (phase, n, step) at the end of each phase of step n: `batch` (by the
@@ -32,7 +32,7 @@ def unobserved(phase: str, n: int, step: TrainingStep) -> None:
 
 
 class TrainingStep:
-    """A model on its device, compiled if `device.compiled`, with its optimizer. A call takes one training step."""
+    """A model on its device, with its optimizer. A call takes one training step."""
 
     def __init__(self, config: Config, model: Decoder, device: Device, processes: Processes | None = None) -> None:
         self.device, self.processes = device, processes or Processes()
@@ -49,8 +49,8 @@ class TrainingStep:
         """Take one training step: forward and backward over micro-batches, then the optimizer.
 
         Arguments: n, the step (0-based), which decides the learning rate; batch, the whole batch, on the device.
-        Returns: [loss in nats per scored token, gradient norm before clipping], shape [2], on the device. If one of
-        them is not finite, weights and moments stay as they were.
+        Returns: [loss in nats per scored token, gradient norm before clipping], on the device. If one is not finite,
+        weights and moments stay as they were.
         """
         self.optimizer.set_rate(n)
         self.optimizer.zero_grad()

@@ -18,11 +18,10 @@ A small grouped-query decoder with random weights is built under the scheme (`ra
 
 In the number formats of runs (fp32 and bf16, also on a GPU if there is one), a million tokens out: on every kernel, and
 piece by piece with its cache, do the logits equal the definition up to rounding? Does each of the methods q, k, v and o
-by itself give its float64 result? On a GPU, or with `compiled`, the gradients of all weights are tested too, for text,
-for positions per sequence and for masked documents; with `compiled` the blocks are also compiled, as in training.
+by itself give its float64 result? On a GPU, or with `compiled`, the gradients of all weights are tested too.
 
-A certificate that does not apply shows as "-". If `posbench.reference` does not define a scheme or kind of attention (a
-plug-in's), fp32 and bf16 are compared with the model's own float64 logits.
+If `posbench.reference` does not define a scheme or kind of attention (a plug-in's), fp32 and bf16 are compared with the
+model's own float64 logits.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _LARGER_WITH_SCORES = ("shift", "offset", "future", "batch", "decode", "fp64", "
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """One test of position schemes: the models it applies to, the function that measures an error, and its limit."""
+    """One test: the models it applies to, the function that measures an error, and its limit."""
 
     name: str
     applies: Callable[[RandomModel], bool]
@@ -83,7 +82,7 @@ SPECS = (
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one test of one scheme. `measured` is its error, or None if the test does not apply."""
+    """The result of one test of one scheme. `measured` is None if the test does not apply."""
 
     name: str
     measured: float | None
@@ -109,7 +108,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The results of all tests of one scheme, and whether they match what the scheme promises."""
+    """The results of all tests of one scheme, and whether they match what it promises."""
 
     scheme: str
     promised_relative: bool
@@ -141,7 +140,7 @@ class Certificate:
 
 
 def relativity(drift: float) -> str:
-    """Return the kind of scheme whose logits change by `drift` if all positions grow: relative, absolute or unclear."""
+    """Return what a change of logits by `drift`, as all positions grow, means: relative, absolute or unclear."""
     if drift <= EXACT:
         return "relative"
     return "absolute" if drift > APART else "unclear"
@@ -149,7 +148,7 @@ def relativity(drift: float) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread in the context: small tensors need no more, and another process may train."""
+    # Small tensors need no more than one thread, and another process may train.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -161,7 +160,7 @@ def _one_thread() -> Iterator[None]:
 @_one_thread()
 @torch.no_grad()
 def certify(config: Config, compiled: bool = False) -> Certificate:
-    """Run every test and return the results for `config.scheme` in a decoder of `config.model` with random weights.
+    """Run every test of `config.scheme` in a decoder of `config.model` with random weights.
 
     Arguments: compiled, whether to test compiled blocks too, which takes minutes.
     Raises: ConfigError if the scheme refuses its options or the decoder's shape.
@@ -200,7 +199,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
 
 
 def _certificate_of_nothing(random_model: RandomModel) -> Certificate:
-    """Return the certificate of a scheme whose logits are not numbers, so that no test means anything."""
+    # If logits are not numbers, no test means anything.
     checks = {spec.name: Check(spec.name, None, spec.limit) for spec in SPECS}
     kind = "NaN" if random_model.logits.isnan().any() else "infinite"
     return Certificate(

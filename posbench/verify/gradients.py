@@ -34,11 +34,7 @@ FLOOR = 1.0
 
 
 def gradients(random_model: RandomModel) -> tuple[float, str]:
-    """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string.
-
-    The tensors belong to the scheme, to the attention, and to the first layer's projection to q, k and v. A random sum
-    of the logits, of size about 1, is differentiated and compared with its central difference.
-    """
+    """Return the largest float64 gradient error of learned tensors, and its kernel and tensor as one string."""
     model = copy.deepcopy(random_model.wide)
     parameters = learned(model)
     directions = {}
@@ -47,6 +43,7 @@ def gradients(random_model: RandomModel) -> tuple[float, str]:
         signs = np.random.RandomState(zlib.crc32(name.encode())).choice([-1.0, 1.0], parameter.shape)
         directions[name] = torch.as_tensor(signs, dtype=parameter.dtype)
     expected = {}
+    # A random sum of the logits, of size about 1, is differentiated and compared with its central difference.
     for name, parameter in parameters.items():
         expected[name] = [_difference(model, random_model, parameter, directions[name], step) for step in STEPS]
     errors = {}
@@ -102,7 +99,6 @@ def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") ->
 
 
 def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, direction: Tensor, step: float) -> float:
-    """Return the numerical derivative of a random sum of the logits, as `parameter` moves along `direction`."""
     start, value_at = parameter.detach().clone(), {}
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
@@ -119,7 +115,6 @@ def training_errors(
 
     An error is the norm of the difference from the float64 result, relative to that result's norm (for small gradients,
     to an average norm), in units of `rounding`, the relative rounding of `dtype`, and of what it may grow by.
-
     Arguments: narrow, the model in `dtype` on its device; compiled, whether to compile its blocks too, which takes a
     minute.
     """
@@ -165,7 +160,6 @@ def _repeats_of_long_window(random_model: RandomModel) -> int:
 
 @torch.no_grad()
 def _long_window(random_model: RandomModel, narrow: Decoder) -> float:
-    """Return the error of inference logits on a window so long that a GPU compiles its attention."""
     tokens = random_model.tokens.repeat(1, _repeats_of_long_window(random_model))
     return _error(narrow(tokens.to(narrow.embedding.weight.device))[0], random_model.wide(tokens)[0])
 

@@ -65,7 +65,7 @@ def radians_per_token(random_model: RandomModel) -> float:
 
 
 def norm(random_model: RandomModel) -> float:
-    """Return the largest relative change of the norm of a random q, k, v or o when the scheme adds position to it."""
+    """Return the largest relative change of the norm of a random q, k, v or o by the scheme."""
     changes = []
     for scheme in random_model.schemes:
         positions = random_model.hook_positions(scheme)
@@ -82,7 +82,7 @@ def rotates(scheme: Scheme) -> TypeGuard[Rotary]:
 
 
 def round_trip(random_model: RandomModel) -> float:
-    """Return the largest difference between random vectors and the same vectors rotated and rotated back."""
+    """Return the largest difference between random vectors and the same rotated and rotated back."""
     worst = 0.0
     for scheme in random_model.schemes:
         if rotates(scheme):
@@ -96,7 +96,7 @@ def round_trip(random_model: RandomModel) -> float:
 
 
 def schemes_rotating_values(random_model: RandomModel) -> list[Rotary]:
-    """Return the schemes that rotate both values and outputs; none if attention is not softmax."""
+    """Return the schemes that rotate both values and outputs, if attention is softmax."""
     return [s for s, _ in _value_rotations(random_model)]
 
 
@@ -107,7 +107,7 @@ def _value_rotations(random_model: RandomModel) -> list[tuple[Rotary, Softmax]]:
 
 
 def offset_form(random_model: RandomModel) -> float:
-    """Return the largest difference between the output with rotated values and outputs and `sum_j a_ij R_(j-i) v_j`.
+    """Return how far the output with rotated values and outputs is from `sum_j a_ij R_(j-i) v_j`, at most.
 
     a_ij are the softmax weights, and R_d is the rotation by d positions.
     """
@@ -147,7 +147,7 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
 def future(random_model: RandomModel) -> float:
     """Return the largest change of logits before t when all tokens from t on change, for several t.
 
-    Return infinity if the logits at t do not change.
+    Infinity if the logits at t do not change.
     """
     model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     logits = model(tokens)
@@ -179,7 +179,7 @@ def growth(random_model: RandomModel) -> float:
 
 
 def decode(random_model: RandomModel) -> float:
-    """Return the largest difference between logits decoded token by token with caches and in one forward pass."""
+    """Return the largest difference between logits decoded with caches and in one forward pass."""
     model, tokens = random_model.wide, random_model.tokens
     caches = model.caches(random_model.length)
     steps = [model.unembedding(model.hidden(tokens[:, t : t + 1], SHIFT, caches)) for t in range(random_model.length)]
@@ -187,12 +187,12 @@ def decode(random_model: RandomModel) -> float:
 
 
 def definition(random_model: RandomModel) -> float:
-    """Return the largest difference between the model's logits and those that `posbench.reference` computes."""
+    """Return the largest difference between the model's logits and `posbench.reference`'s."""
     return distance(random_model.wide(random_model.tokens, offset=SHIFT)[0], random_model.defined_logits(SHIFT))
 
 
 def roundings(random_model: RandomModel, dtype: torch.dtype, rounding: float) -> tuple[float, str]:
-    """Return the largest error of all code paths in `dtype`, in units of `rounding`, and the name of its path."""
+    """Return the largest error of all code paths in `dtype`, in units of `rounding`, and its path."""
     errors = dict(path_errors(random_model, dtype, rounding, random_model.compiled))
     worst = max(errors, key=lambda path: (math.isnan(errors[path]), errors[path]))
     return errors[worst], worst
@@ -203,7 +203,7 @@ def path_errors(
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
-    An error is the norm of the difference from the float64 result, divided by that result's norm and by `rounding`, the
+    An error is the norm of the difference from the float64 result, divided by that result's norm, by `rounding`, the
     relative rounding of `dtype`, and by the factor by which scheme or attention enlarge roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
@@ -243,7 +243,7 @@ def path_errors(
 
 
 def _stretch(random_model: RandomModel) -> float:
-    """Return the factor, at least 1, by which the scheme enlarges q . k (as SSMax does), and so its rounding error."""
+    # A scheme that enlarges q . k, as SSMax does, enlarges its rounding error alike.
     stretch = 1.0
     for scheme in random_model.schemes:
         if not scheme.keeps_norms:
@@ -258,5 +258,4 @@ def _stretch(random_model: RandomModel) -> float:
 
 
 def _products(q: Tensor, k: Tensor) -> float:
-    """Return the mean of |q_c k_c| over channels c and tokens, for q [B, H, T, D] and k [B, Hkv, T, D]."""
     return float((q * k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)).abs().mean())

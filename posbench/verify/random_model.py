@@ -1,4 +1,4 @@
-"""Build what certificates examine: a small grouped-query decoder with random weights, and the tokens that it reads."""
+"""Build what certificates examine: a small grouped-query decoder with random weights, and its tokens."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def _composed(scheme: str, overrides: Sequence[str]) -> Config:
 
 @cache
 def _decoder(overrides: tuple[str, ...]) -> Config:
-    """Return the configuration of the small decoder, composed once for all schemes. Callers must not change it."""
+    """Return the configuration of the small decoder, composed once. Callers must not change it."""
     return compose([*MODEL, *overrides])
 
 
 def randomise(model: Decoder) -> None:
-    """Set all weights to random numbers, also those of the scheme, because a table of zeros would certify nothing.
+    """Set all weights to random numbers, also those of the scheme: a table of zeros would certify nothing.
 
     Matrices get numbers of size 1 / sqrt(fan-in), vectors their start (or 1 if that has zeros) times 1 +- 0.2.
     """
@@ -89,7 +89,7 @@ def randomise(model: Decoder) -> None:
 
 
 def learned(model: Decoder) -> dict[str, nn.Parameter]:
-    """Return {name: parameter} of the scheme, the kind of attention, and layer 0's projection to q, k and v."""
+    """Return the parameters of the scheme, the kind of attention, and layer 0's projection to q, k and v."""
     parameters = dict(model.scheme.named_parameters())
     for name, parameter in model.named_parameters():
         if ".attention.kind." in name or "blocks.0.attention.qkv.weight" in name:
@@ -109,7 +109,7 @@ def random_tokens(length: int = LENGTH) -> Tensor:
 
 
 def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window: int | None) -> float:
-    """Return the largest sum of |scale q . k| and |bias| over the keys that have a weight of 1 % or more."""
+    # Keys with a weight of 1 % or more count.
     B, H, T, _ = q.shape
     products = scale * q @ k.repeat_interleave(H // k.shape[1], dim=1).mT
     b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, T, T)), indexing="ij")
@@ -122,7 +122,7 @@ def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window
 
 
 def rounding_in(model: Decoder, tokens: Tensor) -> str:
-    """Return a sentence with the line of a scheme at which a float64 `model` rounds numbers, or "" if none does."""
+    """Return a sentence with the line of a scheme at which a float64 `model` rounds numbers, or ""."""
     casts = _Casts({inspect.getfile(type(part)) for part in model.scheme.modules() if isinstance(part, Scheme)})
     # Rounded numbers may meet float64 ones in the same product, which torch refuses.
     with suppress(RuntimeError), casts:
@@ -131,8 +131,6 @@ def rounding_in(model: Decoder, tokens: Tensor) -> str:
 
 
 class _Casts(TorchDispatchMode):
-    """Watch for conversions of float64 tensors to narrower floats by lines of some files."""
-
     def __init__(self, files: set[str]) -> None:
         super().__init__()
         self.files, self.sentence = files, ""
@@ -155,7 +153,7 @@ class _Casts(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A small decoder with random weights under one scheme, to test; results that tests share are computed once."""
+    """A small decoder with random weights under one scheme; results that tests share are computed once."""
 
     config: Config
     narrow: Decoder  # weights in float32, as in runs
@@ -196,7 +194,7 @@ class RandomModel:
 
     @cached_property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens of two sequences and their positions, which have gaps, as two int64 tensors [2, T]."""
+        """Return the tokens of two sequences and their positions, which have gaps: int64 [2, T] each."""
         reach, random = self.wide.scheme.longest or 4 * self.length, np.random.RandomState(3)
         drawn = [np.sort(random.choice(reach - 1, self.length - 1, replace=False)) for _ in range(2)]
         positions = torch.from_numpy(np.array([[*row, reach - 1] for row in drawn]))  # both end at the same position
@@ -204,7 +202,7 @@ class RandomModel:
 
     @cached_property
     def text_only(self) -> str:
-        """Return the reason why the scheme cannot have different positions in each sequence of a batch, or ""."""
+        """Return why the scheme cannot have different positions in each sequence of a batch, or ""."""
         try:
             check_positions(self.wide.architecture)
         except ConfigError as error:
@@ -213,7 +211,7 @@ class RandomModel:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return the ways to give positions that the scheme supports, some of "text", "positions" and "documents"."""
+        """Return the ways to give positions that the scheme supports, of "text", "positions" and "documents"."""
         if self.text_only:
             return ("text",)
         if all(kind.takes_windows for kind in self.wide.architecture.kinds):
@@ -292,7 +290,7 @@ class RandomModel:
 
     @cached_property
     def heads(self) -> dict[str, Tensor]:
-        """Return random queries, keys, values and outputs, {"q", "k", "v" or "o": [1, H or Hkv, T, D] float64}."""
+        """Return random queries, keys, values and outputs by name, [1, H or Hkv, T, D] float64."""
         shape = self.wide.scheme.shape
         counts = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         random = np.random.RandomState(1)
@@ -309,10 +307,7 @@ class RandomModel:
         return torch.from_numpy(random.standard_normal((1, self.length, self.config.model.d_model)))
 
     def hook_positions(self, scheme: Scheme, first: int = 0, device: str = "cpu") -> dict[str, Any]:
-        """Return the argument `pos` of each of the scheme's methods q, k, v and o, {method: pos}.
-
-        Arguments: first, the position of the first of T tokens.
-        """
+        """Return the argument `pos` of each of the scheme's methods q, k, v and o, from position `first` on."""
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
         _, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(

@@ -93,7 +93,6 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
 
 
 def _columns(row: Certificate) -> dict[str, Check]:
-    """Return {column of the table: test result} for one scheme."""
     columns: dict[str, Check] = {}
     for check in row.checks:
         name = SHARED_COLUMN.get(check.name, check.name)
@@ -109,7 +108,7 @@ def _marked(text: str, holds: bool) -> Text:
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
-    """Yield the lines below the table of test results: what was measured, the limits, each failure, and the verdict."""
+    """Yield the lines below the table: what was measured, the limits, each failure, and the verdict."""
     limits = " and ".join(f"{limit:g} {name}" for name, limit in ROUNDINGS.items())
     yield (
         "ok: relative or absolute as promised, blind to later tokens (future), the same token by token (decode), equal "
@@ -168,7 +167,7 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
 
 
 def list_schemes(console: Console, config_dir: Path | None = None, names: Sequence[str] = ()) -> None:
-    """Print the named schemes, by default all of `conf/scheme` and of a user's folder, and the available kinds."""
+    """Print the named schemes, by default all, and the available kinds."""
     folders = [config_dir] if config_dir else []
     columns = ["scheme", "promises"]
     if names:
@@ -197,7 +196,6 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
 
 
 def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
-    """Return the group, kind, promise (relative or absolute) and description of the scheme `name`."""
     config = read_row(name, *folders)
     # Any sizes will do; twelve layers show every scheme of a list.
     scheme = build_scheme(config, Shape(d_model=128, num_heads=2, num_kv_heads=2, head_dim=64, num_layers=12))

@@ -3,9 +3,9 @@
     c a b d ? 2 a 4 d 1 c          from the end:  c a b d ? 2 b 4 c 1 d
 
 No problem asks for a number twice, because the second answer could be copied from the first. At every length i is at
-most 16, so that training shows every number and only the length of the word is new. With `digits`, i is written in
-decimal digits and goes up to the length of the word, so the number is new as well. This is our own definition, after
-the indexing tasks of Kazemnejad et al. 2023 (arXiv 2305.19466) and Gopalakrishnan et al. 2025 (arXiv 2509.10534).
+most 16, so that only the length of the word is new. With `digits`, i is written in decimal digits and goes up to the
+length of the word, so the number is new as well. This is our own definition, after the indexing tasks of Kazemnejad et
+al. 2023 (arXiv 2305.19466) and Gopalakrishnan et al. 2025 (arXiv 2509.10534).
 """
 
 from __future__ import annotations

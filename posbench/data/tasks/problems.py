@@ -76,11 +76,11 @@ class Problems(Dataset):
         return tokenizer
 
     def window(self, length: int) -> int:
-        """Return T, the number of tokens that the model reads of a problem of `length` items."""
+        """Return T, the number of tokens read of a problem of `length` items."""
         return self.task.width(length) - 1
 
     def at_trained_lengths(self, number: int, split: str, rng: np.random.Generator) -> Batch:
-        """Return a batch of `number` random problems of a split, of lengths drawn evenly from the trained ones."""
+        """Return a batch of `number` random problems, of lengths drawn evenly from the trained ones."""
         shortest, longest = self.config.lengths
         return self.of_lengths(rng.integers(shortest, longest + 1, size=number), longest, split, rng)
 
@@ -101,10 +101,10 @@ class Problems(Dataset):
     def _draw(
         self, length: int, number: int, split: str, rng: np.random.Generator
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Draw `number` problems of a split, of `length` items. A larger `number` appends to the same first problems.
+        """Draw `number` problems of a split, of `length` items; a larger `number` begins with the same ones.
 
-        Returns: tokens [number, W], and a mask of answers [number, W].
-        Raises: ConfigError if very many draws have too few problems of the split.
+        Returns: tokens [number, W], and a mask of answers [number, W]. Raises: ConfigError if too few problems belong
+        to the split.
         """
         selected, answers = [], []
         for _ in range(16 + number):
@@ -125,10 +125,7 @@ class Problems(Dataset):
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
     ) -> NDArray[np.int64] | None:
-        """Return a position for each token of a batch of problems, int64 [B, T], or None if they are 0, 1, 2, ...
-
-        Arguments: read, [B], how many tokens of each problem are read; width, T.
-        """
+        # `read`, [B], is how many tokens of each problem are read; None stands for 0, 1, 2, ...
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
         # Positions of the longest problem allowed in tests; padding has the last one.
@@ -151,7 +148,7 @@ class ProblemSplit:
         self.at_trained_lengths = lru_cache(maxsize=1)(self._at_trained_lengths)  # every validation reads the same
 
     def at_length(self, length: int, number: int) -> Batch:
-        """Return `number` problems of `length` items. Raises: ConfigError if `length` is beyond `data.longest`."""
+        """Return `number` problems of `length` items. Raises: ConfigError beyond `data.longest`."""
         config = self.problems.config
         assert config.longest is not None
         if length > config.longest:
@@ -168,7 +165,7 @@ class ProblemSplit:
 
 
 class ProblemBatches:
-    """The training batches of a task. Lengths of problems are drawn evenly from the trained lengths."""
+    """The training batches of a task, with lengths drawn evenly from the trained lengths."""
 
     def __init__(self, problems: Problems, batch_size: int, seed: int) -> None:
         self.problems, self.batch_size, self.seed = problems, batch_size, seed

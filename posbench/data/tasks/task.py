@@ -38,13 +38,13 @@ class Task(ABC):
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         """Draw `number` random problems of `length` items each, and return their tokens and answers.
 
-        Returns: the tokens, int [number, W], with a W that depends only on the length; and a mask of the answers, bool
+        Returns: tokens, int [number, W], with a W that depends only on the length; and a mask of the answers, bool
         [number, W], or [W] if all problems have the same. The first token is never an answer.
         """
 
     @abstractmethod
     def chance(self, length: int) -> float:
-        """Return the accuracy, from 0 to 1, of always giving the most common answer to problems of `length` items."""
+        """Return the accuracy, from 0 to 1, of always giving the most common answer at this length."""
 
     def width(self, length: int) -> int:
         """Return W, the number of tokens of a problem of `length` items."""

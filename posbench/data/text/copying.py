@@ -34,9 +34,9 @@ def copied_share(split: Split, length: int) -> NDArray[np.float64]:
 
 
 def copied(windows: NDArray[np.integer], distance: int, least: int) -> NDArray[np.bool_]:
-    """Return which tokens the copier predicts correctly from their own window, bool, [N, tokens] as `windows`.
+    """Return which tokens the copier predicts correctly from their own window, bool, as `windows` [N, tokens].
 
-    Arguments: distance, tokens; the copied token is further back than this; least, tokens that must match before it.
+    Arguments: distance, tokens that the copied one is further back than; least, tokens that must match before it.
     """
     is_copied = np.zeros(windows.shape, bool)
     for i, _, longest, is_right in _copies(windows, windows.shape[1], [distance]):
@@ -47,10 +47,7 @@ def copied(windows: NDArray[np.integer], distance: int, least: int) -> NDArray[n
 def _copies(
     windows: NDArray[np.integer], length: int, distances: Sequence[int]
 ) -> Iterator[tuple[int, int, NDArray[np.int32], NDArray[np.bool_]]]:
-    """Yield (i, distance, matching tokens [N], is the copy right [N]) for each token i of windows [N, tokens].
-
-    Tokens that have nothing more than `distance` back are left out.
-    """
+    # Tokens that have nothing more than `distance` back are left out.
     windows = windows.astype(np.int32)
     rows = np.arange(len(windows))
     matched = np.zeros(windows.shape, np.int32)  # tokens before position j that match those before i
@@ -69,7 +66,7 @@ def _copies(
 
 
 def copying_lines(split: Split, length: int) -> list[str]:
-    """Return lines to print: the bytes of an average token, and how many tokens a copier predicts correctly."""
+    """Return lines to print: bytes of an average token, and how many tokens a copier predicts."""
     size = split.num_bytes / max(1, split.num_tokens)
     share = copied_share(split, length)
     shown = [n for n, distance in enumerate(DISTANCES) if distance < length]

@@ -65,11 +65,11 @@ class Split:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def document_of(self, tokens: Any) -> Any:
-        """Return the number of the document that holds each token, in the shape of `tokens`, indices in the split."""
+        """Return the number of the document that holds each token; `tokens` are indices in the split."""
         return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def token_bytes(self, lo: int, hi: int) -> int:
-        """Return the number of bytes of text in tokens `lo` to `hi` (exclusive); BOS has none.
+        """Return the bytes of text in tokens `lo` to `hi` (exclusive), without BOS.
 
         It is exact for byte-level vocabularies, and otherwise for whole documents.
         """
@@ -87,9 +87,9 @@ class Split:
 class TextBatches:
     """Training batches that read all of a split once per epoch, in windows of `context_length + 1` tokens.
 
-    An epoch cuts the whole stream into W windows of T + 1 tokens that begin T = `context_length` tokens apart. Sequence
-    b of batch n, with s = n * batch_size + b, is window `order[s % W]` of epoch `s // W`; the seed and the epoch
-    determine the order.
+    An epoch cuts the stream into W windows of T + 1 tokens that begin T = `context_length` tokens apart. Sequence b of
+    batch n, with s = n * batch_size + b, is window `order[s % W]` of epoch `s // W`; the seed and the epoch determine
+    the order.
 
     Raises: ConfigError with the counts if the split is shorter than one window.
     """
@@ -136,7 +136,7 @@ class TextBatches:
 
 @dataclass(frozen=True)
 class CutBatches:
-    """Batches whose windows are cut into shorter ones, which have the same targets in the same order."""
+    """Batches whose windows are cut into shorter ones, with the same targets in the same order."""
 
     whole: TextBatches
     context_length: int  # tokens of a piece
@@ -156,7 +156,7 @@ class CutBatches:
 
 @dataclass(eq=False)
 class Corpus(Dataset):
-    """Tokenized text with its tokenizer and its three splits, which are mapped into memory from `folder`."""
+    """Tokenized text with its tokenizer and its three splits, memory-mapped from `folder`."""
 
     unit: ClassVar[str] = "token"
 
@@ -190,7 +190,7 @@ class Corpus(Dataset):
 
 
 class SplitWriter:
-    """Writer that appends documents to the files of one split, in bounded memory."""
+    """A writer that appends documents to the files of one split, in bounded memory."""
 
     def __init__(self, folder: Path, name: str, dtype: str, files: ExitStack) -> None:
         self.num_tokens = self.num_bytes = 0
@@ -202,7 +202,7 @@ class SplitWriter:
         self._starts.write(bytes(8))
 
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
-        """Append a document to the files. Arguments: document, its UTF-8 text; tokens, its token ids, BOS first."""
+        """Append a document: its UTF-8 text, and its token ids, BOS first."""
         length = len(document).to_bytes(8, "little")
         # With its length: two documents do not hash like their concatenation.
         self._text_hash.update(length)
@@ -228,7 +228,7 @@ def write_contents(corpus: Corpus, dtype: str) -> None:
 
 
 def open_corpus(folder: Path, check: bool = False) -> Corpus:
-    """Return the corpus in `folder`, memory-mapped, after comparing its files' sizes (with `check` their SHA-256 too).
+    """Return the corpus in `folder`, after comparing its files' sizes (with `check` their SHA-256 too).
 
     Raises: DamagedCorpusError, with the reason, if a file is missing or has changed.
     """
@@ -243,7 +243,7 @@ def open_corpus(folder: Path, check: bool = False) -> Corpus:
 
 
 def open_splits(folder: Path, dtype: str) -> dict[str, Split]:
-    """Return {split: memory-mapped `Split`} of the files in `folder`. Arguments: dtype, the token ids' type."""
+    """Return the memory-mapped splits of the files in `folder`. Arguments: dtype, the token ids' type."""
     lengths, file = None, folder / "vocabulary.bytes"
     if file.exists():
         lengths = _map(file, "<i4")

@@ -75,7 +75,6 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 
 
 def _value(row: Any, column: str, origin: str) -> Any:
-    """Return the field `column` of a row. Raises: ConfigError, naming `origin`, if the row lacks the field."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:
@@ -86,7 +85,7 @@ def _value(row: Any, column: str, origin: str) -> Any:
 
 
 def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the field `column` of each JSON object: one per line, or all in one array, which is held in memory."""
+    # One object per line, or one array, which is held in memory.
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -102,7 +101,6 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the field `column` of each row of CSV or TSV."""
     # The default limit of a field, 128 kB, is less than a document.
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
@@ -125,7 +123,7 @@ def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _table_texts(path: Path, column: str) -> Iterator[Any]:
-    """Yield the field `column` of each row of a parquet or Arrow file, a part of the file in memory at a time."""
+    # A part of the file is in memory at a time.
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -160,7 +158,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _encoding(path: Path) -> str:
-    """Return the encoding of a text file: as its byte order mark says, otherwise UTF-8."""
     with _opened(path) as file:
         start = file.read(4)
     for mark, encoding in _MARKS.items():
@@ -170,7 +167,7 @@ def _encoding(path: Path) -> str:
 
 
 def _check_start(path: Path) -> None:
-    """Raise ConfigError for an archive, a PDF or a Git LFS pointer, all of which can look like text."""
+    # All of these can look like text.
     with _opened(path) as file:
         start = file.read(512)
     # A tar file has its mark at byte 257.
@@ -190,7 +187,7 @@ def suffix_of(path: Path) -> str:
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:
-    """Yield parts of a text file: to the first blank line after `size` bytes, or any line after twice the size."""
+    # At the first blank line after `size` bytes, or any line after twice the size.
     lines: list[str] = []
     length = 0
     # A line longer than `size` is cut too, between characters.

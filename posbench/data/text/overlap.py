@@ -1,7 +1,6 @@
 """Measure how much of the held-out text also occurs in train: the share of its 13-grams of words, by document.
 
-GPT-3 also used 13 words in a row to look for test text in its training text (Brown et al. 2020, appendix C). The result
-is stored with the corpus:
+GPT-3 also used 13 words in a row (Brown et al. 2020, appendix C). The result is stored with the corpus:
 
     "overlap": {"words": 13, "splits": {"validation": {
         "grams": 52_113,             # looked up
@@ -42,7 +41,7 @@ _NEIGHBOURS = 8  # how many documents that follow it in a gram's list a document
 
 
 def gram_hashes(text: str) -> Hashes:
-    """Return a hash of every 13 successive words of `text`, in order, uint64 [words - 12] (empty for shorter text)."""
+    """Return a hash of every 13 successive words, in order, uint64 [words - 12] (empty for shorter text)."""
     words = np.concatenate([_word_hashes(piece.encode()) for piece in pieces(text)])
     count = max(0, len(words) - GRAM_WORDS + 1)
     grams = np.zeros(count, np.uint64)
@@ -52,7 +51,6 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
-    """Return a hash of each word in the UTF-8 text `data`, uint64 [words]."""
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
     edges = np.flatnonzero(inside[1:] != inside[:-1])
@@ -65,16 +63,16 @@ def _word_hashes(data: bytes) -> Hashes:
 
 
 def _mixed(hashes: Hashes) -> Hashes:
-    """Return the hashes with every bit spread over all bits, by the last step of splitmix64; same shape."""
+    # The last step of splitmix64: every bit spreads over all bits.
     hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return hashes ^ (hashes >> np.uint64(31))
 
 
 def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) -> list[int]:
-    """Group near-duplicate documents, and return for each document the index of the first document of its group.
+    """Return for each document the index of the first document of its group of near-duplicates.
 
-    Two documents are linked if more than `share` of the distinct grams of the smaller one are also in the other. A
+    Two documents are linked if more than `share` of the distinct grams of the smaller one are also in the other; a
     group contains everything that is linked to a member. Arguments: documents, the hashes of each document's 13-grams.
     """
     from scipy.sparse import coo_array
@@ -101,7 +99,7 @@ def near_duplicates(documents: Sequence[Hashes], share: float = FAMILY_SHARE) ->
 
 
 def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[str, Any]:
-    """Return how much of the validation and test splits also occurs in train, as stored in `corpus.json`."""
+    """Return how much of the validation and test splits also occurs in train, as in `corpus.json`."""
     held_out = {key: split for key, split in splits.items() if key != "train" and split.num_documents}
     # The hashes of the held-out text stay in memory while the train text is streamed.
     grams = {}
@@ -134,9 +132,9 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
 
 
 def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
-    """Return {split: share of its 13-grams of words that also occur in the train split of `trained_on`}.
+    """Return {split of `held_out` but train: share of its 13-grams that also occur in the train split of `trained_on`}.
 
-    Splits are those of `held_out` without train; both texts have the same tokenizer.
+    Both texts have the same tokenizer.
     """
     # Measured once, and stored with the held-out text.
     file = held_out.folder / f"overlap-{trained_on.folder.name}.json"
@@ -151,13 +149,13 @@ def find_overlap(trained_on: Corpus, held_out: Corpus) -> dict[str, float]:
 
 
 def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
-    """Yield the text of a document block by block. Arguments: document, its token ids, BOS first."""
+    # Block by block, so that a long document needs little memory.
     for start in range(1, len(document), _BLOCK):
         yield tokenizer.decode(document[start : start + _BLOCK].tolist(), skip_special_tokens=False)
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    """Return for each hash in `known`, ascending, whether a 13-gram of the train text has it, bool [len(known)]."""
+    # `known` is in ascending order.
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
@@ -173,7 +171,7 @@ def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.b
 
 
 def overlap_lines(overlap: Mapping[str, Any]) -> list[str]:
-    """Return lines to print on how much held-out text also occurs in train, none without held-out text."""
+    """Return lines to print on how much held-out text also occurs in train."""
     if not overlap["splits"]:
         return []
     lines = [f"held-out text that also occurs in train, in sequences of {overlap['words']} words:"]

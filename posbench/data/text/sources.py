@@ -1,7 +1,6 @@
 """Read text from your own files and from public data sets of the Hugging Face hub, and split documents.
 
-To add a source, write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a YAML file to
-`conf/data/`.
+To add a source, write a class, name it in `posbench.data.text.preparation.SOURCES`, and add a file to `conf/data/`.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
 
 
 def split_of(document: bytes, fractions: dict[str, float]) -> str:
-    """Return the name of the split that a document belongs to: train, or one of the names in `fractions`.
+    """Return the split that a document belongs to: train, or one of the names in `fractions`.
 
-    Each split gets about its fraction of all documents, and train gets the rest. Example: `split_of(text.encode(),
-    {"validation": 0.05, "test": 0.1})`.
+    Each split gets about its fraction of all documents, as in `split_of(text.encode(), {"validation": 0.05, "test":
+    0.1})`.
     """
     # A hash of the text decides: the split is the same on every machine and in any order of reading, and copies of a
     # document fall into one split.
@@ -50,7 +49,7 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
 
 
 class Splitter:
-    """Assigns documents to train, validation and test by a hash of their text (`split_of`), and counts their bytes."""
+    """Assigns documents to splits by a hash of their text (`split_of`), and counts their bytes."""
 
     def __init__(self, fractions: dict[str, float]) -> None:
         self.fractions = fractions
@@ -64,7 +63,7 @@ class Splitter:
 
 
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
-    """Assign groups of documents to splits, all documents of a group to the same one, and return {split: documents}.
+    """Assign groups of documents to splits, and return {split: documents}.
 
     Arguments: documents, pairs (name of the group, document) in text order.
     """
@@ -78,7 +77,7 @@ def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]
 class Source(ABC):
     """Base class of text sources, which yield documents one at a time.
 
-    `cut` names the splits that are taken out of the train documents by a hash of each document.
+    `cut` names the splits that are taken out of the train documents.
     """
 
     cut: tuple[str, ...] = ()
@@ -90,14 +89,13 @@ class Source(ABC):
         self.repaired = 0  # documents in which half a surrogate pair became U+FFFD
 
     def kinds_skipped(self) -> str:
-        """Return the commonest suffixes of `skipped` with their counts, such as `30 .pdf, 1 .tar`."""
+        """Return the commonest suffixes of `skipped` with their counts: `30 .pdf, 1 .tar`."""
         return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
 
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
 
-        Arguments: origin and remedy, the file or data set and the advice in error messages.
-        Raises: ConfigError for any error in `texts`.
+        Arguments: origin and remedy, for error messages. Raises: ConfigError for any error in `texts`.
         """
         count = 0
         try:
@@ -123,13 +121,12 @@ class Source(ABC):
             raise ConfigError(f"{origin} cannot be read ({reason}, after {count:,} documents): {remedy}") from error
 
     def _as_articles(self, streams: Mapping[str, Iterable[str]]) -> dict[str, Iterable[str]]:
-        """Return the streams, with their texts joined into the articles of WikiText if `data.articles` says so."""
         if not self.config.articles:
             return dict(streams)
         return {split: joined_articles(texts) for split, texts in streams.items()}
 
     def cut_few_files(self) -> str:
-        """Cut text files into documents if they are fewer than the splits; return a line of text to print, or ""."""
+        """Cut text files into documents if they are fewer than the splits; return a line to print, or ""."""
         return ""
 
     def cut_long_files(self, splitter: Splitter) -> str:
@@ -138,18 +135,17 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> Any:
-        """Return a JSON value that identifies the text in the cache, without reading text or using a network."""
+        """Return a JSON value that identifies the text, without reading text or using a network."""
 
     @abstractmethod
     def streams(self) -> dict[str, Iterable[str]]:
-        """Return {split: iterator over the texts of its documents}. Raises: ConfigError if the text cannot be read."""
+        """Return {split: iterator over its documents}. Raises: ConfigError if the text cannot be read."""
 
 
 class Files(Source):
     """Files at `data.path`, split by a hash of each document, or at a path per split (`data.train_path` and so on).
 
-    A row of parquet, Arrow, CSV or JSON lines is a document; a text file is one, or is cut at blank lines
-    (`data.cut_bytes`).
+    A row of a table or of JSON lines is a document; a text file is one, or is cut at blank lines (`data.cut_bytes`).
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -189,7 +185,7 @@ class Files(Source):
         return ""
 
     def _may_cut(self) -> bool:
-        """Return whether the documents are text files, and the user has not said how they are cut."""
+        # Only if the user has not said how to cut them.
         is_text = not any(suffix_of(path) in ROW_SUFFIXES for path in self.paths["train"])
         return is_text and self.cut_bytes is None and not self.config.articles
 
@@ -249,7 +245,7 @@ class Files(Source):
         return list(dict.fromkeys(files))
 
     def _in_folder(self, folder: Path) -> list[Path]:
-        """Return the files in `folder` that hold rows, such as .parquet, or its text files if there are none."""
+        # Files that hold rows, such as .parquet, come before text files.
         files = []
         for file in folder.rglob("*"):
             is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
@@ -305,7 +301,7 @@ class Hub(Source):
 
 
 def _without_caches(files: list[Path]) -> list[Path]:
-    """Return `files` without the Arrow files that the `datasets` library cached in the folder of a data set."""
+    # The `datasets` library caches Arrow files in the folder of a data set.
     # `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
     shards: dict[Path, set[str]] = {}
     for folder in {file.parent for file in files if file.suffix == ".arrow"}:
@@ -323,7 +319,7 @@ def _without_caches(files: list[Path]) -> list[Path]:
 
 
 def joined_articles(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the articles of WikiText from `texts`, its lines or files. An article begins at a line ` = Title = `."""
+    """Yield the articles of WikiText from its lines or files. An article begins at a line ` = Title = `."""
     article: list[str] = []
     for line in chain.from_iterable(text.splitlines() or [""] for text in texts):
         # A title has blank lines around it, unlike the same signs inside a paragraph.

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_]")
 class StandardLibrary(Source):
     """Source files of the running Python's standard library and its tests, one document each.
 
-    Tables are left out (`is_table` and `_LEFT_OUT`). Files that share text go to the same split.
+    Tables are left out. Files that share text go to the same split.
     """
 
     by_document = False
@@ -69,7 +69,7 @@ class StandardLibrary(Source):
 
 
 def is_table(text: str) -> bool:
-    """Return whether at least half of the text, by characters, is lines of only literals, brackets and comments.
+    """Return whether at least half of the text is lines of only literals, brackets and comments.
 
     Example: `    0x0081: None,  # not defined` is such a line; `    def test(self):` and prose are not.
     """
@@ -79,7 +79,6 @@ def is_table(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, or "" if it is not UTF-8 or cannot be read."""
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except (UnicodeDecodeError, OSError):

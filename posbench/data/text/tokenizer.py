@@ -1,4 +1,4 @@
-"""Turn text into tokens with the `tokenizers` library, so that one `tokenizer.json` describes a tokenizer completely.
+"""Turn text into tokens with the `tokenizers` library, so that one `tokenizer.json` describes a tokenizer.
 
 Ordinary text never becomes a special token. Only posbench itself puts a BOS before each document.
 """
@@ -54,7 +54,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def plain_bytes(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256. The arguments are not used."""
+    """Return a tokenizer whose token ids 0 to 255 are the bytes and whose BOS is 256."""
     vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,7 +75,7 @@ def file_content(config: TokenizerConfig) -> bytes:
 
 
 def bos_token(config: TokenizerConfig) -> str | None:
-    """Return `bos_token` of the tokenizer_config.json beside `tokenizer.path`, or None if there is none.
+    """Return `bos_token` of the tokenizer_config.json beside `tokenizer.path`, or None.
 
     Raises: ConfigError if the file cannot be read.
     """
@@ -117,10 +117,9 @@ def read_hub(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def check_hub(kind: str, repository: str, revision: str | None, remedy: str) -> None:
-    """Check with one request that the Hugging Face hub has a repository and its revision.
+    """Raise ConfigError, within seconds, unless the Hugging Face hub has a repository and its revision.
 
     Arguments: kind, `dataset` or `model`; remedy, the advice at the end of the error message.
-    Raises: ConfigError, within seconds, if the hub does not answer or lacks the repository or revision.
     """
     from huggingface_hub import HfApi, constants
 
@@ -145,8 +144,7 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
     """Return the tokenizer in the content of a `tokenizer.json`, set so that text never becomes special tokens.
 
-    Arguments: name, the file's name in error messages; expected, the fingerprint that the tokenizer must have, None for
-    any.
+    Arguments: expected, the fingerprint that it must have, None for any.
     Raises: ConfigError if the content is not a tokenizer, or has another fingerprint.
     """
     tokenizer = _parsed(content, name)
@@ -171,10 +169,7 @@ def _parsed(content: bytes, name: str) -> Tokenizer:
 
 
 def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
-    """Return `tokenizer` without truncation and padding, and with a token that begins documents (BOS).
-
-    It is `bos` if given, else a token with a usual name, else the new token `<|bos|>`.
-    """
+    # BOS is `bos` if given, else a token with a usual name, else the new token `<|bos|>`.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
@@ -191,7 +186,7 @@ def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
 
 
 def find_bos(tokenizer: Tokenizer) -> int | None:
-    """Return the id of the special token that begins documents, or None if the tokenizer has none."""
+    """Return the id of the special token that begins documents, or None."""
     content = json.loads(tokenizer.to_str())
     recorded = ((content["post_processor"] or {}).get("special_tokens") or {}).get(_BOS_ENTRY)
     if recorded:
@@ -204,7 +199,7 @@ def find_bos(tokenizer: Tokenizer) -> int | None:
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """Return the largest token id plus one, since ids of other people's vocabularies may have gaps."""
+    """Return the largest token id plus one, since ids may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
@@ -214,7 +209,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of the tokenizer for encoding, without special tokens, so that text never becomes one."""
+    """Return a copy of the tokenizer without special tokens, so that text never becomes one."""
     # With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
     # text into ordinary tokens, as sentencepiece does.
     tokenizer_file = tokenizer.to_str()
@@ -274,7 +269,6 @@ def encoded(
 
 
 def _numbered_pieces(documents: Iterable[tuple[str, str]], is_cut: bool) -> Iterator[tuple[str, str, str, int, bool]]:
-    """Yield (split, text, piece, the piece's number from 1, whether it is the text's last) for each piece of a text."""
     for split, text in documents:
         parts = list(pieces(text)) if is_cut else [text]
         for n, piece in enumerate(parts, 1):
@@ -307,7 +301,7 @@ def _cut(text: str, low: int, high: int) -> int:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
-    """Return each token's bytes of text, int32 [V], 0 for special tokens; None if the vocabulary is not byte-level."""
+    """Return each token's bytes of text, int32 [V], 0 for special tokens; None if not byte-level."""
     if (json.loads(tokenizer.to_str())["decoder"] or {}).get("type") != "ByteLevel":
         return None
     letters = set(_byte_letters())
@@ -322,7 +316,7 @@ def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
 
 
 def _byte_letters() -> list[str]:
-    """Return the 256 letters by which a byte-level vocabulary writes the bytes (Radford et al. 2019, GPT-2)."""
+    # As in Radford et al. 2019 (GPT-2).
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters, code_points = [], iter(range(256, 512))
     # A printable Latin-1 byte is written as its own character, and the other bytes as the code points from 256 on.

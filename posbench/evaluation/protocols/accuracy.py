@@ -103,10 +103,8 @@ def answered(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Predict each answer given the true tokens before it.
 
-    Arguments: batch_tokens, the most tokens of a forward pass; advance, called after each pass with its number of
-    tokens.
-    Returns: losses [B, T], in nats for answers and 0 for other tokens; predictions [B, T], the most likely token for
-    answers and -1 for other tokens.
+    Arguments: batch_tokens, the most tokens of a forward pass; advance, called with the number of tokens after each.
+    Returns: losses [B, T], nats, 0 for tokens that are no answers; the most likely tokens [B, T], -1 there.
     """
     import torch
 

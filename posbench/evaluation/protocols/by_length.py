@@ -73,7 +73,6 @@ class ByLength(Windowed):
         return Plot(f"perplexity-{self.name}", "lengths", caption, points, line=compared.training_length)
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
-        """Return the report's section on scheme options changed at evaluation, or an empty list if none were."""
         cells = compared.at(self.name, metric="loss", under=None)
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         # At the longest length that was scored with a changed option.
@@ -88,8 +87,8 @@ class ByLength(Windowed):
 def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: bool) -> Table:
     """Return a row per scheme: its perplexity at each length, and its change and gap at the longest length.
 
-    Both are differences in loss, nats: the change from the training length, and the gap to the baseline scheme.
-    Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
+    Both are in nats: the change from the training length, and the gap to the baseline. Arguments: every_length, whether
+    to show lengths that are neither a multiple nor a part of the training length.
     """
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
@@ -124,7 +123,7 @@ def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
 
 
 def with_seeds(cells: pd.DataFrame, training_length: int) -> pd.DataFrame:
-    """Return the cells with `shown`, the perplexity or the range of its seeds as text, and `noise`, its ± as text."""
+    """Return the cells with `shown`, the perplexity or the range of its seeds, and `noise`, its ±, as text."""
     is_beyond = cells["length"] > training_length
     of_seeds = half(cells, "value")
     # Seeds that differ by more than WIDE are shown as a range, and so are two seeds beyond the training length.
@@ -160,7 +159,7 @@ def length_title(length: int, training_length: int) -> str:
 
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
-    """Return a table of perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
+    """Return perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
     cells = cells.dropna(subset="perplexity")
     of_scheme = cells.groupby("scheme")["perplexity"]
     cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))

@@ -32,8 +32,8 @@ class Fixed(ByLength):
     def windows(self, split: Split, length: int, settings: EvaluationConfig, anchor: int) -> list[Window]:
         """Return the windows to score, one per group of targets that are the same at every length.
 
-        Groups depend on `anchor`, the longest length of the comparison, not on `length`. They do not overlap, and no
-        window crosses a document boundary.
+        Groups depend on `anchor`, the longest length of the comparison. They do not overlap, and no window crosses a
+        document.
         """
         targets = targets_within(length, settings)
         assert length <= anchor
@@ -61,7 +61,7 @@ class Fixed(ByLength):
 
 
 def targets_within(length: int, settings: EvaluationConfig) -> int:
-    """Return `evaluation.targets`, the number of targets at every length. Raises: ConfigError if `length` is less."""
+    """Return `evaluation.targets`, the targets at every length. Raises: ConfigError if `length` is less."""
     if settings.targets > length:
         raise ConfigError(
             f"evaluation.targets={settings.targets} does not fit into length {length}: lower it, or ask for longer "
@@ -71,5 +71,5 @@ def targets_within(length: int, settings: EvaluationConfig) -> int:
 
 
 def _longest_document(split: Split) -> int:
-    """Return the number of targets in the longest document: all its tokens but the first."""
+    # The first token of a document has nothing before it.
     return int(np.diff(split.starts).max()) - 1

@@ -11,8 +11,8 @@ Stored rows have, for each window, layer and head, a `value` that is a sum over 
     q_norm, k_norm   the norm of the rotated channel pair `first` of q or k, counted from the fastest (Barbero et al.
                  2024, arXiv 2410.06205)
 
-Queries are the tokens of a window's second half, so that each sees distances up to half the length. Norms are over all
-tokens. Windows of a task are problems, by default of the longest trained length, and have no induction score.
+Queries are the tokens of a window's second half, so that each sees distances up to half the length; norms are over all
+tokens. Windows of a task are problems of the longest trained length, without an induction score.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Mechanism(EvalProtocol):
     def lengths(
         self, asked: Sequence[int], context_length: int, split: Any = None, configured: Sequence[int] = ()
     ) -> list[int]:
-        """Return the requested lengths, else the training length `context_length`, each at most LONGEST."""
+        """Return the requested lengths, else the training length, each at most LONGEST."""
         return sorted({min(n, LONGEST) for n in super().lengths(asked, context_length, split, configured)})
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
@@ -162,9 +162,9 @@ class Mechanism(EvalProtocol):
 
 
 def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Read the measures of attention heads that runs have stored, and average them over windows.
+    """Return the measures of attention heads that runs have stored, averaged over windows.
 
-    Arguments: runs, a table with a row per run and its path; schemes, the names to read; length, in tokens or items.
+    Arguments: runs, a row per run and its path; length, in tokens or items.
     Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
     and half of its 95 % interval (`value_windows`).
     """
@@ -241,15 +241,13 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return {name: scores} for the scores `previous_token`, `first_token` and `induction` of each attention head.
-
-    A score is the share of a head's attention, from 0 to 1, averaged over windows: a series indexed by (layer, head).
-    """
+    """Return the scores `previous_token`, `first_token` and `induction` of heads, a series by (layer, head) each."""
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
         measured = rows[(rows["measure"] == measure) & (rows["first"] == first)].groupby(["layer", "head"])
         sums = measured[["value", "queries"]].sum()
+        # The share of a head's attention, from 0 to 1, averaged over windows.
         by_name[name] = sums["value"] / sums["queries"]
     return by_name
 
@@ -261,8 +259,8 @@ def measure(
 
     Arguments: tokens, windows [B, T + 1]; are_repeated, whether the second half of a window repeats its first; then
     only `induction` is measured; positions, [B, T], if they are not consecutive.
-    Returns: losses in nats, [B, T - T // 2], and a `Measured` tuple per layer and measure, with sums of shape [B, H,
-    distances or channel pairs].
+    Returns: losses in nats, [B, T - T // 2], and a `Measured` per layer and measure, with sums [B, H, distances or
+    channel pairs].
     """
     import torch
 
@@ -316,16 +314,12 @@ def attention_weights(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Tensor, T
 
 @contextmanager
 def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
-    """Replace the kernels of softmax attention by a plain one in a `with` block.
-
-    Arguments: record, called in each layer with softmax attention, with its number and its q, k, attention weights and
-    bias.
-    """
     from posbench.attention import Softmax
 
     kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
 
     def kernel(n: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        # A plain kernel in place of the fused ones, which do not give their weights.
         weights, added = attention_weights(q, k, scoring)
         recorded = {"q": q, "k": k, "weights": weights}
         if added is not None:
@@ -347,20 +341,11 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
-    """Return a measure of one layer with a number per head, summed over queries, as a `Measured` tuple.
-
-    Arguments: shares, the share of attention that counts for each query, [B, H, queries].
-    """
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
-    """Yield attention, and the bias if there is one, by bucket of distance, as `Measured` tuples of sums over queries.
-
-    Arguments: weights, of attention, [B, H, queries, T], with the window's last tokens as queries; bias, [B, H, T, T]
-    or None.
-    """
     import torch
 
     queries, length = weights.shape[2:]
@@ -384,7 +369,6 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
-    """Yield the norms of q and k by channel pair, as `Measured` tuples, as far as the scheme rotates q and k."""
     from posbench.schemes.rotary import Rotary
 
     # Rotation does not change these norms; what changes them in another way is not measured.
@@ -399,11 +383,6 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
-    """Return one measure of a layer's heads as a table: a row per window, head and distance or channel pair.
-
-    Arguments: first and last, the ends of each distance bucket, or the channel pair; queries, how many each sum is
-    over; sums, [B, heads, distances or channel pairs].
-    """
     B, heads, count = sums.shape
     return pd.DataFrame(
         {
@@ -420,7 +399,7 @@ def _table(
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
-    """Return `length` + 1 tokens: a random sequence of `length` // 2 tokens without BOS, read twice."""
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
+    # Skip BOS, which only begins documents.
     half += half >= bos_id
     return np.resize(half, length + 1)

@@ -4,21 +4,18 @@
     shuffled   [ the same tokens, shuffled   | x_m ... x_L ]
     other      [ tokens of another document  | x_m ... x_L ]
 
-After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. The three sequences end with the same tokens at the
-same positions. There are d = t - m intact tokens, 1 or more, between the target x_t and the destroyed part. Two scores
-by d, in nats per token:
+After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. There are d = t - m intact tokens, 1 or more, between
+the target x_t and the destroyed part. Two scores by d, in nats per token:
 
     lost_order       shuffled - whole    what the order of tokens more than d back is worth (the tokens are the same)
     lost_identity    other - whole       what these tokens are worth at all
 
 Copyable targets are those that a copier predicts correctly: it copies what followed the longest match of at least 4
-tokens, more than 32 tokens back in the window (`posbench.data.text.copying`). Their losses are stored apart, because
-order far back is worth most there, and averages over all targets hide it: `copyable_order` is lost_order over them.
+tokens, more than 32 tokens back in the window. Their losses are stored apart, because order far back is worth most
+there: `copyable_order` is lost_order over them.
 
-"Order beyond 32" has one definition: the mean of lost_order over the targets with d = 33 to 64.
-
-During training (`train.order_every`), the order of tokens more than 32 back is scored too. A run's onset is the number
-of tokens trained on until that order is worth ONSET.
+"Order beyond 32" has one definition: the mean of lost_order over the targets with d = 33 to 64. During training
+(`train.order_every`), it is scored too. A run's onset is the number of tokens trained on until it is worth ONSET.
 """
 
 from __future__ import annotations
@@ -128,8 +125,8 @@ class Order(EvalProtocol):
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return what the order of tokens more than 32 back was worth during training, and when that reached ONSET.
 
-        Returns: what this order is worth at the end (key FAR, in nats per token), and `onset_tokens`, the tokens
-        trained on until it was worth ONSET, infinite if it is worth less at the end; {} if `logged` has no such scores.
+        Returns: its worth at the end (key FAR, nats per token), and `onset_tokens`, infinite if it is worth less than
+        ONSET at the end; {} if `logged` has no such scores.
         """
         rows = [row for row in logged if row["kind"] == self.name]
         if not rows:
@@ -220,13 +217,14 @@ class Order(EvalProtocol):
 def onset_table(compared: ComparedRuns) -> Table:
     """Return a row per scheme: the tokens after which it began to use the order of tokens more than 32 back.
 
-    A seed that never began is shown as `>N`, with N the tokens it was trained on, which the test takes as its onset.
+    A seed that never began is shown as `>N`, with N the tokens it was trained on.
     """
     budget = float(compared.runs["tokens"].iloc[0])
     text = partial(onset_text, budget=budget)
     rows, against = [], f"p against {compared.baseline}"
     # Of an even number of seeds the earlier of the middle two, so that half of all had begun by then.
     medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
+    # The test takes the budget as the onset of a seed that never began.
     times = compared.onsets.clip(upper=budget)
     for scheme, median in medians.items():
         onsets = compared.onsets[scheme].dropna()
@@ -269,14 +267,14 @@ def onset_text(tokens: float, budget: float) -> str:
 
 
 def onset(tokens: Any, worth: Any, threshold: float) -> float:
-    """Return the tokens until long-range order is worth `threshold`; infinity if it is worth less at the end."""
+    """Return the tokens until long-range order is worth `threshold`, or infinity."""
     if worth[-1] < threshold:
         return math.inf
     return crossing(tokens, np.negative(worth), -threshold)
 
 
 def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use long-range order at the end of training, as text: `3/5`; a dash if none was scored."""
+    """Return how many seeds use long-range order at the end, as text: `3/5`; a dash if none was scored."""
     scored = onsets.dropna()
     if scored.empty:
         return DASH
@@ -286,10 +284,9 @@ def count_onsets(onsets: pd.Series) -> str:
 def flip_test(difference: np.ndarray) -> float:
     """Return the exact two-sided p of a sign-flip test that the mean of `difference` (one number per seed) is 0.
 
-    The test is made for paired times that are censored at the same budget. If two schemes are equal, each seed's
-    difference is equally often positive and negative, whatever the distribution of times and the censoring. A paired
-    log-rank test is a sign test with a normal approximation: for five pairs that agree it gives 0.025, but the exact
-    value is 2 of 2^5 choices, 0.0625.
+    If two schemes are equal, each seed's difference is equally often positive and negative, whatever the distribution
+    of times and the censoring at one budget. (A paired log-rank test has a normal approximation: for five pairs that
+    agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.)
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
@@ -301,10 +298,9 @@ def flip_test(difference: np.ndarray) -> float:
 
 
 def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return for each scheme, as text, how far back the order of tokens matters.
+    """Return for each scheme how far back order matters: `16`; `≥ 64` if at all distances; `0` if at none.
 
-    This is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
-    Returns: {scheme: text}: `16`; `≥ 64` if order matters at all distances, up to 64; `0` if at none.
+    It is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
@@ -338,10 +334,9 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
 
 
 def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) -> np.ndarray:
-    """Return three token sequences per window: `whole`, `shuffled` and `other`, which end with the same tokens.
+    """Return three token sequences per window: `whole`, `shuffled` and `other`.
 
-    They are the window itself, the window with its first half in random order, and with a first half from another
-    document. Arguments: count, how many of the three to return, in this order.
+    Arguments: count, how many of the three to return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
     middle, sizes = length // 2, np.diff(split.starts) - 1
@@ -369,8 +364,8 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
 def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
     """Return {`order_beyond_<d>`: nats per token}, what the order of tokens more than d back is worth, for d in NEAR.
 
-    The key `copyable_order_beyond_32` is the same over copyable targets only. A d is left out if half a window is
-    shorter than 2 d.
+    The key `copyable_order_beyond_32` is over copyable targets only. A d is left out if half a window is shorter than 2
+    d.
     """
     middle = length // 2
     starts = window_starts(split, length, WINDOWS)
@@ -404,15 +399,14 @@ def losses(
 ) -> np.ndarray:
     """Return the losses of targets in the windows' second halves, nats, float64 [3, windows, distances from 1].
 
-    The three are the whole window, its first half shuffled, and its first half from another document. The distance is
-    the number of tokens between the target and the first half.
+    The three are whole, shuffled and other. The distance is the number of tokens between the target and the first half.
     """
     read = sequences(split, starts, length)
     return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
 
 
 def bucket_edges(distances: int) -> np.ndarray:
-    """Return int64 edges, ends exclusive, that cut d = 1 .. `distances` into buckets 1, 2, 3-4, 5-8, 9-16, ..."""
+    """Return int64 edges, ends exclusive, that cut d = 1 .. `distances` into buckets 1, 2, 3-4, 5-8, ..."""
     doublings = int(np.ceil(np.log2(distances)))
     powers = 1 + 2 ** np.arange(doublings)
     return np.unique(np.concatenate(([1], powers, [distances + 1])))
@@ -422,8 +416,7 @@ def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int],
     """Return a table, a row per document and bucket of d, the distance to the shuffled or replaced first half.
 
     Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the number and the
-    sums of copyable targets.
-    Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
+    sums of copyable targets. Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)

@@ -34,10 +34,7 @@ class Score:
     minus: str = ""  # column of losses to subtract; empty means none
 
     def of(self, sums: Any) -> Any:
-        """Return the score, (`column` - `minus`) / targets.
-
-        Arguments: sums, {column: its sum over stored rows, or an array with an entry per stored row}.
-        """
+        """Return the score, (`column` - `minus`) / targets. Arguments: sums, {column: its sum or an array of them}."""
         with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
             losses = sums[self.column]
             if self.minus:
@@ -121,7 +118,7 @@ class EvalProtocol(ABC):
 
     @abstractmethod
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
-        """Estimate how many tokens are read to score one length of a text that is long enough, for `posbench plan`."""
+        """Estimate how many tokens are read to score one length of a text that is long enough."""
 
     def check_length(self, split: Any, length: int, settings: EvaluationConfig) -> None:
         """Raise ConfigError if the text `split` has no window of `length` tokens to score."""
@@ -146,10 +143,9 @@ class EvalProtocol(ABC):
     ) -> list[int]:
         """Return the lengths to score: the requested ones, else the configured ones, else the defaults.
 
-        A protocol whose `follows_lengths` is False scores the training length if no length is requested.
-        Arguments: asked, the requested lengths; context_length, the training length; configured, the lengths in the
-        run's configuration.
+        Arguments: asked, the requested lengths; context_length, the training length; configured, the run's.
         """
+        # The training length, if no other is requested.
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)
@@ -157,8 +153,8 @@ class EvalProtocol(ABC):
     def metrics(self, columns: Any) -> Sequence[Metric]:
         """Return (name, sums, counts) for each metric of a stored result, from which reports compute all means.
 
-        Arguments: columns, {name: array} of the stored table. Returns: sums and counts are arrays with an entry per
-        stored row (a scored window or problem): the sum of the metric over the row's targets, and their number.
+        Arguments: columns, {name: array} of the stored table. Returns: sums over the targets of each stored row, and
+        their numbers.
         """
         targets = columns[self.count_column].astype(float)
         if self.scores:
@@ -178,8 +174,7 @@ class EvalProtocol(ABC):
     def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
         """Return the report's sections about the runs of a task, by default none.
 
-        Arguments: runs, a table with a row per run; schemes, their names in the order to show; length, the longest
-        trained length, in items.
+        Arguments: schemes, in the order to show; length, the longest trained length, in items.
         """
         return []
 
@@ -188,11 +183,11 @@ class EvalProtocol(ABC):
         return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return columns to add to a run's row of the summary, {name: value}, from its metrics.jsonl."""
+        """Return columns to add to a run's row of the summary, from its metrics.jsonl."""
         return {}
 
     def figures(self, header: Mapping[str, Any]) -> dict[str, float | None]:
-        """Return {name: number} for a result: nll in nats/token, perplexity, bits per byte; None if unknown."""
+        """Return a result's nll in nats/token, perplexity and bits per byte; None if unknown."""
         known = {**header, "nll": header["nll_mean"], "perplexity": perplexity(header["nll_mean"])}
         return {name: known.get(name) for name in self.figure_names}
 

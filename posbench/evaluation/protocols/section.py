@@ -50,14 +50,11 @@ class ComparedRuns:
         return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
 
     def logged(self, kind: str, figures: Sequence[str]) -> pd.DataFrame:
-        """Return what the runs logged during training, as `curves` does, with the scheme and seed of each row."""
+        """Return what the runs logged during training, as `curves` does, with scheme and seed."""
         return curves(self.runs["path"], kind, figures).merge(self.runs[["path", "scheme", "seed"]], on="path")
 
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the rows of `cells`, the table of all figures, in which the columns have the values passed here.
-
-        Arguments: protocol and length, None for any; equal, a value for each further column, or None to accept any.
-        """
+        """Return the rows of `cells`, the table of all figures, with these values. None accepts any."""
         # By default figures of schemes as trained, on the runs' own text.
         conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
         cells = self.cells
@@ -93,7 +90,7 @@ class Format:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Return {field: column} of the columns that this format reads besides its own; they are not shown."""
+        """Return the columns that this format reads besides its own, by field; they are not shown."""
         named = {"half": self.half, "after": self.after, "bold": self.bold}
         return {field: column for field, column in named.items() if column}
 
@@ -114,7 +111,7 @@ class Table:
         return len(self.frame)
 
     def beside(self, other: Table, schemes: Sequence[str]) -> Table:
-        """Return this table and another of the same schemes side by side, with the rows in the order of `schemes`."""
+        """Return this table and another of the same schemes side by side, with rows in this order."""
         frame = pd.concat([self.frame.set_index("scheme"), other.frame.set_index("scheme")], axis=1)
         frame = frame.reindex([scheme for scheme in schemes if scheme in frame.index])
         return Table(frame.rename_axis("scheme").reset_index(), {**self.formats, **other.formats})
@@ -136,7 +133,7 @@ class Section:
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
-    """Return a report's sections, with successive sections of the same title joined and their tables side by side."""
+    """Return a report's sections, with successive ones of the same title joined, tables side by side."""
     joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
         first, *later = group
@@ -181,7 +178,7 @@ def pivot(
 
 
 def in_order(cells: pd.DataFrame, schemes: Sequence[str], *then: str) -> pd.DataFrame:
-    """Return the cells with the schemes in this order, and for each scheme sorted by the columns `then`."""
+    """Return the cells with the schemes in this order, each sorted by the columns `then`."""
     place = {scheme: n for n, scheme in enumerate(schemes)}
     cells = cells[cells["scheme"].isin(place)]
     placed = cells.assign(place=cells["scheme"].map(place))
@@ -191,7 +188,7 @@ def in_order(cells: pd.DataFrame, schemes: Sequence[str], *then: str) -> pd.Data
 def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> Table:
     """Return a table with one row per scheme and one column per distance.
 
-    Arguments: cells, with columns scheme, first (distance) and value; title, a column's title with {} for the distance.
+    Arguments: cells, with columns scheme, first (distance) and value; title, of a column, with {} for the distance.
     """
     titles = {distance: title.format(distance) for distance in sorted(set(cells["first"]))}
     return pivot(in_order(cells, schemes), titles, "first", format=Format(sign=True))
@@ -203,9 +200,9 @@ def half(cell: Any, name: str) -> Any:
 
 
 def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
-    """Return what runs logged during training, as a table with columns path, step, tokens and `figures`.
+    """Return what runs logged during training: columns path, step, tokens and `figures`.
 
-    Arguments: kind, which lines of metrics.jsonl to read, such as `validation`.
+    Arguments: kind, of lines of metrics.jsonl, such as `validation`.
     """
     rows = []
     for path in paths:
@@ -217,7 +214,7 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 
 
 def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return where a curve first falls to `goal`, interpolated linearly between its points; infinity if never."""
+    """Return where a curve first falls to `goal`, linear between its points; infinity if never."""
     x, y = np.asarray(places), np.asarray(values)
     reached = np.flatnonzero(y <= goal)
     if not len(reached):

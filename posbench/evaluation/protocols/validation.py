@@ -41,7 +41,7 @@ class Validation(Windowed):
         anchor: int,
         advance: Advance,
     ) -> tuple[pd.DataFrame, dict[str, Any]]:
-        """Score windows of text or, for a task, answers of problems of trained lengths, at the training length."""
+        """Score windows of text or, for a task, answers of problems of trained lengths."""
         if not isinstance(split, ProblemSplit):
             return super().score(model, corpus, split, length, settings, anchor, advance)
         batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
@@ -67,7 +67,7 @@ class Validation(Windowed):
         return sections
 
     def settings(self, config: Config) -> EvaluationConfig:
-        """Return evaluation settings by which `train.validation_tokens` tokens are read, and at least one window."""
+        """Return settings by which `train.validation_tokens` tokens are read, and at least one window."""
         tokens = max(config.train.validation_tokens, config.train.context_length)
         return replace(config.evaluation, max_tokens=tokens)
 
@@ -81,7 +81,7 @@ class Validation(Windowed):
         split: Split | None = None,
         configured: Sequence[int] = (),
     ) -> list[int]:
-        """Return only the training length, `context_length`, whatever lengths are requested or configured."""
+        """Return only the training length, whatever lengths are requested or configured."""
         return [context_length]
 
 

@@ -63,9 +63,8 @@ class Windowed(EvalProtocol):
 def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) -> list[Window]:
     """Return windows of `length` tokens, back to back in stretches of `size` tokens of the text; all targets count.
 
-    The whole token stream is cut into stretches, and windows cross documents. Stretches of `settings.max_tokens` tokens
-    in all are read, spread evenly over all documents. They do not depend on `length`, so all lengths that divide `size`
-    score the same targets.
+    Stretches of `settings.max_tokens` tokens in all are read, spread evenly over all documents, whose borders windows
+    cross. All lengths that divide `size` score the same targets.
     """
     scorable = split.num_tokens - 1
     if scorable < size:

@@ -33,8 +33,8 @@ class Verdict(NamedTuple):
 def check(path: Path, sizes: Sizes, console: Console, names: Sequence[str] = (), rounding: float = ROUNDING) -> bool:
     """Print a table of the entries in a port's file. Return whether all are right.
 
-    Arguments: path, of safetensors, with tensors named ENTRY.TENSOR; sizes, of the inputs that it was computed from;
-    rounding, the relative error that a right port may have.
+    Arguments: path, of safetensors, with tensors named ENTRY.TENSOR; sizes, of the inputs; rounding, the relative error
+    that a right port may have.
     Raises: ConfigError if the file cannot be read or has no known entry.
     """
     inputs, port = sizes.inputs(), _read(path)
@@ -79,7 +79,7 @@ def judge(entry: Entry, port: Values, right: Values, inputs: Inputs, rounding: f
 
 
 def _largest(port: Values, right: Values, inputs: Inputs) -> tuple[float, str]:
-    """Return the largest distance of all tensors, and its tensor and position. NaN counts as infinite."""
+    # NaN counts as infinite.
     found = {}
     for name, array in port.items():
         distances = np.nan_to_num(distance(array, right[name]), nan=np.inf, posinf=np.inf)
@@ -89,7 +89,6 @@ def _largest(port: Values, right: Values, inputs: Inputs) -> tuple[float, str]:
 
 
 def _first_wrong(port: Values, right: Values, limits: Values, inputs: Inputs) -> str:
-    """Return the first wrong tensor, and its first wrong position."""
     for name, array in port.items():
         distances = distance(array, right[name])
         # `not <=`, so that NaN counts as wrong.
@@ -115,7 +114,6 @@ def _check_names(path: Path, port: Mapping[str, Array], known: set[str], names: 
 
 
 def _read(path: Path) -> dict[str, Array]:
-    """Return the tensors of a safetensors file in float64. Raises: ConfigError if it cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # NumPy has no bfloat16
 

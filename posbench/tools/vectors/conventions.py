@@ -1,7 +1,7 @@
 """Compute what each position convention does, from the definitions in `posbench.reference`, with or without a mistake.
 
-A field of an entry that ports get wrong has the right value by default. Shapes: T positions, H heads, G key heads, D
-channels of a head, r of them rotated.
+A field that ports get wrong has the right value by default. Shapes: T positions, H heads, G key heads, D channels of a
+head, r of them rotated.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class Attention(Entry):
         return outputs
 
     def _for_heads(self, x: Array, num_heads: int) -> Array:
-        """Return x [G, T, D] with a row for each of the H query heads."""
         group = num_heads // len(x)
         if self.heads_are_tiled:
             return np.tile(x, (group, 1, 1))
@@ -190,7 +189,6 @@ class Rotation(Attention):
         return matrices
 
     def _rotated(self, D: int) -> list[int]:
-        """Return the r rotated channels of D, the first ones of all pairs before the second ones."""
         r = D if self.is_proportional else int(self.fraction * D)
         first = 0 if self.side == "first" else D - r
         channels = list(range(first, first + r))
@@ -311,7 +309,7 @@ class T5Buckets(Entry):
 
 @cache
 def t5_bucket(distance: int, num_buckets: int) -> float:
-    """Return the bucket of a distance in tokens: what the definition of T5 reads from a table of bucket numbers."""
+    """Return the bucket of a distance in tokens, as the definition of T5 reads it."""
     definition = T5(a_config(), {"table": np.arange(float(num_buckets))[:, None]}, num_buckets=num_buckets)
     return definition.bias(0, 1, 0, Rows([0, distance], [], [], []))
 
@@ -328,7 +326,7 @@ def a_config() -> Config:
 
 
 def _bfloat16(x: Array) -> Array:
-    """Return x rounded to the nearest number with 8 significant bits."""
+    # bfloat16 has 8 significant bits.
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.round(mantissa * 256) / 256, exponent)
 

@@ -76,7 +76,7 @@ def positions_named(text: str) -> tuple[int, ...]:
 
 
 def chosen(names: Sequence[str], head_dim: int) -> list[Entry]:
-    """Return the entries with these names, or all if there are none. Raises: ConfigError for an unknown name."""
+    """Return the entries with these names, or all. Raises: ConfigError for an unknown name."""
     known = {entry.name: entry for entry in entries(head_dim)}
     for name in names:
         if name not in known:
@@ -85,7 +85,7 @@ def chosen(names: Sequence[str], head_dim: int) -> list[Entry]:
 
 
 def distance(values: Array, right: Array) -> Array:
-    """Return the root mean square of `values - right` divided by that of `right`, [T] if there are heads, else [1]."""
+    """Return the root mean square of `values - right` divided by `right`'s, [T] if there are heads, else [1]."""
     axes = (0, 2) if right.ndim == 3 else None
     with np.errstate(all="ignore"):
         error = np.sqrt(np.mean((values - right) ** 2, axis=axes))
@@ -100,7 +100,7 @@ def tolerance(entry: Entry, values: Values, inputs: Inputs, rounding: float = RO
 
 
 def wrong_values(entry: Entry, values: Values, inputs: Inputs) -> dict[str, Values]:
-    """Return {mistake: values with this mistake}, for mistakes that change the entry by more than rounding does."""
+    """Return the values with each mistake that changes the entry by more than rounding does."""
     limits = tolerance(entry, values, inputs)
     result = {}
     for mistake, wrong in with_mistakes(entry):
@@ -169,7 +169,7 @@ def write(folder: Path, names: Sequence[str], sizes: Sizes) -> list[Path]:
 
 
 def _rounded(numbers: Array) -> list[float]:
-    """Return numbers with three significant digits; the rounding errors of float64 count as 0."""
+    # The rounding errors of float64 count as 0.
     rounded: list[float] = []
     for number in numbers:
         digits = f"{min(number, _MOST):.3g}"
@@ -178,7 +178,7 @@ def _rounded(numbers: Array) -> list[float]:
 
 
 def _json(content: dict[str, Any]) -> str:
-    """Return indented JSON in which lists of numbers, and objects of such lists, take one line each."""
+    # Lists of numbers, and objects of such lists, take one line each.
     text = json.dumps(content, indent=1, allow_nan=False)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
     return re.sub(r"\{[^{}]*\]\s*\}", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"

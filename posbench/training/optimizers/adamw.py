@@ -13,7 +13,7 @@ from posbench.training.optimizers.optimizer import Optimizer
 
 
 class AdamW(Optimizer):
-    """PyTorch's fused AdamW, which clips gradients and skips steps that are not finite inside its kernel.
+    """PyTorch's fused AdamW, whose kernel clips gradients and skips steps that are not finite.
 
     Arguments: names, of the parameters to train, all by default.
     """

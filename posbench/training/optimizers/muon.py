@@ -30,13 +30,11 @@ _RMS = 0.2  # root mean square of an update in units of the rate, as of AdamW (M
 
 
 def orthogonal(matrices: Tensor, steps: int) -> Tensor:
-    """Return U p(S / |M|) V' for each matrix M = U S V' of [N, r, c]; p is `steps` applications of the polynomial.
-
-    With no steps, return M with the norm of an orthogonal matrix: a control that only has the size of the update.
-    """
+    """Return U p(S / |M|) V' for each matrix M = U S V' of [N, r, c]; p is `steps` applications of the polynomial."""
     rows, columns = matrices.shape[-2:]
     norms = matrices.norm(dim=(-2, -1), keepdim=True)
     x = matrices / norms.clamp(min=_TINY)
+    # A control: it has only the size of an orthogonal update.
     if steps == 0:
         return x * math.sqrt(min(rows, columns))
     # Newton and Schulz: all singular values become roughly 1.
@@ -52,7 +50,7 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
 def orthogonal_updates(
     directions: Mapping[str, Tensor], rows: Mapping[str, Sequence[int]], steps: int, dtype: torch.dtype | None
 ) -> dict[str, list[Tensor]]:
-    """Return {parameter: updates for a rate of 1}, one per matrix: orthogonalised, with the size of AdamW's updates.
+    """Return {parameter: updates for a rate of 1}, one per matrix, with the size of AdamW's updates.
 
     Arguments: directions, {parameter: [..., rows, columns]}, each with the matrices `rows` one below the other; dtype,
     of the orthogonalisation, None for that of the directions.
@@ -79,7 +77,7 @@ def orthogonal_updates(
 
 
 def flops_per_step(model: nn.Module, steps: int) -> int:
-    """Return the FLOPs of orthogonalising all matrices of `model` once. The model may be on the meta device."""
+    """Return the FLOPs of orthogonalising all matrices of `model`, also on the meta device, once."""
     flops = 0
     parameters = dict(model.named_parameters())
     for name, rows in layer_matrices(model).items():
@@ -131,7 +129,7 @@ class Muon(Optimizer):
                 part.addcmul_(update, alive, value=-rate)
 
     def _direction(self, name: str, divisor: Tensor, healthy: Tensor, alive: Tensor) -> Tensor:
-        """Return the gradient of a parameter, averaged with its momentum (Nesterov), which is updated."""
+        # Nesterov: the gradient is averaged with its momentum, which is updated.
         momentum, share = self.moments[name]["momentum"], self.config.momentum
         gradient = self.weights[name].grad
         assert gradient is not None

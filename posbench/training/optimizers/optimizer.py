@@ -50,7 +50,7 @@ def decayed_parameters(model: nn.Module) -> set[str]:
 
 
 class Optimizer(ABC):
-    """Base class of optimizers. A subclass implements `update`, and keeps what it remembers in `moments`.
+    """Base class of optimizers: a subclass implements `update`, and keeps what it remembers in `moments`.
 
     Attributes: weights, {name: parameter}, of sharded parameters (FSDP2) this process's shard; rates, {name: learning
     rate of this step}; decays, {name: weight decay}; moments, {name: {moment: tensor}}, saved in checkpoints.
@@ -79,8 +79,8 @@ class Optimizer(ABC):
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
         """Update the weights by their gradients divided by `divisor`, without a gradient of its own.
 
-        Arguments: divisor, 0-d, 1 or more, by which clipping divides; healthy, 0-d bool, both on the device. If it is
-        False, weights and moments must stay as they are.
+        Arguments: divisor, 0-d, 1 or more, by which clipping divides; healthy, 0-d bool: if False, weights and moments
+        must stay as they are.
         """
 
     def set_rate(self, step: int) -> None:
@@ -98,9 +98,9 @@ class Optimizer(ABC):
 
     @torch.no_grad()
     def step(self, healthy: Tensor) -> Tensor:
-        """Update the weights with the current gradients, and return the gradients' norm before clipping, 0-d.
+        """Update the weights, and return the gradients' norm before clipping, 0-d.
 
-        Arguments: healthy, 0-d bool on the device, False if the loss was not finite; then nothing is updated.
+        Arguments: healthy, 0-d bool on the device: nothing is updated if it is False.
         """
         norm = self.norm()
         clip = self.config.grad_clip
@@ -116,7 +116,7 @@ class Optimizer(ABC):
                 p.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return {name: tensor} of all moments (`<parameter>/<moment>`), unsharded, on rank 0."""
+        """Return all moments, {`<parameter>/<moment>`: tensor}, unsharded, on rank 0."""
         return {
             f"{name}/{key}": value if value.ndim == 0 else put_together(value, self.parameters[name])
             for name, moments in self.moments.items()
