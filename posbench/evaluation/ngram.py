@@ -2,8 +2,8 @@
 
 All schemes of a seed share one result, in the `eval/` folder of one of their runs, with the fingerprint of the batches
 in its header. The n-gram models see what the run's model saw: an n-gram never crosses the border of a training window
-of `train.context_length` + 1 tokens, nor a target's context the border of the scored window. BOS can be in the context
-and is not a target.
+of `train.context_length` + 1 tokens, nor a target's context the border of the scored window. Text counts once, even if
+several epochs or overlapping windows contain it. BOS can be in the context and is not a target.
 
 The models are interpolated modified Kneser-Ney (Chen & Goodman 1998, TR-10-98, section 3): three discounts per order.
 For a context h of n - 1 tokens, whose last n - 2 are h':

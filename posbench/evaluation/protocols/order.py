@@ -4,8 +4,9 @@
     shuffled   [ the same tokens, shuffled   | x_m ... x_L ]
     other      [ tokens of another document  | x_m ... x_L ]
 
-After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. There are d = t - m intact tokens, 1 or more, between
-the target x_t and the destroyed part. Two scores by d, in nats per token:
+After Khandelwal et al. 2018 (arXiv 1805.04623). L is the length. All three end with the same tokens at the same
+positions. There are d = t - m intact tokens, 1 or more, between the target x_t and the destroyed part. Two scores by d,
+in nats per token:
 
     lost_order       shuffled - whole    what the order of tokens more than d back is worth (the tokens are the same)
     lost_identity    other - whole       what these tokens are worth at all
