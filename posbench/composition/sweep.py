@@ -1,8 +1,6 @@
 """Run `posbench train` as a Hydra application, for one run or a sweep. All jobs are checked before the first one runs.
 
 In a sweep, a launcher calls the `SweepJob` for each job, in this process or another one, and returns its `Outcome`.
-Shorter runs (branches, `train.branch_tokens`) and runs that go on in another way (arms, `train.arms`) are trained after
-all runs that they start from (trunks).
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Fope(Hope):
     def matrix(self, p: int, D: int, h: int) -> Array:
         H, Hkv = self.config.model.num_heads, self.config.model.kv_heads
         n = int(np.count_nonzero(self.frequencies(D)))
-        # The same numbers for cosines and sines in every layer.
+        # A fixed seed gives every layer the same numbers.
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
         A, B = np.identity(n) + normal[:, h * Hkv // H]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
@@ -292,7 +292,7 @@ def rescaled_by_parameters(
     Sources: llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
     """
     p, s, L = parameters, parameters["factor"], parameters.get("original_max_position_embeddings", 1)
-    # Each method of transformers is one of ours with other numbers.
+    # These methods of transformers are ours with other numbers.
     methods: dict[str, tuple[Any, ...]] = {  # name, s, and the ends of the ramp in turns
         "linear": ("pi", s),
         "dynamic": ("ntk", 1 + s * (max(length, L) / L - 1)),

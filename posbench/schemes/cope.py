@@ -14,8 +14,7 @@ class Cope(Scheme):
     """CoPE: add `q_i . e[p_ij] / sqrt(D)`, with `p_ij = sum_{t=j..i} sigmoid(q_i . k_t / sqrt(D))`, to the scores.
 
     p is limited to `positions - 1`. The vectors e [positions, D] are learned from 0 in each layer, shared by heads and
-    interpolated at fractional p. Dividing q . e by sqrt(D) follows the authors' code; the paper shows it only for q .
-    k.
+    interpolated at fractional p.
 
     Options: `positions`, the number of vectors (64 in the paper's language models).
     Raises: ConfigError unless it is a whole number above 1.

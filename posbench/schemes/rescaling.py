@@ -11,8 +11,7 @@ With frequencies `w`, factor `s`, training length `L` and `r` rotated channels:
     yarn_code    yarn with the ramp of the authors' public code, linear in the pair number between the pairs with 32
                  turns and 1 turn (rounded outwards); transformers' "yarn"
 
-YaRN also multiplies the scores by (0.1 ln s + 1) ** 2: `Rotary` multiplies q. (The public code multiplies cosine and
-sine by its square root, which would scale values and outputs too.)
+YaRN also multiplies the scores by (0.1 ln s + 1) ** 2: `Rotary` multiplies q.
 """
 
 from __future__ import annotations
@@ -123,6 +122,7 @@ class Rescaling:
         """Return the number that multiplies the scores: at least 1 for YaRN, 1 for the others."""
         if self.name not in _TEMPERED:
             return 1.0
+        # The public code multiplies cosine and sine by its square root, which would scale values and outputs too.
         return float((0.1 * math.log(self.factor_at(length, context_length)) + 1) ** 2)
 
     @property

@@ -98,8 +98,7 @@ class Rotary(Scheme):
 
     Options: `sites`, any of q, k, v, o; `base`, a number (10000 in the paper) or `context_length` for the training
     length; `rescale`, one of pi, ntk, dynamic_ntk, yarn, yarn_code (`posbench.schemes.rescaling`), or a mapping with
-    the keys of transformers' `rope_parameters`; `factor`, by default length of the window / training length. The last
-    two are meant for `posbench eval --under rescale=yarn`, and for runs that continue another one in longer windows.
+    the keys of transformers' `rope_parameters`; `factor`, by default length of the window / training length.
     Raises: ConfigError for an unknown or repeated site, a base that is not above 1, or an invalid rescaling.
     """
 
