@@ -258,8 +258,8 @@ def _is_below(path: str, folder: Path) -> bool:
 
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
     if (summary.get("data.source", summary["scheme"]) == "task").any():
-        # Only the loss as trained, on the run's own text.
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    # Only the loss as trained, on the run's own text.
     is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
     validated = rows[is_final & (rows["protocol"] == VALIDATION.name)]
     compared = choose_rates(summary)[0]

@@ -127,7 +127,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
     rows = set()
-    # Only wandb's own program reads its recordings.
+    # wandb's own program reads its recordings.
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
         for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():

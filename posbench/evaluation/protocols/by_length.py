@@ -164,10 +164,10 @@ def length_title(length: int, training_length: int) -> str:
 
 def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
     """Return perplexities, a row per scheme and a column per changed option; the best of a row is bold."""
-    # A scheme with one option only has nothing to compare.
     cells = cells.dropna(subset="perplexity")
     of_scheme = cells.groupby("scheme")["perplexity"]
     cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))
+    # A scheme with one option only has nothing to compare.
     cells = cells[of_scheme.transform("size") > 1]
     titles = {option: option.partition("=")[2] or "as trained" for option in sorted(set(cells["under"]))}
     return pivot(in_order(cells, compared.schemes), titles, "under", "perplexity", Format("perplexity", bold="is_best"))
