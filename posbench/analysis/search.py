@@ -2,8 +2,8 @@
 
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
 
-The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
-mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`).
+NUM_RATES rates get FIRST_SEEDS seeds each, then the KEPT rates with the lowest mean loss over these seeds get the
+planned number of seeds (`experiment.planned_seeds`).
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Fope(Hope):
     """FoPE: rotate pair t by sums over the frequencies of HoPE, weighted by column t of a matrix for cos and for sin.
 
     The matrices of a key head are the identity plus `gain sqrt(2 / (n (n + Hkv)))` times normal numbers of NumPy's
-    `RandomState(0)`, first for cosines, then for sines, rounded to float32; n is the number of frequencies.
+    `RandomState(0)`, rounded to float32; n is the number of frequencies.
     """
 
     sites = ("q", "k")

@@ -220,8 +220,8 @@ def place_named(name: str, runs_dir: Path) -> Path:
     """Return the folder, of a run or of several, that `name` on the command line means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
-    folder has this name, or a reference experiment. Raises: ConfigError if none exists, or NothingTrained if no
-    experiment below `runs_dir` is spelt almost so.
+    folder has this name, or a reference experiment. Raises: ConfigError if none exists, or NothingTrained if no name is
+    similar.
     """
     # An experiment that has only a pack, or only a search, counts too.
     for folder in (runs_dir / name, Path(name)):

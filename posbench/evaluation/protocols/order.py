@@ -416,8 +416,8 @@ def bucket_edges(distances: int) -> np.ndarray:
 def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
     """Return a table, a row per document and bucket of d, the distance to the shuffled or replaced first half.
 
-    Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the number and the
-    sums of copyable targets. Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
+    Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the same of
+    copyable targets. Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
