@@ -191,9 +191,8 @@ def interaction(
 ) -> pd.DataFrame:
     """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
 
-    The gap is the loss of `right` minus that of `left`; the difference is the first group's gap minus the second's.
-    Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
-    correction, NaN with fewer seeds than `fewest`.
+    Columns: left, right, seeds, first_gap, second_gap (loss of `right` minus `left`), difference (first minus second
+    gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer seeds than `fewest`.
     """
     rows = []
     for left, right in pairs:

@@ -83,9 +83,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
-    gpus, each training one run at a time; time_here, True to time a few steps on this machine; search, True to plan
-    `posbench tune WORDS` instead.
+    Arguments: device, a GPU in `DATASHEET`; mfu, the share of its FLOP/s that training reaches; gpus, each training one
+    run at a time; time_here, whether to time a few steps on this machine; search, whether to plan `posbench tune WORDS`
+    instead.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
