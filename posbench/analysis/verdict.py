@@ -146,11 +146,10 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     """Return how one scheme's runs at `place` compare with the baseline's, as `posbench judge` does.
 
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
-    baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
-    the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
-    of winners that may be confirmed on fresh seeds; also, with confirm, folders of experiments of other sizes or texts
-    where the winner must be better too; metric, loss or order; margin, nats per token below which values count as
-    equal.
+    baseline, by default the experiment's; beside, a reference experiment whose runs are added; family, the number of
+    candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number of winners
+    that may be confirmed on fresh seeds; also, with confirm, other experiments where the winner must be better too;
+    metric, loss or order; margin, nats per token below which values count as equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """

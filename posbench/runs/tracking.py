@@ -33,7 +33,7 @@ _unreachable: dict[str, str] = {}  # server -> error; this process does not ask 
 class Tracker:
     """The wandb run of a posbench run. Without one, as with `tracking=none`, every method does nothing.
 
-    `record`, which run.json stores as `wandb`, has id, project, mode (online, offline) and the folder of recordings.
+    `record` has id, project, mode (online, offline) and the folder of recordings.
     """
 
     def __init__(self, wandb_run: Any = None, record: dict[str, Any] | None = None, say: Say = print) -> None:

@@ -23,4 +23,5 @@ class KeyOffset(PartialRotary):
     keeps_norms = False
 
     def k(self, x: Tensor, pos: Turn | TemperedTurn, earlier: Earlier) -> Tensor:  # type: ignore[override]
+        # modded-nanogpt keeps the first token's own channels, and reads across documents.
         return torch.cat((super().k(x, pos)[..., : self.width], earlier(1)[..., self.width :]), dim=-1)
