@@ -23,8 +23,6 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class _Cell:
-    """A metric's sums for one scheme, per seed and document, at one place."""
-
     seeds: list[int]
     values: Any  # [seeds, documents], float64: the metric summed over the targets
     counts: Floats  # [documents]: number of targets, the same for every seed

@@ -449,7 +449,6 @@ def _attend_on_cuda(
     compiles: bool,
     first: Tensor | None,
 ) -> Tensor:
-    """Return causal softmax attention on a GPU, if possible without holding all scores at once."""
     B, H, T, D = q.shape
     is_whole, is_plain = k.shape[2] == T, bias is None and sink is None and window is None
     if is_plain and is_whole:
