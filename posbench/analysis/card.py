@@ -122,6 +122,7 @@ class Card:
         return commands
 
     def as_json(self) -> dict[str, Any]:
+        """Return the card for scripts."""
         steps = [asdict(step) | {"verdict": step.verdict} for step in self.steps]
         return asdict(self) | {"steps": steps, "flat_up_to": self.flat_up_to, "missing": self.missing}
 

@@ -109,6 +109,7 @@ class Source:
 
     @cached_property
     def digest(self) -> str:
+        """Return the SHA-256 of the weights."""
         files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
         # With the time of their last change, so that files that were replaced are read again.
         return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))

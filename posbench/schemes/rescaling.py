@@ -200,6 +200,7 @@ class RopeParameters:
 
     @property
     def factor(self) -> float:
+        """Return the factor s."""
         return float(self.parameters["factor"])
 
     def factor_at(self, length: int, context_length: int) -> float:

@@ -180,6 +180,7 @@ class RandomModel:
 
     @property
     def length(self) -> int:
+        """Return T, the number of tokens."""
         return self.tokens.shape[1]
 
     @property

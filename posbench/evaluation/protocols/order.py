@@ -66,8 +66,7 @@ COPYABLE_ORDER = "copyable_order"  # metric: lost_order over copyable targets on
 class Order(EvalProtocol):
     """Evaluation protocol for the order of distant tokens: how much the loss rises if it is destroyed.
 
-    The first half of each window is shuffled, or replaced by another document's tokens, and targets in the second half
-    are scored.
+    Targets are in the second half of each window.
     """
 
     name = "order"
