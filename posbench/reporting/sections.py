@@ -1,7 +1,4 @@
-"""Build the sections of a comparison's report as data, in their order, and its page.
-
-The notes are in `templates/prose.j2`.
-"""
+"""Build the sections of a comparison's report as data, and its page. The notes are in `templates/prose.j2`."""
 
 from __future__ import annotations
 
