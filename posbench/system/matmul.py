@@ -1,4 +1,4 @@
-"""Multiply by weight matrices with the one of torch's two libraries that is faster on this processor."""
+"""Multiply by weight matrices with whichever of torch's two libraries is faster on this processor."""
 
 from __future__ import annotations
 
