@@ -1,17 +1,15 @@
 """posbench: where should position go? One small decoder, many position schemes, one fair comparison.
 
-    config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])  # overrides, as on the command line
-    model = posbench.build_model(config, vocab_size=512)                   # a torch.nn.Module
-    logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
-    run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
-    run = posbench.train(config)                                           # as `posbench train` does
-    losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row per result
-    frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
-    rows = posbench.results("runs/demo", tidy=True)                        # one row per scored window and metric
-    files = posbench.report("runs/demo", latex=True)                       # paths of tables, figures and pages
-    verdict = posbench.judge("runs/demo", scheme="alibi").verdict          # better, worse, equal or open
-
-Names are imported when they are first used, so that `import posbench` is fast.
+config = posbench.compose(["scheme=vo_rope", "model=tiny", "seed=3"])  # overrides, as on the command line
+model = posbench.build_model(config, vocab_size=512)                   # a torch.nn.Module
+logits = model(tokens, offset=37)                                      # [B, T] int64 -> [B, T, V]
+run = posbench.load_run("runs/demo/vo_rope/seed=0")                    # .config .manifest .metrics ...
+run = posbench.train(config)                                           # as `posbench train` does
+losses = posbench.evaluate("runs/demo", lengths=["8k"])                # a DataFrame, one row per result
+frame = posbench.results("runs/demo")                                  # a DataFrame, one row per run
+rows = posbench.results("runs/demo", tidy=True)                        # one row per scored window and metric
+files = posbench.report("runs/demo", latex=True)                       # paths of tables, figures and pages
+verdict = posbench.judge("runs/demo", scheme="alibi").verdict          # better, worse, equal or open
 """
 
 from __future__ import annotations

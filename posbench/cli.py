@@ -1,8 +1,7 @@
 """Define the commands of `posbench`, which print errors and set the exit status.
 
-Heavy packages (torch, datasets, wandb, matplotlib) are imported inside the commands, so that `posbench --help` is
-fast. Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by
-Ctrl-C or SIGTERM. `ls` and `judge` have others.
+Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by Ctrl-C or
+SIGTERM. `ls` and `judge` have others.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from posbench.runs import UNREADABLE
 
 def is_of_tasks(summary: pd.DataFrame) -> bool:
     """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do."""
+    # An unreadable run does not say what it learnt.
     readable = summary[summary["status"] != UNREADABLE]
     on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
@@ -25,6 +26,7 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
     """Return whether these runs are models that were not trained here. Raises: ConfigError if only some are."""
+    # A subject has taken no step.
     are_subjects = summary.get("num_steps", summary["seed"]) == 0
     if are_subjects.any() and not are_subjects.all():
         raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
@@ -55,6 +57,7 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
+    # Every run that is left out is named, with the reason.
     for run in summary[~is_finished].itertuples():
         left_out.append(f"{run.scheme} seed {run.seed}: {_why_left_out(run)}")
     if not is_finished.any():
@@ -161,6 +164,7 @@ def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 def counts(runs: pd.DataFrame, column: str) -> str:
     """Return how many runs have each value of a column, as text: `0.005 (33 runs), 0.001 (alibi seed 0)`."""
     texts = []
+    # The commonest value first: the others are the exceptions.
     for value, of_value in sorted(runs.groupby(runs[column].astype(str)), key=lambda item: -len(item[1])):
         first = of_value.iloc[0]
         owner = f"{first['scheme']} seed {first['seed']}"

@@ -1,8 +1,7 @@
 """Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
 
 Each scored length is compared with half of it, on the same targets, with 16 windows or more. The loss does not rise if
-the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0; otherwise
-it is open.
+the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0.
 """
 
 from __future__ import annotations
@@ -123,6 +122,7 @@ class Card:
         return commands
 
     def as_json(self) -> dict[str, Any]:
+        """Return the card for scripts."""
         steps = [asdict(step) | {"verdict": step.verdict} for step in self.steps]
         return asdict(self) | {"steps": steps, "flat_up_to": self.flat_up_to, "missing": self.missing}
 

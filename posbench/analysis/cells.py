@@ -23,8 +23,6 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 @dataclass(frozen=True)
 class _Cell:
-    """A metric's sums for one scheme, per seed and document, at one place."""
-
     seeds: list[int]
     values: Any  # [seeds, documents], float64: the metric summed over the targets
     counts: Floats  # [documents]: number of targets, the same for every seed
@@ -49,7 +47,9 @@ def measure(
     everything left out.
     Raises: ConfigError if the runs were validated on different windows.
     """
+    # The summary's runs only.
     rows = rows[rows["run"].isin(runs.index)]
+    # Weights of an earlier step are another model.
     older = rows["at_step"] != 0
     if older.any():
         notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
@@ -152,6 +152,7 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
     for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
         if not PROTOCOLS[str(protocol)].is_by_length:
             continue
+        # Which runs lack which lengths, so that one line tells of all with the same gap.
         scored = group.groupby("run")["length"].agg(set).to_dict()
         lengths = set(group["length"])
         missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
@@ -192,6 +193,7 @@ def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     seeds = np.asarray(rows["seed"].iloc[first])
     for scheme in np.unique(schemes):
         of_scheme = np.flatnonzero(schemes == scheme)
+        # By seed, as cells are subtracted row by row.
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
         yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
@@ -220,6 +222,7 @@ def _figures(
     for row, error in zip(rows.values(), document_error(over_seeds, counts), strict=True):
         row["value_documents"] = error
     place_as_trained = tuple((fields | {"under": ""}).values())
+    # The baseline is as trained, also beside schemes under other options.
     as_trained = places.get(place_as_trained, {})
     references: dict[str, Mapping[str, _Cell]] = {}
     if baseline in as_trained:
@@ -248,6 +251,7 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         return []
     rows, first_means, second_means = [], [], []
     for first, second in pairs:
+        # Paired by seed.
         seeds = [seed for seed in first.seeds if seed in second.seeds]
         a = first.values[list(map(first.seeds.index, seeds))]
         b = second.values[list(map(second.seeds.index, seeds))]

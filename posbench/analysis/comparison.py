@@ -153,8 +153,7 @@ def build(
     """Return the Comparison of the summary's finished runs.
 
     Arguments: baseline, the scheme that gaps are measured against; margin, nats per token below which losses count as
-    equal; group_by, settings that the runs are already grouped by, for the error message; doubt, what intervals are
-    over, seeds or documents.
+    equal; group_by, settings that the runs are already grouped by; doubt, what intervals are over, seeds or documents.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     # Of an experiment with a search for learning rates, only its runs at each scheme's best rate.

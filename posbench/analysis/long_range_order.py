@@ -80,8 +80,8 @@ def long_range_order(
 ) -> LongRangeOrder | None:
     """Return what order beyond 32 tokens is worth to each scheme, or None without such results.
 
-    Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None; primary,
-    groups of schemes whose pairs were fixed before training; fewest, number of seeds that a test needs.
+    Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None; primary and
+    fewest, as of `compare`.
     """
     far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
     far &= (cells["under"] == "") & (cells["text"] == "")

@@ -90,9 +90,10 @@ def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
 def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, float, float] | None:
     """Return which share of the baseline's tokens a scheme needs for the same loss, with its 95 % interval over seeds.
 
-    Above 1, the baseline needs the inverse share of the scheme's tokens. Arguments: points, with columns scheme, seed,
-    tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or if a seed's share is unknown.
+    Arguments: points, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or
+    if a seed's share is unknown.
     """
+    # In logs, because shares are ratios.
     logs = []
     curves = {}
     for name in (scheme, baseline):
@@ -109,6 +110,8 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
             return None
         # The loss is taken as linear in ln(tokens) between the points of a seed.
         needed = crossing(np.log(better["tokens"]), better["loss"], target)  # ln(tokens)
+        # Above 1, the baseline needs the inverse share of the scheme's tokens.
+        # Below 0 if the scheme needs fewer tokens.
         logs.append(sign * (needed - math.log(better["tokens"].iloc[-1])))
     if len(logs) < FEWEST_SEEDS:
         return None

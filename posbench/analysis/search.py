@@ -2,8 +2,8 @@
 
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    a run of the experiment `demo` at one of the rates
 
-The search is the same for all schemes: NUM_RATES rates with FIRST_SEEDS seeds each, then the KEPT rates with the lowest
-mean loss over these seeds get the planned number of seeds (`experiment.planned_seeds`).
+NUM_RATES rates get FIRST_SEEDS seeds each, then the KEPT rates with the lowest mean loss over these seeds get the
+planned number of seeds (`experiment.planned_seeds`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _RATE_FOLDER = r"lr=[0-9.]+(e-?[0-9]+)?"  # name of the experiment whose runs ha
 
 def rates_around(lr: float) -> list[float]:
     """Return the NUM_RATES learning rates that a search tries, in ascending order, with `lr` in the middle."""
+    # Six digits, so that rates have short names in folders.
     return [float(f"{lr * FACTOR ** (n - NUM_RATES // 2):.6g}") for n in range(NUM_RATES)]
 
 
@@ -69,6 +70,7 @@ class RateSearch:
         losses = self.losses[scheme]
         # The kept rates or, if the search is unfinished, all rates so far.
         losses = losses[self.kept(scheme) or losses.columns]
+        # Rates are compared on the same seeds.
         shared = losses.dropna()
         if shared.empty:
             shared = losses
@@ -160,6 +162,7 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with runs of a search under their experiment's name, marked in the column `searched`."""
     if summary.empty:
         return summary.assign(searched=False)
+    # The path tells the experiment, whose runs at one rate are named `lr=...`.
     folders = summary["path"].map(lambda path: Path(path).parents[2].name)
     is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
     if not is_searched.any():

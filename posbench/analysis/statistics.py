@@ -123,9 +123,8 @@ def compare(
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
     margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
-    training, each a string of names separated by spaces; fewest, number of seeds that a pair needs to be tested; size,
-    the number of planned tests, if more are planned than the pairs of `losses`; undecided, schemes whose pairs are open
-    at best rates, with a p of 1.
+    training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger;
+    undecided, schemes whose pairs get a p of 1 at best rates.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -192,9 +191,8 @@ def interaction(
 ) -> pd.DataFrame:
     """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
 
-    The gap is the loss of `right` minus that of `left`; the difference is the first group's gap minus the second's.
-    Columns: left, right, seeds, first_gap, second_gap, difference and its 95 % interval, and p, two-sided, with Holm's
-    correction, NaN with fewer seeds than `fewest`.
+    Columns: left, right, seeds, first_gap, second_gap (loss of `right` minus `left`), difference (first minus second
+    gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer seeds than `fewest`.
     """
     rows = []
     for left, right in pairs:

@@ -47,6 +47,7 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     Raises: ConfigError if a folder or pack does not exist.
     """
+    # Settings are joined as categories: each row repeats them.
     summary, rows = read(places)
     if not tidy:
         return summary
@@ -113,6 +114,7 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
             stored, damaged = run.results()
     except ConfigError as error:
         return _unreadable(run, str(error))
+    # Scores of unfinished runs are not read.
     _add_results(number, manifest, stored, rows)
     final, first = _final(manifest, stored), _number(initial_loss(logged))
     loss, bits_per_byte = _number(manifest.loss), _number(manifest.bits_per_byte)

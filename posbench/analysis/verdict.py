@@ -83,6 +83,7 @@ class Judgement:
 
     def timed(self, step_time: float) -> Judgement:
         """Return the judgement with the ratio of step times, and what follows from it."""
+        # Time goes with tokens, so the share grows by the ratio of step times.
         shares = None
         if self.worth_in_tokens is not None:
             shares = {name: share * step_time for name, share in self.worth_in_tokens.items()}
@@ -145,11 +146,10 @@ def judge(place: str | Path, *, options: JudgeOptions) -> Judgement:
     """Return how one scheme's runs at `place` compare with the baseline's, as `posbench judge` does.
 
     Arguments: place, the folder or pack of an experiment; scheme, by default the only one besides the baseline;
-    baseline, by default the experiment's; beside, the folder of a reference experiment whose runs are added; family,
-    the number of candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number
-    of winners that may be confirmed on fresh seeds; also, with confirm, folders of experiments of other sizes or texts
-    where the winner must be better too; metric, loss or order; margin, nats per token below which values count as
-    equal.
+    baseline, by default the experiment's; beside, a reference experiment whose runs are added; family, the number of
+    candidates that a loop may try against this baseline (None: the report's verdict); confirm, the number of winners
+    that may be confirmed on fresh seeds; also, with confirm, other experiments where the winner must be better too;
+    metric, loss or order; margin, nats per token below which values count as equal.
     Raises: ConfigError if the scheme or the baseline has no finished run, there are several schemes to judge, or the
     runs cannot share a table.
     """
@@ -175,6 +175,7 @@ def judge_all(
     if c.wanted_baseline != c.baseline:
         raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
     deaths = _deaths(summary, c.baseline)
+    # A scheme whose runs all died is judged too: it has failed.
     candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *deaths]) if scheme != c.baseline]
     left_out: dict[str, list[str]] = {}
     for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline}):
@@ -219,6 +220,7 @@ def _confirmed_elsewhere(
 ) -> Judgement:
     elsewhere = {}
     for other_place in options.also:
+        # `also` is dropped, because the other place is judged only once.
         [other], _ = judge_all(other_place, replace(options, also=()), console)
         figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
         elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
@@ -256,6 +258,7 @@ def _is_below(path: str, folder: Path) -> bool:
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
     if (summary.get("data.source", summary["scheme"]) == "task").any():
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
+    # Only the loss as trained, on the run's own text.
     is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
     validated = rows[is_final & (rows["protocol"] == VALIDATION.name)]
     compared = choose_rates(summary)[0]
@@ -418,6 +421,7 @@ def _tested(
         if c.second is not None and names[0] in c.second:
             second = c.second[names]
         tests = _first_decision(losses, second, looks, size, options.equal_below, c.late_at_best)
+    # Pairs may be in either order.
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
     if not c.can_rank:
@@ -427,6 +431,7 @@ def _tested(
 
 
 def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
+    # Seeds that have reached the first look count, although its test is still to come.
     reached = tested
     if not tested and seeds >= planned[0]:
         reached = planned[0]
@@ -454,6 +459,7 @@ def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
 
 
 def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
+    # A confirmation has one test, of all its seeds.
     if options.confirm:
         return (len(CONFIRMING),)
     if c.search:
@@ -497,6 +503,7 @@ def _beyond(
     c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, options: JudgeOptions
 ) -> dict[str, Any] | None:
     cells = c.at(metric="loss", last=0)
+    # Both schemes must have been scored at the length.
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
     has_both = cells.groupby(["protocol", "length"], observed=True)["scheme"].transform("size") == len(names)
     cells = cells[has_both]

@@ -11,7 +11,7 @@ chunk. `delta_rule` keeps the transpose M = S^T, [D, E]:
 
     M_t = a_t M_(t-1) + k_t^T u_t,    u_t = b_t (v_t - a_t k_t M_(t-1)),    o_t = q_t M_t
 
-Kimi Delta Attention (Kimi Linear, arXiv 2510.26692) has a decay for each channel of the keys: a_t is a diagonal matrix.
+In Kimi Delta Attention (arXiv 2510.26692) a_t is a diagonal matrix: each channel of the keys has its decay.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ class Kind(nn.Module, ABC):
     ) -> Tensor:
         """Return the attention output [B, H, T, D]: each query's causal mix of values, changed by the scheme.
 
-        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x, the
-        normalised stream, [B, T, C]; cache, which holds earlier tokens and is appended to, None for a whole window.
+        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x and
+        cache, as of `gates_and_positions`.
         """
 
     @abstractmethod

@@ -169,7 +169,7 @@ def _bias_within_documents(
 ) -> Tensor:
     """Return the bias (0 if None) at sequence b, head h, query i and key j, or -inf across documents.
 
-    Arguments: documents, the start of each key's document, [B, keys]; num_cached, keys before the first query.
+    Arguments: documents, the start of each key's document, [B, keys].
     """
     added = torch.zeros((), device=documents.device) if bias is None else evaluate_bias(bias, b, h, i, j)
     return torch.where(documents[b, i + num_cached] == documents[b, j], added, -float("inf"))

@@ -61,10 +61,10 @@ def running_sum(x: Tensor, log_decay: Tensor, state: Tensor | None = None) -> tu
 
 
 def _decay_weights(log_decay: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the decay factors exp(log_decay * distance) within a chunk of `length` = L tokens.
+    """Return exp(log_decay * distance) within a chunk of `length` = L tokens.
 
-    Returns: from each earlier token (column) to each token (row), [H, L, L]; of the sum over earlier chunks at each
-    token, [H, L]; of each token in the sum after the chunk, [H, L].
+    Returns: from each earlier token (column) to each token (row), [H, L, L]; of earlier chunks at each token, [H, L];
+    of each token after the chunk, [H, L].
     """
     row = torch.arange(length, device=log_decay.device)
     # Clamped, because exp could overflow at negative distances, although `tril` drops these entries.

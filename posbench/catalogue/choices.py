@@ -31,7 +31,7 @@ def conf_dirs() -> tuple[Path, ...]:
     """Return the folders of YAML files: posbench's, and the `conf/` of each package that registers schemes."""
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     folders = [conf_dir()]
-    # Our own entry points name posbench itself.
+    # posbench's own folder is in the list already.
     for module in sorted(modules - {"posbench"}):
         # The packages are found, not imported.
         spec = find_spec(module)

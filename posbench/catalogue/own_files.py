@@ -45,7 +45,7 @@ def parse_class_path(kind: str) -> SchemeFile | None:
 def as_recorded(kind: Any) -> Any:
     """Return a kind with its file's path as runs record it; other kinds stay as they are."""
     file = parse_class_path(kind) if isinstance(kind, str) else None
-    # The name of a registered kind.
+    # A registered kind has no file.
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
@@ -71,7 +71,7 @@ def row_of_file(kind: str, group: str = "scheme") -> dict[str, str]:
     Arguments: group, `scheme` or `data`, which gives `{name: sums, source: task, task: my_task.py:Sums}`. Raises:
     ConfigError if the file does not exist, or if no class is named.
     """
-    # A path without a class has no colon; the message then names what is missing.
+    # Without a class there is no colon, or nothing after it.
     file = parse_class_path(kind) or SchemeFile(Path(kind.rstrip(":")).expanduser(), "")
     if not file.path.is_file():
         raise ConfigError(

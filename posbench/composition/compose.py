@@ -1,8 +1,7 @@
 """Turn overrides such as `scheme=vo_rope train.lr=1e-3` into a checked `Config`.
 
-Hydra composes the YAML files of `conf/` over the dataclasses of `posbench.config`, so that an unknown key or a wrong
-type is refused; `Config`'s own rules check the values. Errors of Hydra, OmegaConf and YAML become a `ConfigError`.
-Hydra is extended in three ways:
+Hydra composes the YAML files of `conf/` over the dataclasses of `posbench.config`. Errors of Hydra, OmegaConf and YAML
+become a `ConfigError`. Hydra is extended in three ways:
 
   - a scheme may be a class in a file (`scheme=my_scheme.py:Faded`), and so may a task (`data=my_task.py:Sums`);
   - packages that register schemes bring their own `conf/scheme/*.yaml`;

@@ -1,8 +1,6 @@
 """Run `posbench train` as a Hydra application, for one run or a sweep. All jobs are checked before the first one runs.
 
 In a sweep, a launcher calls the `SweepJob` for each job, in this process or another one, and returns its `Outcome`.
-Shorter runs (branches, `train.branch_tokens`) and runs that go on in another way (arms, `train.arms`) are trained after
-all runs that they start from (trunks).
 """
 
 from __future__ import annotations
@@ -80,11 +78,11 @@ def run_application(
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags; job, called with the
-    configuration of each run; is_finished, returns True for run folders that need no training; check, raises
-    ConfigError for a job that would be refused; stacks, returns which jobs run as one, and stacked_job runs these, and
-    returns each one's result or error.
+    configuration of each run; is_finished, whether a run folder needs no training; check, raises ConfigError for a job
+    that would be refused; stacks, returns which jobs run as one, and stacked_job runs these, and returns results or
+    errors.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
-    run, or the error that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
+    run, or the one that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
     task = SweepJob(job, say, is_finished, check, stacks, stacked_job)
     register()

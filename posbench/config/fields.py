@@ -439,6 +439,7 @@ class TrainConfig(Group):
 
     @property
     def tokens_per_step(self) -> int:
+        """Return the tokens of one optimizer step."""
         return self.batch_size * self.context_length
 
     @property

@@ -101,6 +101,7 @@ class Request:
 
         data = self.data
         if not isinstance(data, DataConfig):
+            # The Python API takes one word or several.
             words = [data] if isinstance(data, str) else list(data or ())
             if self.config_dir:
                 words.append(f"--config-dir={self.config_dir}")
@@ -108,6 +109,7 @@ class Request:
         lengths = [word for length in self.lengths for word in str(length).split(",")]
         protocols = [name for names in self.protocols for name in names.split(",")]
         for name in protocols:
+            # n-gram models are no protocol, but are asked for like one.
             if name != NGRAM:
                 protocol_named(name)
         checked = {
@@ -130,6 +132,7 @@ class Request:
         So `rescale=pi,yarn` gives three: none, pi and yarn.
         """
         values = []
+        # `a=1,2` means two evaluations, and several options are combined.
         for option in self.under:
             name, _, several = option.partition("=")
             values.append([f"{name}={value}" for value in re.split(_COMMA, several)])
@@ -161,6 +164,7 @@ class Request:
         """
         trained_at, asked = config.trained_length, set(self.lengths)
         # The training length is the reference for the change with length.
+        # Only if lengths alone were asked for.
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
             is_in_range = protocol.shortest(config.evaluation) <= trained_at <= max(asked)
             if is_in_range:

@@ -59,6 +59,7 @@ def rotations(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
 def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
     """Return whether options only rescale by length / training length, up to the training length."""
     names = {option.partition("=")[0].rpartition(".")[2] for option in options}
+    # A mapping may change more than the factor.
     if names != {"rescale"} or any("{" in option for option in options):
         return False
     if length > run.config.train.context_length:
@@ -95,6 +96,7 @@ def facts(model: Any) -> Facts:
         tables = [model.embedding.weight, model.unembedding.weight]
     else:
         longest, name, module = model.longest, type(model.model).__name__, model.model
+        # A tied head is the embedding table itself.
         head = module.get_output_embeddings()
         tables = [module.get_input_embeddings().weight]
         if head is not None:

@@ -25,6 +25,7 @@ def text_named(words: Sequence[str]) -> DataConfig | None:
     """
     if not words:
         return None
+    # Words with `=` are settings of the text.
     names = [word for word in words if "=" not in word]
     if len(names) != 1:
         raise ConfigError(

@@ -65,6 +65,7 @@ def export_model(
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
     """
+    # Nothing of the user's is overwritten.
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder: give one that is empty or does not exist yet")
     if model.bos_id is not None:
@@ -78,6 +79,7 @@ def export_model(
     with folder_beside(folder) as temporary:
         theirs = _in_transformers(model, config, tokenizer, stock, longest)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
+        # Written beside the target first, so that an error leaves no half export.
         theirs.save_pretrained(temporary)
         padding_side = "right" if stock is None else "left"
         exported_tokenizer(tokenizer, longest, padding_side).save_pretrained(temporary)
@@ -162,6 +164,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def longest_read(model: Decoder, as_trained: bool) -> int:
     """Return how many tokens the model is meant to read."""
     shape = model.scheme.shape
+    # Tasks may be read up to their longest problem.
     if shape.longest or as_trained:
         return shape.longest or shape.context_length
     # RoPE rescaled after training extends the trained positions.

@@ -72,6 +72,7 @@ class Source:
     def name(self) -> str:
         """Return the name of the subject, from the name of the folder or file."""
         name = self.path.stem if self.is_gguf else self.path.resolve().name
+        # Subjects are folders, so a name has only their characters.
         return re.sub(r"[^\w.+-]", "_", name).lstrip("_.+-")
 
     @cached_property
@@ -102,11 +103,13 @@ class Source:
     @property
     def config_digest(self) -> str:
         """Return a digest of the settings in `config.json` that decide what the model computes."""
+        # Names of versions and number types do not change what the model computes.
         settings = {key: value for key, value in self.content.items() if key not in _NOT_POSITIONS}
         return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
+        """Return the SHA-256 of the weights."""
         files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
         # With the time of their last change, so that files that were replaced are read again.
         return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
@@ -114,6 +117,7 @@ class Source:
     @property
     def length(self) -> int:
         """Return the training length, in tokens. Raises: ConfigError if it is not recorded."""
+        # Some models record their length under another key.
         length = trained_length(self.config, self.content)
         if length is None:
             raise ConfigError(
@@ -167,6 +171,7 @@ class Source:
         folder_check.check_rotation_lists(content, file)
         if content.get("quantization_config") is not None:
             raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
+        # Only headers are read, so a check takes no memory.
         files = pretrained.weight_files(self.path)
         folder_check.check_number_types(files)
         is_untied = bool(getattr(self.config, "tie_word_embeddings", False)) and folder_check.stores_another_head(files)

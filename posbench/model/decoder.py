@@ -59,6 +59,7 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the number format of the activations."""
         return self.compute_dtype or self.embedding.weight.dtype
 
     @property

@@ -98,8 +98,7 @@ def mean_cross_entropy(
     """Return the mean cross-entropy of logits `x @ weight.T` over rows, nats, 0-d in at least float32.
 
     If `divisor`, 0-d, is given, return the sum over rows whose target is not negative, divided by `divisor`.
-    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N]; gradient_of, `losses_and_gradient` or its
-    compiled form; rows per chunk.
+    Arguments: x [N, C]; weight [V, C], rounded to x's dtype; targets [N]; rows per chunk.
     """
     # torch.func cannot transform a function that writes its gradient in the forward pass.
     if is_plain():

@@ -90,6 +90,7 @@ class SelectiveRope(Definition):
     sizes = ("rank", "convolution")
 
     def pairs(self, h: int) -> slice:
+        """Return the pairs of the key head of head h."""
         key_head, half = h // self.group, self.D // 2
         return slice(key_head * half, (key_head + 1) * half)
 

@@ -34,7 +34,7 @@ class Canon(Definition):
             [head] = h
             if site in ("k", "v"):
                 head = head // self.group  # heads of a group share a key head
-            # The weights of q, k and v have a row for each head.
+            # Weights of heads have a row for each head.
             w = w[head, 0]
         return x + convolved(x, w)
 

@@ -71,8 +71,6 @@ def logits(
 
 
 class _Attention(NamedTuple):
-    """The attention of one layer: its kind, and how keys and values are made."""
-
     name: str  # in KINDS
     shared_kv: bool
     norms_value: bool

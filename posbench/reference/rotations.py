@@ -163,7 +163,7 @@ class Fope(Hope):
     """FoPE: rotate pair t by sums over the frequencies of HoPE, weighted by column t of a matrix for cos and for sin.
 
     The matrices of a key head are the identity plus `gain sqrt(2 / (n (n + Hkv)))` times normal numbers of NumPy's
-    `RandomState(0)`, first for cosines, then for sines, rounded to float32; n is the number of frequencies.
+    `RandomState(0)`, rounded to float32; n is the number of frequencies.
     """
 
     sites = ("q", "k")
@@ -172,7 +172,7 @@ class Fope(Hope):
     def matrix(self, p: int, D: int, h: int) -> Array:
         H, Hkv = self.config.model.num_heads, self.config.model.kv_heads
         n = int(np.count_nonzero(self.frequencies(D)))
-        # The same numbers for cosines and sines in every layer.
+        # A fixed seed gives every layer the same numbers.
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
         A, B = np.identity(n) + normal[:, h * Hkv // H]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])

@@ -15,6 +15,7 @@ from posbench.version import __version__
 
 
 def show_cards(runs: Sequence[Run], console: Console) -> None:
+    """Print each subject's card, and write its `card.md`."""
     # Trained runs have no card.
     for run in runs:
         if run.path.parents[1].name != SUBJECTS:
@@ -31,6 +32,7 @@ def show_cards(runs: Sequence[Run], console: Console) -> None:
 
 
 def card_lines(card: Card) -> list[str]:
+    """Return the card as lines of text."""
     kind = " (instruction-tuned)" if card.is_instructed else ""
     order = f"order: {DASH}"
     if card.order_back is not None:
@@ -44,6 +46,7 @@ def card_lines(card: Card) -> list[str]:
 
 
 def card_page(card: Card, run: Run) -> str:
+    """Return the content of `card.md`."""
     text, *others = card_lines(card)
     subject = run.manifest.subject or {}
     versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())

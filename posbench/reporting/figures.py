@@ -82,6 +82,7 @@ Looks = Mapping[str, tuple[str, str, str]]  # scheme -> its colour, line style a
 
 @contextmanager
 def style() -> Iterator[None]:
+    """Use our matplotlib settings within this context."""
     # Defaults first: the user's own matplotlibrc must not change a report.
     with matplotlib.rc_context():
         matplotlib.rcdefaults()

@@ -276,6 +276,7 @@ def interactions(groups: Groups) -> pd.DataFrame:
 
 
 def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
+    """Return the table of `interactions`."""
     first, second = groups
     titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
     titles |= {"left": "lower loss", "right": "higher loss"}

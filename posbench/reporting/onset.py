@@ -18,8 +18,8 @@ from posbench.evaluation.protocols.section import Format, Section, Table
 def time_table(c: Comparison, reference: str, line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
-    Onset is when a run began to use the order of distant tokens. "Time" is the share of the first gap that the second
-    lacks, because it is due to the difference in onset. Arguments: line, fitted to the losses of `reference`.
+    "Time" is the share of the first gap that the second lacks, because it is due to the difference in onset. Arguments:
+    line, fitted to the losses of `reference`.
     """
     rows, gap, at_onset = [], f"gap to {reference}", "at equal tokens after onset"
     for scheme in c.schemes:

@@ -37,12 +37,12 @@ from posbench.system.options import takes
 def report(
     places: str | Path | Sequence[str | Path], *, options: ReportOptions, console: Console | None = None
 ) -> list[Path]:
-    """Print the report of the runs at these places, write its files, and return the paths of the files.
+    """Print the report of the runs at these places, write its files, and return their paths.
 
     Arguments: places, folders or packs (zip files) of runs; options, as of `posbench report`, such as against,
     published results to compare with (default: those that the experiment names); output, the folder for files (default:
-    `report` in the first place, with the grouping and the chosen runs in its name); beside, a reference experiment
-    whose runs are put into the same tables; schemes and seeds, to select runs.
+    `report` in the first place); beside, a reference experiment whose runs are put into the same tables; schemes and
+    seeds, to select runs.
     Raises: ConfigError if no run is finished, runs differ in other settings, a name is unknown, or the output cannot be
     written.
     """
@@ -136,7 +136,6 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
 
 
 def _default_output(folder: Path, options: ReportOptions) -> Path:
-    # Such as `report-by-train.lr` or `report-of-alibi,nope-seeds-0,1`.
     # Reference experiments are part of posbench and not of the user's runs.
     if folder.resolve().is_relative_to(REFERENCE):
         folder = Path("runs/reports") / folder.resolve().relative_to(REFERENCE)

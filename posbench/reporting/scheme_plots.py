@@ -3,7 +3,7 @@
     score(d)  scaled score of a query and a key with the same content at distance d, minus the score at distance 0
     value(d)  share of a value from distance d that arrives at the query unchanged
 
-Both are means over random contents. Learned parameters are taken from a finished run, if one is given.
+Both are means over random contents.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Build the sections of a comparison's report as data, in their order, and its page.
-
-Each evaluation protocol builds the sections about its results. The notes are in `templates/prose.j2`.
-"""
+"""Build the sections of a comparison's report as data, and its page. The notes are in `templates/prose.j2`."""
 
 from __future__ import annotations
 
@@ -127,6 +124,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
     if c.can_rank:
         sections += all_pairs(c, margin)
     of_protocols: list[Section] = []
+    # Each protocol builds the sections about its own results.
     for protocol in PROTOCOLS.values():
         of_protocols += protocol.sections(c, every_length)
     of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols

@@ -22,6 +22,7 @@ def _number(value: float, half: float, format: Format) -> str:
 
 
 def count_text(value: float) -> str:
+    """Return a count as text: `399,360`."""
     return f"{value:,.0f}"
 
 

@@ -47,6 +47,7 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
             continue
         visited.add(path.resolve())
         packs += [open_pack(path / file) for file in files if file.endswith(".zip")]
+        # The search's runs would be mixed with the experiment's.
         has_pilots = path.name.endswith("-tune") and path != root
         folders[:] = [f for f in folders if not f.startswith(".") and not (has_pilots and f.startswith("lr="))]
     for pack in packs:
@@ -69,6 +70,7 @@ def run_at(path: str | Path) -> Run:
     """Return the run at `path`, in a folder or a pack; nothing is read, and the run need not exist."""
     path = Path(path)
     if not (path / "run.json").is_file():
+        # A run in a pack is named from its experiment, two or three folders up.
         for folder in path.parents[1:3]:
             name = path.relative_to(folder).as_posix()
             for pack in packs_of(folder):
@@ -85,6 +87,7 @@ def search_folder(experiment: Path) -> Path:
 def load_run(path: str | Path) -> Run:
     """Return the run at `path`, after reading its manifest. Raises: ConfigError if no run is stored there."""
     run = run_at(path)
+    # Reading it raises the error if there is none.
     _ = run.manifest
     return run
 
@@ -129,6 +132,7 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
             notice(f"{run.name} is {state}: skipped")
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
+    # Runs of a search are one folder deeper, in their rate's.
     depth = 3 if experiment.name.endswith("-tune") else 2
     for name, run in runs.items():
         if name.count("/") != depth - 1:
@@ -143,6 +147,7 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     Raises: ConfigError if a name matches nothing.
     """
     runs: dict[Run, None] = {}
+    # Without names, all runs count.
     for folder in [place_named(name, runs_dir) for name in names] or [runs_dir]:
         runs_below = find_runs(folder)
         if not runs_below:
@@ -179,6 +184,7 @@ def only_experiment(runs_dir: Path) -> Path:
     Raises: ConfigError if there are no experiments, or several.
     """
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
+    # Neither is an experiment of the user's.
     others = {runs_dir / "reference", runs_dir / SUBJECTS}
     experiments = sorted(folder for folder in folders if not others & {folder, *folder.parents})
     if len(experiments) != 1:
@@ -214,9 +220,10 @@ def place_named(name: str, runs_dir: Path) -> Path:
     """Return the folder, of a run or of several, that `name` on the command line means.
 
     It is the first of these that exists: a folder below `runs_dir`, a path, the only experiment below `runs_dir` whose
-    folder has this name, or a reference experiment. Raises: ConfigError if none exists, or NothingTrained if no
-    experiment below `runs_dir` is spelt almost so.
+    folder has this name, or a reference experiment. Raises: ConfigError if none exists, or NothingTrained if no name is
+    similar.
     """
+    # An experiment that has only a pack, or only a search, counts too.
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
             return folder_of(folder)

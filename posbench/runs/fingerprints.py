@@ -129,6 +129,7 @@ def versions_used(previous: str | None, current: str) -> str:
     """Return the versions of posbench that trained a run: `previous+current` if a resume changed it."""
     if previous is None or previous == current:
         return current
+    # A second resume with the same version adds nothing.
     if previous.endswith(f"+{current}"):
         return previous
     return f"{previous}+{current}"
@@ -148,6 +149,7 @@ def facts(
     Arguments: scheme_files, the user's own, {path: SHA-256}; began_with, the digest of the weights that the run began
     with, None if they were drawn from its seed.
     """
+    # Twelve digits are enough to tell files apart, and can be read.
     files = {f"file {name}": sha[:12] for name, sha in scheme_files.items()}
     texts = {"fingerprint of data": data, "fingerprint of tokenizer": tokenizer}
     facts = {**identity, **texts, **files}
@@ -159,6 +161,7 @@ def facts(
 def weights_fingerprints(model: Decoder) -> dict[str, str]:
     """Return {name: digest of initial weights} for the weights that all schemes share, such as `attention.q`."""
     totals: dict[str, Any] = {}
+    # Layers have equal names, so one digest covers all layers.
     for name, tensor in model.shared_parts():
         total = totals.setdefault(name, hashlib.sha256())
         total.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -7,8 +7,7 @@
         windows-<protocol>.parquet one row per scored window of text, of all results, in the order of their headers
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
-In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`. Similar
-files are stored together, because a zip of the reference runs' folders would be twice as large.
+In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`.
 """
 
 from __future__ import annotations
@@ -74,6 +73,7 @@ class Pack:
         """Return {run: lines of its metrics.jsonl}. Raises: ConfigError if the zip cannot be read."""
         rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in read_parquet(self.read(METRICS)).to_pylist():
+            # A row lacks the columns that only other kinds of rows have.
             rows[row.pop("run")].append({name: value for name, value in row.items() if value is not None})
         return rows
 
@@ -193,6 +193,7 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
     weights.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
+    # Written under another name first, so a kill leaves no half pack.
     temporary = output.with_name(f".{output.name}.tmp")
     with zipfile.ZipFile(temporary, "w") as archive:
         digests = _add_weights(archive, runs) if weights else {}
@@ -220,6 +221,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
     logged: list[dict[str, Any]] = []
     results: list[tuple[ResultKey, str, Result]] = []
     for name, run in runs.items():
+        # The user's own scheme is part of the run.
         scheme_files = [Path(file).name for file in run.manifest.scheme_files]
         files[name] = {}
         for file in ["run.json", "config.yaml", "tokenizer.json", *scheme_files]:
@@ -231,15 +233,18 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
         results += [(result.key, name, result) for result in valid]
         for result_file in invalid:
             notice(f"{result_file}. It is left out")
+    # In the order of their keys, so that one protocol's windows follow each other.
     results.sort(key=lambda entry: entry[:2])
     headers = [{"run": name, "rows": len(result.table), "header": result.header} for _, name, result in results]
     index |= {"runs": files, "texts": list(texts), "results": headers}
     content = json.dumps(index, separators=(",", ":")).encode()
     archive.writestr(zipfile.ZipInfo(INDEX, _DATE), content, zipfile.ZIP_DEFLATED, compresslevel=9)
     columns = list(dict.fromkeys(chain.from_iterable(logged))) or ["run"]
+    # Each kind of row has columns of its own.
     arrays = {}
     for name in columns:
         arrays[name] = pyarrow.array([row.get(name) for row in logged])
+    # Similar files are stored together: a zip of the reference runs' folders would be twice as large.
     tables = {METRICS: pyarrow.table(arrays)}
     for protocol in sorted({key.protocol for key, _, _ in results}):
         windows = [result.table for key, _, result in results if key.protocol == protocol]

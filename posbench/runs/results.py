@@ -49,6 +49,7 @@ class ResultKey:
     anchor: int = 0  # the longest length that was scored on the same targets, tokens; 0 if targets never depend on it
 
     def __post_init__(self) -> None:
+        # In one order, so that equal settings give equal keys.
         object.__setattr__(self, "under", tuple(sorted(self.under)))
 
     @property

@@ -69,6 +69,7 @@ class Run:
         content = self.content("config.yaml")
         try:
             mapping = yaml.safe_load(content)
+            # Older runs recorded them, and `Config` refuses unknown keys.
             for group, name in _REMOVED_SETTINGS:
                 mapping.get(group, {}).pop(name, None)
             return Config.from_mapping(mapping)
@@ -95,6 +96,7 @@ class Run:
     def is_finished(self) -> bool:
         """Return True if training reached its last step."""
         try:
+            # A damaged manifest says nothing, so the run counts as not finished.
             return self.manifest.status == FINISHED
         except DamagedFile:
             return False
@@ -123,6 +125,7 @@ class Run:
         """Return the run's tokenizer. Raises: ConfigError if its file is missing or has another fingerprint."""
         from posbench.data.text.tokenizer import read_file, tokenizer_in
 
+        # A subject's tokenizer stays in the model's folder.
         if self.manifest.subject is not None:
             return read_file(self.config.tokenizer, ())
         return tokenizer_in(
@@ -189,6 +192,7 @@ class Run:
         """Return True if the run has a checkpoint, intact or not, or if a subject's folder exists."""
         if any((self.path / "checkpoints").glob("step=*")):
             return True
+        # A subject has no checkpoints, but the folder of its model.
         if not (self.path / "run.json").is_file():
             return False
         subject = self.manifest.subject
@@ -238,6 +242,7 @@ class Run:
 
         self.check_scheme_files(scheme_changed)
         config = self.config_under(under) if under else self.config
+        # Documents are told apart by BOS.
         bos_id = find_bos(self.tokenizer) if config.data.document_mask else None
         model = build_model(config, self.manifest.vocab_size, architecture, bos_id)
         weights = self.load_weights(at_step)
@@ -290,6 +295,7 @@ class Run:
             name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
                 row = read_row(str(changed[name]))
+                # The new scheme has the run's kind of attention unless it names one.
                 row = replace(row, attention=row.attention or self.config.scheme.attention)
                 layers = self.config.model.num_layers
                 old = [entry.attention for entry in layer_entries(self.config.scheme, layers)]

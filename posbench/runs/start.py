@@ -177,9 +177,9 @@ def continued_start(config: Config) -> Start | None:
 def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | None:
     """Return the weights to start from that `train.from_run` names, or None if it is not set.
 
-    Arguments: from_run, a finished run; a checkpoint's folder in a run (`<run>/checkpoints/step=00000200`); the folder
-    of a scheme's runs, for its only run or the run of the same seed; or a folder in Hugging Face's format.
-    Raises: ConfigError if `from_run` names no run with weights, or if its model has another architecture.
+    Arguments: from_run, a finished run; a checkpoint in a run (`<run>/checkpoints/step=00000200`); the folder of a
+    scheme's runs, for its only run or the run of the same seed; or a folder in Hugging Face's format.
+    Raises: ConfigError if it names no run with weights, or if its model has another architecture.
     """
     if from_run is None:
         return None

@@ -33,7 +33,7 @@ _unreachable: dict[str, str] = {}  # server -> error; this process does not ask 
 class Tracker:
     """The wandb run of a posbench run. Without one, as with `tracking=none`, every method does nothing.
 
-    `record`, which run.json stores as `wandb`, has id, project, mode (online, offline) and the folder of recordings.
+    `record` has id, project, mode (online, offline) and the folder of recordings.
     """
 
     def __init__(self, wandb_run: Any = None, record: dict[str, Any] | None = None, say: Say = print) -> None:
@@ -67,6 +67,7 @@ class Tracker:
     def finish(self, failed: bool = False) -> None:
         """Close the wandb run, as failed or not, within `tracking.init_timeout` seconds."""
         self._ask(lambda: self._run.finish(exit_code=int(failed)))
+        # A finished wandb run takes no more rows.
         self._run = None
 
     def _ask(self, action: Callable[[], object]) -> None:
@@ -89,6 +90,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
         return Tracker()
     folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
+    # A resumed run keeps its id.
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
     # Nothing about this machine's folders goes to the server.
@@ -125,6 +127,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
     rows = set()
+    # wandb's own program reads its recordings.
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
         for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():

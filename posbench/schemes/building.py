@@ -59,6 +59,7 @@ class Layers(JointProperties, nn.Module):
 
     @property
     def parts(self) -> list[Scheme]:
+        """Return the scheme of each layer, in order."""
         return list(self)
 
     @property
@@ -274,6 +275,7 @@ def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict
 
 
 def has_option(entry: Mapping[str, Any], option: str) -> bool:
+    """Return whether the class of a scheme has this option."""
     kind = str(entry.get("kind"))
     if parse_class_path(kind) is None and kind not in SCHEMES:
         return False

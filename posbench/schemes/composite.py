@@ -44,6 +44,7 @@ class JointProperties:
 
     @property
     def acts_on(self) -> frozenset[str]:
+        """Return the sites at which any of the schemes adds position."""
         return frozenset[str]().union(*(scheme.acts_on for scheme in self.parts))
 
     @property
@@ -52,6 +53,7 @@ class JointProperties:
         return min((scheme.longest for scheme in self.parts if scheme.longest is not None), default=None)
 
     def flops_per_token(self, length: int) -> float | None:
+        """Return the FLOPs per token of all schemes, or None if any is unknown."""
         flops = [scheme.flops_per_token(length) for scheme in self.parts]
         return None if None in flops else float(sum(count for count in flops if count is not None))
 
@@ -86,6 +88,7 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
 
     @property
     def parts(self) -> list[Scheme]:
+        """Return the combined schemes without repetitions."""
         return [member for member in self.members if isinstance(member, Scheme)]
 
     @property

@@ -14,8 +14,7 @@ class Cope(Scheme):
     """CoPE: add `q_i . e[p_ij] / sqrt(D)`, with `p_ij = sum_{t=j..i} sigmoid(q_i . k_t / sqrt(D))`, to the scores.
 
     p is limited to `positions - 1`. The vectors e [positions, D] are learned from 0 in each layer, shared by heads and
-    interpolated at fractional p. Dividing q . e by sqrt(D) follows the authors' code; the paper shows it only for q .
-    k.
+    interpolated at fractional p.
 
     Options: `positions`, the number of vectors (64 in the paper's language models).
     Raises: ConfigError unless it is a whole number above 1.
@@ -39,7 +38,8 @@ class Cope(Scheme):
         position = counted.flip(-1).cumsum(-1).flip(-1).clamp(max=len(self.e) - 1)  # [B, H, T, keys]
         lower = position.floor().long()
         D = self.shape.head_dim
-        # All whole positions at once, then the two around p: the vectors are few, pairs of query and key are many.
+        # All whole positions at once, then the two around p: the vectors are few, pairs of query and key are many. That
+        # q . e is divided by sqrt(D) too follows the authors' code; the paper shows it only for q . k.
         at_whole = q[..., :D].to(scores.dtype) @ self.e.to(scores.dtype).t() * D**-0.5  # [B, H, T, positions]
         low, high = at_whole.gather(-1, lower), at_whole.gather(-1, (lower + 1).clamp(max=len(self.e) - 1))
         added = torch.lerp(low, high, position - lower)

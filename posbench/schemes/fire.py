@@ -22,7 +22,7 @@ class Fire(Scheme):
 
     c and L are learned, positive by softplus; c starts at 0.1 (the authors' code), L at the training length. For
     queries at i > L the bias depends on i too, so it is not relative. The MLP's matrices are initialised like the
-    model's and its biases to 0 (the authors draw both uniformly), so units with a negative weight start inactive.
+    model's and its biases to 0.
 
     Options: `hidden`, hidden units of the MLP (32 in the paper). Raises: ConfigError unless a whole number above 0.
     """
@@ -37,6 +37,7 @@ class Fire(Scheme):
         self.c = nn.Parameter(torch.tensor(inverse_softplus(0.1)))
         self.L = nn.Parameter(torch.tensor(inverse_softplus(1.0)))  # unit: the training length
         self.hidden_weight = self.normal(hidden, 1)
+        # The authors draw weights and biases uniformly; with biases of 0, units with a negative weight start inactive.
         self.hidden_bias = nn.Parameter(torch.zeros(hidden))
         self.output_weight = self.normal(shape.num_heads, hidden)
         self.output_bias = nn.Parameter(torch.zeros(shape.num_heads))

@@ -17,9 +17,8 @@ class Fope(Hope):
     """FoPE: rotate q and k by `cos'_t = sum_s A_st cos(p w_s)` and `sin'_t = sum_s B_st sin(p w_s)` at position p.
 
     Sums are over frequencies w_s with periods up to the training length; slower pairs are not rotated (HoPE). Each key
-    head and its queries have one A and one B, shared by all layers: the identity plus fixed random numbers, which the
-    authors and Intern-S1-Pro do not train either. `cos'^2 + sin'^2` is not 1, and A is not B, so lengths change and
-    scores depend on i and j.
+    head and its queries have one A and one B, shared by all layers: the identity plus fixed random numbers. `cos'^2 +
+    sin'^2` is not 1, and A is not B, so lengths change and scores depend on i and j.
 
     Options: `base`; `gain`, which scales the random numbers (0.3 in the authors' code, 0.5 in Intern-S1-Pro, whose base
     is 5e6); `rescale` and `factor` of `Rotary`. Raises: ConfigError for a gain below 0.
@@ -45,6 +44,7 @@ class Fope(Hope):
         # Glorot's deviation, as torch counts the fans of a tensor [Hkv, kept, kept].
         std = self.gain * (2 / max(1, kept * (kept + heads))) ** 0.5
         # NumPy's old generator gives the same numbers everywhere and in every seed, like the constants of a definition.
+        # Fixed, because the authors and Intern-S1-Pro do not train them.
         drawn = std * np.random.RandomState(0).standard_normal((2, heads, kept, kept))
         for name, mix in zip(("cos_mix", "sin_mix"), drawn, strict=True):
             matrix = torch.eye(self.width // 2, dtype=torch.float64).repeat(heads, 1, 1)

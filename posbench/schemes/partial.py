@@ -67,14 +67,14 @@ class Clipped(Rotary):
     """Clipped RoPE: multiply the n slowest frequencies by `(1 + cos(pi m / (n - 1))) / 2`, m = 0 .. n - 1.
 
     Li et al. 2026 (arXiv 2602.05258) call it "CoPE" (soft clipping). n is the number of pairs with a period, 2 pi /
-    inv_freq tokens, above the training length. The authors' code clips 20 of Llama 3's 64 pairs; this definition clips
-    29.
+    inv_freq tokens, above the training length.
     """
 
     reads_length = True
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         inv_freq = super().frequencies(device)
+        # The authors' code clips 20 of Llama 3's 64 pairs; this definition clips 29.
         slow = 2 * math.pi / inv_freq > self.shape.positions_length
         m = (slow.cumsum(0) - 1).clamp(min=0).double()  # 0 up to and including the fastest slow pair
         # A single slow pair has m = 0 and stays unchanged; the clamp avoids 0 / 0.

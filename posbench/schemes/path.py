@@ -20,8 +20,7 @@ class Path(Scheme):
 
     `H_t = 1 - b_t w_t w_t^T` is the reflection at token t, `b_t = 2 sigmoid(u . x_t + c)`, and w_t is the unit vector
     along `B A x_t`, A [rank, C] and B [D, rank], x being the hidden states after the layer's norm. Each key head has
-    its own w and b. A, B and u are initialised like the model's matrices and c to 0. With fewer key heads than query
-    heads, the authors' map to w has full rank.
+    its own w and b. A, B and u are initialised like the model's matrices and c to 0.
 
     Options: `rank` (32 in the authors' code); `convolution`, the width of a short convolution over tokens (3 in the
     authors' code), or None: `B A x_t` becomes `silu(sum_n w_n B A x_{t-n})`, with a number w_n for each channel.
@@ -36,6 +35,7 @@ class Path(Scheme):
         super().__init__(shape)
         require_integer("rank", rank, 1, "32 is the authors'")
         self.A = self.normal(rank, shape.d_model)
+        # With fewer key heads than query heads, the authors' map to w has full rank.
         self.B = self.normal(shape.num_kv_heads * shape.head_dim, rank)
         self.u = self.normal(shape.num_kv_heads, shape.d_model)
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))
@@ -78,8 +78,6 @@ class Path(Scheme):
 def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """Return the unscaled scores `k_j^T H_(j+1) ... H_i q_i`, [B, H, Tq, T]; undefined for keys after the query.
 
-    In blocks (section 3.2 of arXiv 2505.16381): a product of reflections is `1 - W^T M W` with an upper triangular M.
-
     Arguments: q, the queries of the last Tq tokens, [B, H, Tq, D]; k and w [B, H, T, D]; b [B, H, T, 1].
     """
     T, rows = k.shape[2], q.shape[2]
@@ -87,7 +85,7 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     begin, padding = T - rows - first * BLOCK, -T % BLOCK
     q = F.pad(q, (0, 0, begin, padding)).unflatten(2, (-1, BLOCK))  # [B, H, blocks of queries, BLOCK, D]
     k, w, b = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
-    # M = (1 + b triu(W W^T))^-1 b, one for each block.
+    # In blocks (section 3.2 of the paper): a product of reflections is 1 - W^T M W, M = (1 + b triu(W W^T))^-1 b.
     between = b * (w @ w.mT).triu(1)
     identity = torch.eye(BLOCK, dtype=w.dtype, device=w.device)
     inverse = torch.linalg.solve_triangular(identity + between, identity * b, upper=True, unitriangular=True)  # M

@@ -18,8 +18,7 @@ class SelectiveRope(Scheme):
 
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
-    matrices and b to 0, so the scheme starts near RoPE. The paper's gate is omitted. The authors' code divides each
-    head's part of x by its own norm.
+    matrices and b to 0, so the scheme starts near RoPE. The paper's gate is omitted.
 
     Options: `base` and `rank` (500000 and 16, as in the authors' code); `convolution`, the width of a short convolution
     over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n w_n a_{l-n}`, with a
@@ -50,6 +49,7 @@ class SelectiveRope(Scheme):
         """Return the angle, [B, Hkv, T, D/2], that each token adds."""
 
         def angles(n: int) -> Tensor:
+            # The authors' code divides each head's part of x by its own norm.
             return F.linear(F.linear(F.normalize(earlier(n).to(self.V.dtype), dim=-1), self.V), self.u)
 
         selected = angles(0) if self.convolution is None else convolved(angles, self.convolution)

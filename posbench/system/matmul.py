@@ -1,8 +1,4 @@
-"""Multiply by weight matrices with the one of torch's two libraries that is faster on this processor.
-
-torch multiplies float32 matrices by MKL, which on AMD processors runs only AVX2 code. oneDNN, which torch also has,
-runs AVX-512 there: 250 instead of 111 GFLOP/s on a core of a Zen 5 (docs/internals/speed.md).
-"""
+"""Multiply by weight matrices with whichever of torch's two libraries is faster on this processor."""
 
 from __future__ import annotations
 
@@ -21,6 +17,8 @@ def _is_made_by(maker: str) -> bool:
     return info.is_file() and maker in info.read_text(encoding="utf-8", errors="replace")
 
 
+# torch multiplies float32 matrices by MKL, which on AMD processors runs only AVX2 code. oneDNN, which torch also has,
+# runs AVX-512 there: 250 instead of 111 GFLOP/s on a core of a Zen 5 (docs/internals/speed.md).
 _HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 IS_INTEL = _is_made_by("GenuineIntel")
 ONEDNN_IS_FASTER = _is_made_by("AuthenticAMD") and _HAS_AVX512 and torch.backends.mkldnn.is_available()

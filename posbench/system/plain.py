@@ -1,7 +1,4 @@
-"""Run our own gradient functions as plain code, so that `torch.func` can transform them (`posbench.training.stack`).
-
-Our `autograd.Function`s save memory and passes over tensors, but write into tensors and hide their computation.
-"""
+"""Run our own gradient functions as plain code, so that `torch.func` can transform them (`posbench.training.stack`)."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 
 import torch
 
+# Our `autograd.Function`s save memory and passes over tensors, but write into tensors and hide their computation.
 _state = {"plain": False}
 
 

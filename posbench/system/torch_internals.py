@@ -1,7 +1,4 @@
-"""Reach the parts of torch that are private, and keep two faults of its compiler out of what posbench compiles.
-
-Everything here was tried with torch 2.11 and 2.13. tests/system/test_torch_internals.py fails if a part disappears.
-"""
+"""Reach the parts of torch that are private, and keep two faults of its compiler out of what posbench compiles."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# Everything here was tried with torch 2.11 and 2.13. tests/system/test_torch_internals.py fails if a part disappears.
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

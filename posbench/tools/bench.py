@@ -101,8 +101,8 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
 
     Arguments: words, overrides that choose the model and the batch; rounds, how often each scheme is timed, in turn;
     steps, training steps per turn.
-    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes (parameters, FLOPs per token, cache
-    bytes), the medians of tokens per second and of the ratio to the first scheme, and MFU.
+    Returns: device, matrix-product rate (FLOP/s), and for each scheme its sizes, the medians of tokens per second and
+    of the ratio to the first scheme, and MFU.
     """
     keep_freed_memory()
     torch.compiler.reset()

@@ -38,11 +38,13 @@ class RunSummary(NamedTuple):
 
 def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
     """Return the runs that are in a run folder, or all runs if every one is in a pack (zip)."""
+    # Only packed runs: then there is nothing else to show.
     return [run for run in runs if not isinstance(run, PackedRun)] or runs
 
 
 def exit_status(rows: Sequence[RunSummary]) -> int:
     """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted)."""
+    # A failure is worth more than a run that is not finished.
     states = {row.state for row in rows}
     if states & {*FAILED}:
         return 1
@@ -93,6 +95,7 @@ def summarise(run: Run) -> RunSummary:
     if state == FINISHED:
         share, tokens = 1.0, manifest.tokens or None  # a subject has no steps, and its tokens are not known
     else:
+        # A run without a line in its log has taken no step.
         last = rows[-1] if rows else {"step": 0, "tokens": 0}
         share, tokens = last["step"] / manifest.num_steps, last["tokens"]
     losses = [row["loss"] for row in rows if row["kind"] == "validation"]
@@ -139,6 +142,7 @@ def _lengths(evaluated: Sequence[ResultKey]) -> str:
         lengths.setdefault((key.protocol, key.data), []).append(key.length)
     parts = []
     for (protocol, data), of_protocol in lengths.items():
+        # One length is its own shortest and longest.
         ends = sorted({min(of_protocol), max(of_protocol)})
         part = f"{protocol} {'-'.join(map(short_length, ends))}"
         if data:

@@ -83,9 +83,9 @@ def plan(
 ) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a GPU in `posbench.system.device.DATASHEET`; mfu, the share of its FLOP/s that training reaches;
-    gpus, each training one run at a time; time_here, True to time a few steps on this machine; search, True to plan
-    `posbench tune WORDS` instead.
+    Arguments: device, a GPU in `DATASHEET`; mfu, the share of its FLOP/s that training reaches; gpus, each training one
+    run at a time; time_here, whether to time a few steps on this machine; search, whether to plan `posbench tune WORDS`
+    instead.
     Raises: ConfigError for an unknown device, and for words that train would refuse.
     """
     if device not in DATASHEET:
@@ -96,11 +96,13 @@ def plan(
     detects = ""
     schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     if search:
+        # A search has more runs for a scheme than the sweep has seeds.
         seeds = runs_per_scheme(first.experiment.planned_seeds)
         detects = _detectable(first, len(schemes))
     costs = []
     for (config, steps_of_trunk), architecture in zip(rows, architectures, strict=True):
         costs.append(_cost(config, architecture, steps_of_trunk))
+    # Only text in the cache tells its size.
     text, epochs = find_prepared(first), None
     if text is not None:
         epochs = costs[0].tokens / text.train.num_tokens
@@ -112,6 +114,7 @@ def plan(
     if time_here:
         machine, machine_rate = _time_machine(first, architectures[0], mfu)
     runs = seeds * len(configs)
+    # The scheme's own parameters are AdamW's, so shares differ.
     muon_shares = {}
     for config, cost in zip(configs, costs, strict=True):
         if config.train.optimizer == "muon":
@@ -179,6 +182,7 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
+    # Seeds and swept values are given anew for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     trunks, others = [], []
     for values in itertools.product(*swept.values()):
@@ -213,6 +217,7 @@ class Cost:
 
 def _cost(config: Config, architecture: Architecture, steps_of_trunk: int = 0) -> Cost:
     entries, train = vocab_size(config), config.train
+    # The trunk has taken the first steps, so they cost nothing again.
     num_steps = train.num_steps - steps_of_trunk
     tokens = num_steps * train.tokens_per_step
     flops = tokens * training_flops_per_token(architecture, entries)
@@ -289,6 +294,7 @@ def _runs_text(plan: Plan) -> str:
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     if settings == 1:
         return text
+    # Each trunk has all branches.
     are_branches = settings == 1 + len(plan.first.train.branch_tokens)
     kind = "lengths (each run and its branches)" if are_branches else "other settings"
     return f"{text} x {settings} {kind}"

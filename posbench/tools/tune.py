@@ -2,9 +2,8 @@
 
     runs/demo-tune/lr=0.005/<scheme>/seed=0/    an ordinary run of the experiment at one of the rates
 
-The search is the same for all schemes (docs/statistics.md): five rates around `train.lr`, a factor of two apart, with
-two seeds each; then the two rates with the lowest mean loss get `experiment.planned_seeds` seeds. A search that was
-stopped goes on when the same command is given again.
+`posbench.analysis.search` defines the search (docs/statistics.md). A search that was stopped goes on when the same
+command is given again.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ class Tuning:
         """Return {(rate, seed): schemes} for the missing runs that can be trained now, in the order of seeds."""
         search = self.search()
         missing: dict[tuple[int, float], list[str]] = {}
+        # By seed, so that all rates have their first seed before any has its second.
         for scheme in self.schemes:
             for rate, seed in search.missing(scheme, self.rates):
                 missing.setdefault((seed, rate), []).append(scheme)
@@ -85,6 +85,7 @@ def tune(
     if not refused:
         tunings = [_tuning(words, swept, data) for data in swept.get("data", [""])]
     if len({tuning.folder for tuning in tunings}) < len(tunings):
+        # Two texts under one name would share the folder of the search.
         refused.append("data (under one experiment_name)")
     if refused:
         raise ConfigError(
@@ -107,6 +108,7 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     if data:
         others = [word for word in words if word.partition("=")[0] != "data"]
         words = [*others, f"data={data}"]
+    # The last scheme that was named counts, as on the command line of `train`.
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
     common = [word for word in words if word.partition("=")[0] not in ("scheme", "seed")]

@@ -3,7 +3,7 @@
 A small grouped-query decoder with random weights is built under the scheme (`random_model`) and tested in float64:
 
     shift   do logits stay the same if all positions grow by 37 (relative; tested 1,024 tokens out too), or do they
-            clearly change (absolute), as promised? (if rotations grow by more than a radian per token, divided by that)
+            clearly change (absolute), as promised?
     norm    does the scheme keep the lengths of q, k, v and o, if it promises to?
     trip    does the inverse rotation undo the rotation at each rotated site?
     offset  with values and outputs rotated, is the output sum_j a_ij R_(j-i) v_j?

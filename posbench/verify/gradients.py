@@ -1,8 +1,4 @@
-"""Are gradients right? Check a scheme's parameters on every kernel, and all weights on the code paths of training.
-
-Compiled code on a GPU differs a lot from uncompiled code: it uses FlexAttention for biases and fuses many operations
-into one kernel.
-"""
+"""Are gradients right? Check a scheme's parameters on every kernel, and all weights on the code paths of training."""
 
 from __future__ import annotations
 
@@ -133,6 +129,8 @@ def training_errors(
         set_kernels(narrow, [None for _ in narrow.architecture.kinds])
         narrow.piece = None
         if mode == "compiled":
+            # Compiled code on a GPU differs a lot from uncompiled code: it uses FlexAttention for biases and fuses many
+            # operations into one kernel.
             torch.compiler.reset()
             narrow.compile_blocks()
             with torch.enable_grad():

@@ -68,7 +68,7 @@ def _composed(scheme: str, overrides: Sequence[str]) -> Config:
 
 @cache
 def _decoder(overrides: tuple[str, ...]) -> Config:
-    """Return the configuration of the small decoder, composed once. Callers must not change it."""
+    # Composed once; callers must not change it.
     return compose([*MODEL, *overrides])
 
 
@@ -180,6 +180,7 @@ class RandomModel:
 
     @property
     def length(self) -> int:
+        """Return T, the number of tokens."""
         return self.tokens.shape[1]
 
     @property

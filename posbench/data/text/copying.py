@@ -17,8 +17,8 @@ _TOKENS = 1 << 17  # tokens of the text to sample
 def copied_share(split: Split, length: int) -> NDArray[np.float64]:
     """Return the share of tokens that copying earlier text predicts correctly, [len(MATCHES), len(DISTANCES)].
 
-    Before each token the copier looks through the last `length` tokens for the longest match of the tokens just read,
-    more than DISTANCES tokens back and at least MATCHES tokens long, and predicts the token after it.
+    The copier looks through the last `length` tokens for the longest match of the tokens just read, more than DISTANCES
+    tokens back and at least MATCHES tokens long, and predicts the token after it.
     """
     size = min(2 * length, len(split.tokens))
     count = max(1, min(_TOKENS, len(split.tokens)) // size)

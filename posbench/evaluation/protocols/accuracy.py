@@ -1,7 +1,6 @@
 """Score the answers of a task: the share that is right given the true tokens before them, by length in items.
 
-Greedy decoding solves a problem exactly if each of its answers is right given the true tokens before it. So `exact`,
-the share of problems with no wrong answer, is also the score of generation.
+So `exact`, the share of problems with no wrong answer, is also the score of greedy decoding.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class ByLength(Windowed):
         """Return a section on perplexity by length for each text, and one on options changed at evaluation."""
         sections = []
         texts = {*compared.at(self.name, text=None, under=None)["text"]}
+        # Texts of which every figure is missing still need their note.
         texts |= {text for protocol, text in compared.holes if protocol == self.name}
         for text in sorted(texts):
             cells, holes = compared.at(self.name, metric="loss", text=text), compared.holes.get((self.name, text), [])
@@ -74,6 +75,7 @@ class ByLength(Windowed):
 
     def _other_options(self, compared: ComparedRuns) -> list[Section]:
         cells = compared.at(self.name, metric="loss", under=None)
+        # One changed option each; several at once would need a table of their own.
         cells = cells[~cells["under"].str.contains(" ") & ~cells["under"].isin(MARKS)]
         # At the longest length that was scored with a changed option.
         length = cells.loc[cells["under"] != "", "length"].max()
@@ -90,6 +92,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     Both are in nats: the change from the training length, and the gap to the baseline. Arguments: every_length, whether
     to show lengths that are neither a multiple nor a part of the training length.
     """
+    # Lengths just past the training length are shown only if asked for.
     T, lengths = compared.training_length, sorted(set(cells["length"]))
     shown = [n for n in lengths if every_length or n % T == 0 or T % n == 0] or lengths
     cells = in_order(cells, compared.schemes, "length").assign(half=shown_half(cells, T))
@@ -110,6 +113,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
             doubt = at_longest[f"{name}_documents"]
         frame[title], frame[f"{title}: half"] = at_longest[name].to_numpy(), doubt.to_numpy()
         formats[title] = Format(half=f"{title}: half", sign=True)
+    # The baseline's gap to itself is 0 at every length.
     frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
     return Table(frame, formats)
 
@@ -163,6 +167,7 @@ def options_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
     cells = cells.dropna(subset="perplexity")
     of_scheme = cells.groupby("scheme")["perplexity"]
     cells = cells.assign(is_best=cells["perplexity"] == of_scheme.transform("min"))
+    # A scheme with one option only has nothing to compare.
     cells = cells[of_scheme.transform("size") > 1]
     titles = {option: option.partition("=")[2] or "as trained" for option in sorted(set(cells["under"]))}
     return pivot(in_order(cells, compared.schemes), titles, "under", "perplexity", Format("perplexity", bold="is_best"))

@@ -12,7 +12,7 @@ Stored rows have, for each window, layer and head, a `value` that is a sum over 
                  2024, arXiv 2410.06205)
 
 Queries are the tokens of a window's second half, so that each sees distances up to half the length; norms are over all
-tokens. Windows of a task are problems of the longest trained length, without an induction score.
+tokens. Windows of a task are problems, by default of the longest trained length, and have no induction score.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Mechanism(EvalProtocol):
             raise ConfigError(f"protocol mechanism reads attention weights, and attention of kind {kinds[0]} has none")
 
     def settings(self, config: Config) -> EvaluationConfig:
+        """Return the settings with at most WINDOWS windows."""
         return replace(config.evaluation, windows=min(WINDOWS, config.evaluation.windows))
 
     def score(

@@ -14,8 +14,8 @@ from posbench.evaluation.windows import Window
 class Nonoverlapping(ByLength):
     """Evaluation protocol that scores windows back to back, on the same text at every length.
 
-    Stretches of `anchor` tokens, the longest length, are cut. Longer windows score better even for a model that ignores
-    the additional context, because fewer targets are near a window's start.
+    The text is in stretches of `anchor` tokens, the longest length. Longer windows score better even for a model that
+    ignores the additional context, because fewer targets are near a window's start.
     """
 
     name = "nonoverlapping"

@@ -67,8 +67,7 @@ COPYABLE_ORDER = "copyable_order"  # metric: lost_order over copyable targets on
 class Order(EvalProtocol):
     """Evaluation protocol for the order of distant tokens: how much the loss rises if it is destroyed.
 
-    The first half of each window is shuffled, or replaced by another document's tokens, and targets in the second half
-    are scored.
+    Targets are in the second half of each window.
     """
 
     name = "order"
@@ -286,13 +285,14 @@ def flip_test(difference: np.ndarray) -> float:
     """Return the exact two-sided p of a sign-flip test that the mean of `difference` (one number per seed) is 0.
 
     If two schemes are equal, each seed's difference is equally often positive and negative, whatever the distribution
-    of times and the censoring at one budget. (A paired log-rank test has a normal approximation: for five pairs that
-    agree it gives 0.025, but the exact value is 2 of 2^5 choices, 0.0625.)
+    of times and the censoring at one budget.
     """
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
     choices = np.arange(2 ** len(difference))[:, None]
     signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
+    # A paired log-rank test has a normal approximation: for five pairs that agree it gives 0.025, but the exact value
+    # is 2 of 2^5 choices, 0.0625.
     rounding = 1e-9 * np.abs(difference).sum()
     # p is the share of all choices of signs whose mean is at least as far from 0.
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
@@ -416,8 +416,8 @@ def bucket_edges(distances: int) -> np.ndarray:
 def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int], split: Split) -> pd.DataFrame:
     """Return a table, a row per document and bucket of d, the distance to the shuffled or replaced first half.
 
-    Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the number and the
-    sums of copyable targets. Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
+    Columns: document, bucket_start, bucket_end (exclusive), targets, the sums of LOSSES in nats, and the same of
+    copyable targets. Arguments: losses, [sequences, windows, d]; is_copyable, [windows, d].
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)

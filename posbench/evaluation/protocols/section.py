@@ -159,8 +159,8 @@ def pivot(
 ) -> Table:
     """Return a table with a row per scheme, in the order of `cells`, and a column per title.
 
-    Arguments: titles, {value of `column`: title}, in the order to show; value, the column of the figures; format, of
-    the figures, whose `half`, `after` and `bold` name columns of `cells`.
+    Arguments: titles, {value of `column`: title}, in the order to show; value, the column of the figures; format, whose
+    `half`, `after` and `bold` name columns of `cells`.
     """
     format = format or Format()
     schemes = list(dict.fromkeys(cells["scheme"]))

@@ -22,6 +22,8 @@ _INPUTS = ("q", "k", "v", "positions", "sinks", "distances")
 
 
 class Verdict(NamedTuple):
+    """What a port's values of one entry are."""
+
     entry: str
     tensors: str  # names of the compared ones
     distance: float  # the largest; inf for another shape

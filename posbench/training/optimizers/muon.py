@@ -4,9 +4,9 @@ For the gradient G of one matrix [r, c], with momentum m, rate e and weight deca
 
     M <- m M + (1 - m) G        U = orthogonal((1 - m) G + m M)        W <- (1 - e w) W - e 0.2 sqrt(max(r, c)) U
 
-The update is Moonlight's (arXiv 2502.16982): its root mean square is about AdamW's, so both take the same rates. It
-trains the matrices of attention and SwiGLU; AdamW trains the rest: embeddings, gains, biases, and all of a position
-scheme or a kind of attention.
+The update is Moonlight's (arXiv 2502.16982): its root mean square is about AdamW's, so both take the same rates. AdamW
+trains all but the matrices of attention and SwiGLU: embeddings, gains, biases, and all of a scheme or a kind of
+attention.
 """
 
 from __future__ import annotations
