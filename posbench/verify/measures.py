@@ -119,7 +119,7 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
     pos = scheme.prepare(torch.arange(T), T)
     frequencies = tuple(scheme.angles(torch.ones(1), T)[0].tolist())
     q, k, v = (getattr(scheme, site)(x[site], pos) for site in "qkv")
-    o = scheme.o(kind.attend(q, k, v, Scoring(kind.scale)), pos)[0]
+    o = scheme.o(kind.attend(q, k, v, Scoring(kind.scale, sink=kind.sink)), pos)[0]
     # Explicit matrices, and one query at a time, as in the definition.
     R = {p: rotation(p, D, frequencies) for p in range(1 - T, T)}
 
