@@ -193,20 +193,12 @@ def train(
     A Hydra application: `posbench train scheme=vo_rope`, `posbench train -m scheme=nope,qk_rope seed=0,1`,
     `posbench train -m experiment=demo` (the sweep the experiment names), `posbench train --cfg job`.
     """
-    from posbench.composition.sweep import run_application, show_outcomes
+    from posbench.composition.sweep import SweepJob, run_application, show_outcomes
     from posbench.runs.tracking import offline_hint
 
     overrides = [*(words or []), *ctx.args, *_in_parallel(jobs)]
-    outcomes = run_application(
-        "posbench train",
-        overrides,
-        _train_job,
-        say,
-        lambda folder: run_at(folder).is_finished,
-        _check_job,
-        _stacks,
-        _train_stack,
-    )
+    task = SweepJob(_train_job, say, lambda folder: run_at(folder).is_finished, _check_job, _stacks, _train_stack)
+    outcomes = run_application("posbench train", overrides, task)
     # The table of runs comes before errors, which stay last on the screen.
     show_outcomes(outcomes, console())
     trained = [outcome.result for outcome in outcomes if outcome.error is None and not outcome.was_finished]
@@ -268,8 +260,8 @@ def plan(
     """
     from posbench.tools import plan as planning
 
-    planned = planning.plan(_words(words, ctx, config_dir), device, mfu, gpus, time_here=True, search=search)
-    planning.show(planned, console())
+    planned = planning.plan(_words(words, ctx, config_dir), search)
+    planning.show(planned, device, mfu, gpus, console())
 
 
 @app.command(context_settings=HYDRA)

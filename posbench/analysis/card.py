@@ -6,8 +6,8 @@ the upper end of the 95 % interval over documents is at most RISE nats; it rises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def card_of(run: Run) -> Card | None:
         order_longest=farthest,
         rescaling=_rescaling(losses, usual.get(reference or 0)),
         reference=reference,
-        base=_base(losses, T),
+        base=_choice(losses, "base", True, T),
         heads=heads,
     )
 
@@ -258,21 +258,21 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
     return reach, farthest
 
 
-def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, at_most: int | None) -> Choice | None:
-    wanted = {length for length, options in losses if len(options) == 1 and is_wanted(options[0])}
-    within = {length for length in wanted if at_most is None or length <= at_most} or wanted
-    if not within:
+def _choice(losses: Losses, name: str, with_usual: bool, at_most: int | None) -> Choice | None:
+    # The best at the longest length that has options of this name; `with_usual`, the model as it is may be best.
+    at_length: dict[int, dict[str, Result]] = {}
+    for (length, options), result in losses.items():
+        if len(options) == 1 and options[0].partition("=")[0].endswith(name):
+            at_length.setdefault(length, {})[options[0]] = result
+    within = [length for length in at_length if at_most is None or length <= at_most]
+    length = max(within or at_length, default=0)
+    if not length:
         return None
-    length = max(within)
-    scored = {}
-    for (at, options), result in losses.items():
-        is_usual = with_usual and not options
-        if at == length and (is_usual or (len(options) == 1 and is_wanted(options[0]))):
-            option = " ".join(options)  # "" for the model as it is
-            scored[option] = result
+    scored, usual = at_length[length], losses.get((length, ()))
+    if with_usual and usual is not None:
+        scored = {"": usual} | scored
     best = min(scored, key=lambda option: scored[option].loss)
     # The difference is to the model as it is; it stays 0 if that is the best.
-    usual = losses.get((length, ()))
     apart = Difference(0.0, 0.0)
     if usual is not None:
         apart = difference(scored[best].windows, usual.windows)
@@ -280,15 +280,11 @@ def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, 
 
 
 def _rescaling(losses: Losses, reference: Result | None) -> Choice | None:
-    choice = _choice(losses, lambda option: option.partition("=")[0].endswith("rescale"), False, None)
+    choice = _choice(losses, "rescale", False, None)
     if choice is None or reference is None:
         return None
     apart = difference(losses[choice.length, (choice.best,)].windows, reference.windows)
-    return Choice(choice.length, choice.best, choice.options, apart)
-
-
-def _base(losses: Losses, trained: int) -> Choice | None:
-    return _choice(losses, lambda option: option.partition("=")[0].endswith("base"), True, trained)
+    return replace(choice, difference=apart)
 
 
 def _heads(windows: pd.DataFrame) -> dict[str, Head]:

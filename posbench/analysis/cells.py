@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.statistics import Floats, document_error, interval
+from posbench.analysis.statistics import Floats, document_error, interval_of
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
+from posbench.evaluation.protocols.section import where
 from posbench.runs.results import MARKS
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -113,6 +114,11 @@ def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
     sums = rows.groupby(list(by), observed=True)[["value", "count"]].sum()
     return sums["value"] / sums["count"]
+
+
+def as_trained(rows: pd.DataFrame, runs: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """Return the rows of these runs on their own text, as trained, in which the columns have the values passed here."""
+    return where(rows[rows["run"].isin(runs.index)], under="", text="", at_step=0, **equal)
 
 
 def on_the_same_targets(
@@ -240,10 +246,6 @@ def _figures(
         for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
             rows[scheme] |= difference
     return rows.values()
-
-
-def interval_of(name: str, values: Any) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:

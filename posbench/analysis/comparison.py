@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
-from posbench.analysis.cells import interval_of, means, measure
+from posbench.analysis.cells import means, measure
 from posbench.analysis.families import planned_tests
 from posbench.analysis.long_range_order import LongRangeOrder, long_range_order
 from posbench.analysis.options import MARGIN
@@ -22,6 +22,7 @@ from posbench.analysis.statistics import (
     ROUNDING,
     compare,
     fixed_pairs,
+    interval_of,
     verdict,
 )
 from posbench.analysis.table import config_of
@@ -41,6 +42,9 @@ class Comparison(ComparedRuns):
     long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
+    primary: Sequence[str]  # groups of schemes whose pairs the experiment fixed before training
+    split_in_two: list[str]  # schemes of which only some seeds use the order of distant tokens by the end
+    late_at_best: list[str]  # schemes with late seeds at the best of their kept rates only: their pairs are open
     left_out: list[str]  # runs that are not compared, and why
     notes: list[str]
 
@@ -51,8 +55,7 @@ class Comparison(ComparedRuns):
     @property
     def ranked(self) -> list[str]:
         """Return the schemes that have enough seeds to be ranked."""
-        # More seeds are needed if some scheme's seeds split in two: only some use the order of distant tokens.
-        fewest = ENOUGH_SEEDS if self.split_in_two else FEWEST_SEEDS
+        fewest = fewest_seeds(self.split_in_two)
         return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
 
     @property
@@ -90,11 +93,6 @@ class Comparison(ComparedRuns):
         return undecidable
 
     @property
-    def late_at_best(self) -> list[str]:
-        """Return the schemes with late seeds at the best of their kept rates only: their pairs are open."""
-        return late_at_best(self.search, self.schemes)
-
-    @property
     def constant_pairs(self) -> list[tuple[str, str]]:
         """Return the pairs whose losses differ by the same amount with every seed, which are not tested."""
         tested = self.pairs[self.pairs["p_claimed"].notna() & (self.pairs["difference"] > 0)]
@@ -110,20 +108,15 @@ class Comparison(ComparedRuns):
             return "at this rate"
         return "at these rates"
 
-    @property
-    def split_in_two(self) -> list[str]:
-        """Return the schemes of which only some seeds use the order of distant tokens by the end."""
-        return split_in_two(self.runs)
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """Return the first run's configuration as nested dicts, for settings that all runs share."""
         return config_of(str(self.runs["path"].iloc[0]))
 
     @property
-    def num_fixed_pairs(self) -> int:
-        """Return the number of pairs of schemes that the experiment fixed before training."""
-        return len(fixed_pairs(self.config.get("experiment", {}).get("primary") or ()))
+    def fixed(self) -> set[frozenset[str]]:
+        """Return the pairs of schemes that the experiment fixed before training."""
+        return fixed_pairs(self.primary)
 
     @cached_property
     def ranking(self) -> pd.DataFrame:
@@ -191,13 +184,15 @@ def build(
     if summary.get("damaged") is not None:
         for text in summary["damaged"].dropna():
             notes += text.splitlines()
-    second, at_second = None, None
+    second, at_second, late = None, None, list[str]()
     if search and search.is_complete(losses.columns):
         second = search.second(losses.columns).reindex(losses.index)
         at_second = _runs_at_second_rates(summary, search, losses.columns)
-    fewest = ENOUGH_SEEDS if split_in_two(runs) else FEWEST_SEEDS
+        late = [str(scheme) for scheme in losses if search.is_late_at_best(str(scheme))]
+    split = split_in_two(runs)
+    fewest = fewest_seeds(split)
     tests, primary = planned_tests(runs["path"]), experiment.get("primary") or ()
-    pairs = compare(losses, second, margin, primary, fewest, tests, late_at_best(search, list(map(str, losses))))
+    pairs = compare(losses, second, margin, primary, fewest, tests, late)
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -210,6 +205,9 @@ def build(
         long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest),
         search=search,
         planned_tests=tests,
+        primary=primary,
+        split_in_two=split,
+        late_at_best=late,
         left_out=left_out,
         notes=notes,
         holes=holes,
@@ -237,11 +235,9 @@ def split_in_two(runs: pd.DataFrame) -> list[str]:
     return [str(s) for s, onsets in scored.groupby("scheme")["onset_tokens"] if np.isfinite(onsets).nunique() > 1]
 
 
-def late_at_best(search: RateSearch | None, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes with seeds that use no long-range order at the best kept rate only; [] without a search."""
-    if search is None or not search.is_complete(schemes):
-        return []
-    return [scheme for scheme in schemes if search.is_late_at_best(scheme)]
+def fewest_seeds(split_in_two: Sequence[str]) -> int:
+    """Return how many seeds a ranked scheme needs: more if the seeds of some scheme split in two."""
+    return ENOUGH_SEEDS if split_in_two else FEWEST_SEEDS
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:

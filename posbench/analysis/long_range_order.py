@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
-from posbench.analysis.cells import means
+from posbench.analysis.cells import as_trained, means
 from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm
 from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST, LOST_IDENTITY, LOST_ORDER
+from posbench.evaluation.protocols.section import where
 
 _PAIRS = {  # columns of `statistics.compare` and their names here
     "left": "more",
@@ -83,15 +83,14 @@ def long_range_order(
     Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None; primary and
     fewest, as of `compare`.
     """
-    far = (cells["protocol"] == "order") & (cells["first"] == FAR_FIRST) & (cells["last"] == FAR_LAST)
-    far &= (cells["under"] == "") & (cells["text"] == "")
-    lengths = cells.loc[far & (cells["metric"] == LOST_ORDER), "length"].unique()
+    far = where(cells, protocol="order", first=FAR_FIRST, last=FAR_LAST, under="", text="")
+    lengths = far.loc[far["metric"] == LOST_ORDER, "length"].unique()
     if not len(lengths):
         return None
     training_length = int(runs["train.context_length"].iloc[0])
     # At the scored length nearest to the training length.
     length = min(lengths, key=lambda n: abs(n - training_length))
-    at_length = cells[far & (cells["length"] == length)]
+    at_length = far[far["length"] == length]
 
     def worth(metric: str) -> Worth | None:
         figures = at_length[at_length["metric"] == metric]
@@ -113,10 +112,8 @@ def long_range_order(
 
 
 def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
-    is_here = rows["run"].isin(runs.index) & (rows["protocol"] == "order") & (rows["length"] == length)
-    is_here &= (rows["first"] == FAR_FIRST) & (rows["last"] == FAR_LAST) & (rows["metric"] == metric)
-    is_here &= (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0)
-    by_seed = means(rows[is_here], ["seed", "scheme"]).unstack()
+    here = as_trained(rows, runs, protocol="order", length=length, first=FAR_FIRST, last=FAR_LAST, metric=metric)
+    by_seed = means(here, ["seed", "scheme"]).unstack()
     by_seed.columns = list(map(str, by_seed.columns))
     return by_seed
 
@@ -129,9 +126,7 @@ def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataF
             p.append(float(beats(0 * worth, [worth])))  # paired with zeros: a t-test of the mean against 0
         else:
             p.append(math.nan)
-    tested = np.isfinite(p)
-    corrected = np.array(p)
-    corrected[tested] = holm(corrected[tested])
+    corrected = holm(p)
     # The interval over documents must be above 0 too: seeds share their windows, so one test alone could show a chance
     # of them.
     is_above = figures["value"] - figures["value_documents"] > 0

@@ -50,16 +50,22 @@ def interval(values: Any) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def holm(p: Floats, size: int = 0) -> Floats:
-    """Return the p-values after Holm's correction (1979), in the given order.
+def interval_of(name: str, values: Any) -> dict[str, float]:
+    """Return what `interval` returns, as `{name}`, `{name}_low` and `{name}_high`."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
 
-    Arguments: size, the number m of planned tests, if it is larger than len(p).
+
+def holm(p: Any, size: int = 0) -> Floats:
+    """Return the p-values after Holm's correction (1979), in the given order; NaN stays, and does not count.
+
+    Arguments: size, the number m of planned tests, if it is larger than the number of p-values.
     """
     p = np.asarray(p, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
+    count = int(np.isfinite(p).sum())
+    order = np.argsort(p, kind="stable")[:count]  # NaN is last
+    adjusted = np.full_like(p, math.nan)
     # Sorted upwards, the i-th of m is multiplied by m - i + 1; the products are made monotone and at most 1.
-    factors = max(size, len(p)) - np.arange(len(p))
+    factors = max(size, count) - np.arange(count)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
     return adjusted
 
@@ -153,9 +159,7 @@ def compare(
         is_claimed, planned = is_fixed, len(fixed)
     # Only claimed pairs are corrected, for all that were planned.
     for p in ("p", "p_at_rates", "p_equal"):
-        tested = is_claimed & pairs[p].notna().to_numpy(bool)
-        pairs[f"{p}_claimed"] = math.nan
-        pairs.loc[tested, f"{p}_claimed"] = holm(pairs.loc[tested, p].to_numpy(float), planned)
+        pairs[f"{p}_claimed"] = holm(pairs[p].where(is_claimed), planned)
     level = LEVEL / max(1, planned, int(is_claimed.sum()))
     rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
@@ -186,56 +190,48 @@ def _at_both(
     return float(beats(left_best, [right_best, right_second])), p_equal
 
 
-def interaction(
-    first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple[str, str]], fewest: int = FEWEST_SEEDS
-) -> pd.DataFrame:
+def interaction(first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
 
     Columns: left, right, seeds, first_gap, second_gap (loss of `right` minus `left`), difference (first minus second
-    gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer seeds than `fewest`.
+    gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer than FEWEST_SEEDS seeds.
     """
     rows = []
     for left, right in pairs:
         gaps = pd.DataFrame({"first": first[right] - first[left], "second": second[right] - second[left]}).dropna()
         differences = (gaps["first"] - gaps["second"]).to_numpy(float)
-        mean, low, high = interval(differences)
-        row = {"left": left, "right": right, "seeds": len(gaps), "difference": mean}
-        row |= {"difference_low": low, "difference_high": high, "p": math.nan}
+        row = {"left": left, "right": right, "seeds": len(gaps)} | interval_of("difference", differences)
         row |= {f"{group}_gap": float(values.mean()) for group, values in gaps.items()}
-        if len(gaps) >= fewest:
-            oriented = differences if mean >= 0 else -differences
-            row["p"] = float(beats(0 * oriented, [oriented]))  # paired with zeros: a test of the mean against 0
-        rows.append(row)
+        rows.append(row | {"p": _differs(differences)})
     columns = ["left", "right", "seeds", "first_gap", "second_gap", "difference"]
     table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
-    is_tested = table["p"].notna()
-    table.loc[is_tested, "p"] = holm(table.loc[is_tested, "p"].to_numpy(float), len(table))
-    return table
+    return table.assign(p=holm(table["p"], len(table)))
 
 
-def steps(losses: pd.DataFrame, fewest: int = FEWEST_SEEDS) -> pd.DataFrame:
+def steps(losses: pd.DataFrame) -> pd.DataFrame:
     """Return what each step from a column to the next does to the loss, paired by seed, and last their sum.
 
     Columns: left, right, seeds, change (nats) and its 95 % interval, and p, two-sided, with Holm's correction; NaN for
-    the sum, and with fewer seeds than `fewest`.
+    the sum, and with fewer than FEWEST_SEEDS seeds.
     """
     complete = losses.dropna()  # the same seeds for all steps, so that they add up
     pairs = [*zip(losses.columns, losses.columns[1:], strict=False), (losses.columns[0], losses.columns[-1])]
     rows = []
     for left, right in pairs:
         changes = (complete[right] - complete[left]).to_numpy(float)
-        mean, low, high = interval(changes)
-        oriented = changes if mean >= 0 else -changes
-        p = math.nan
-        if len(changes) >= fewest:
-            p = float(beats(0 * oriented, [oriented]))  # paired with zeros: a test of the mean against 0
-        row = {"left": left, "right": right, "seeds": len(changes), "change": mean, "p": p}
-        rows.append(row | {"change_low": low, "change_high": high})
+        row = {"left": left, "right": right, "seeds": len(changes)} | interval_of("change", changes)
+        rows.append(row | {"p": _differs(changes)})
+    rows[-1]["p"] = math.nan
     table = pd.DataFrame(rows)
-    tested = table["p"].notna() & (table.index < len(pairs) - 1)
-    table.loc[tested, "p"] = holm(table.loc[tested, "p"].to_numpy(float), len(pairs) - 1)
-    table.loc[~tested, "p"] = math.nan
-    return table
+    return table.assign(p=holm(table["p"], len(pairs) - 1))
+
+
+def _differs(values: Floats) -> float:
+    """Return the two-sided p-value of a t-test that the mean of `values` is 0; NaN for fewer than FEWEST_SEEDS."""
+    if len(values) < FEWEST_SEEDS:
+        return math.nan
+    above = values if values.mean() >= 0 else -values
+    return float(beats(0 * above, [above]))  # paired with zeros
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
@@ -244,8 +240,7 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
-    mean, low, high = interval(difference)
-    row = {"seeds": len(difference), "difference": mean, "difference_low": low, "difference_high": high}
+    row = {"seeds": len(difference)} | interval_of("difference", difference)
     if len(difference) < FEWEST_SEEDS:
         return row | {"sd": math.nan, "p_at_rates": math.nan, "p_equal": math.nan}
     tests = {"p_at_rates": float(beats(0 * difference, [difference])), "p_equal": equals([difference], margin)}

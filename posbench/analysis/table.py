@@ -263,14 +263,11 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    if "bucket_start" in columns:
+        return columns["bucket_start"], columns["bucket_end"] - 1  # the end is not in the range
     # Rows of whole windows have no range.
-    if not protocol.groups:
-        zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
-        return zeros, zeros
-    first, last = columns[protocol.groups[0]], columns[protocol.groups[-1]]
-    if len(protocol.groups) > 1:
-        last = last - 1  # the column has the end of the range, which is not in it
-    return first, last
+    zeros = np.zeros(len(columns[protocol.count_column]), np.int64)
+    return zeros, zeros
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:

@@ -20,14 +20,14 @@ from typing import Any
 import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
-from posbench.analysis.cells import means, on_the_same_targets
-from posbench.analysis.comparison import Comparison, baseline_of, build
+from posbench.analysis.cells import as_trained, means, on_the_same_targets
+from posbench.analysis.comparison import Comparison, baseline_of, build, fewest_seeds
 from posbench.analysis.families import planned_tests, record_tests
 from posbench.analysis.onset import decayed_points, worth
 from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.search import FIRST_SEEDS, choose_rates
-from posbench.analysis.statistics import ENOUGH_SEEDS, FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
+from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number, short_length
@@ -209,9 +209,8 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
     # Times -1: the lower value is the better one, as with losses.
     values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
     second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
-    primary = c.config.get("experiment", {}).get("primary") or ()
-    fewest = ENOUGH_SEEDS if c.split_in_two else FEWEST_SEEDS
-    pairs = compare(values, second, options.equal_below, primary, fewest, c.planned_tests)
+    fewest = fewest_seeds(c.split_in_two)
+    pairs = compare(values, second, options.equal_below, c.primary, fewest, c.planned_tests)
     return replace(c, losses=values, second=second, pairs=pairs)
 
 
@@ -258,9 +257,7 @@ def _is_below(path: str, folder: Path) -> bool:
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
     if (summary.get("data.source", summary["scheme"]) == "task").any():
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
-    # Only the loss as trained, on the run's own text.
-    is_final = (rows["text"] == "") & (rows["under"] == "") & (rows["at_step"] == 0)
-    validated = rows[is_final & (rows["protocol"] == VALIDATION.name)]
+    validated = as_trained(rows, summary, protocol=VALIDATION.name)
     compared = choose_rates(summary)[0]
     finished, _ = finished_runs(compared)
     runs = pd.concat([finished, compared[compared["status"] == DIED]]).sort_index()
@@ -512,9 +509,7 @@ def _beyond(
     # If several protocols scored it, the first by name counts.
     protocol = cells["protocol"].min()
     length = int(cells[cells["protocol"] == protocol]["length"].max())
-    is_of_runs = rows["run"].isin(c.runs.index) & (rows["protocol"] == protocol)
-    is_as_trained = (rows["under"] == "") & (rows["text"] == "") & (rows["at_step"] == 0) & (rows["metric"] == "loss")
-    scored = on_the_same_targets(rows[is_of_runs & is_as_trained], c.runs, {})
+    scored = on_the_same_targets(as_trained(rows, c.runs, protocol=protocol, metric="loss"), c.runs, {})
     losses = means(scored[scored["length"] == length], ["seed", "scheme"]).unstack()[list(names)].dropna()
     losses = _judged(losses, options)
     if losses.empty:

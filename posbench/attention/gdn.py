@@ -17,6 +17,7 @@ In Kimi Delta Attention (arXiv 2510.26692) a_t is a diagonal matrix: each channe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -157,19 +158,11 @@ class GatedDeltaRule(Kind):
         self.norm_weight = nn.Parameter(torch.ones(D))
 
     def mix(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        scheme: Scheme,
-        at: Placement,
-        cache: KVCache | None,
+        self, parts: Mapping[str, Tensor], x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> Tensor:
-        assert q is not None and k is not None and v is not None
         _, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         past = at.past(None if cache is None else cache.rows)
-        q, k, v = (self._convolved(part, tensor, past) for part, tensor in (("q", q), ("k", k), ("v", v)))
+        q, k, v = (self._convolved(part, parts[part], past) for part in self.parts)
         q, k = (part * (part.square().sum(-1, keepdim=True) + EPS).rsqrt() for part in (q, k))
         # Rotations come after the convolutions, which would mix channels rotated by different positions.
         q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)

@@ -188,18 +188,11 @@ class Kind(nn.Module, ABC):
 
     @abstractmethod
     def mix(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        scheme: Scheme,
-        at: Placement,
-        cache: KVCache | None,
+        self, parts: Mapping[str, Tensor], x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> Tensor:
         """Return the attention output [B, H, T, D]: each query's causal mix of values, changed by the scheme.
 
-        Arguments: q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, None for a part that the kind lacks; x and
+        Arguments: parts, q [B, H, T, D] and k, v [B, Hkv, T, D] before the hooks, as far as the kind has them; x and
         cache, as of `gates_and_positions`.
         """
 

@@ -8,6 +8,7 @@ channels that all heads share and that carries position ("decoupled RoPE"), with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -80,9 +81,14 @@ class Latent(_OwnKeys):
         self.norm_weight = nn.Parameter(torch.ones(latent))
 
     def _keys_and_values(
-        self, k: Tensor | None, v: Tensor | None, x: Tensor, scheme: Scheme, pos: Any, past: EarlierRows,
+        self,
+        parts: Mapping[str, Tensor],
+        x: Tensor,
+        scheme: Scheme,
+        pos: Any,
+        past: EarlierRows,
         cache: KVCache | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         H, D = self.shape.num_heads, self.shape.head_dim
         c = F.rms_norm(linear(x, self.W_c.to(x.dtype)), self.norm_weight.shape, self.norm_weight.to(x.dtype), EPS)
         shared = F.pad(linear(x, self.W_r.to(x.dtype)), (0, D - self._rotated))  # hooks get D channels
@@ -110,9 +116,14 @@ class Grouped(_OwnKeys):
         self.W_k, self.W_v = (nn.Parameter(torch.empty(kv_heads * shape.head_dim, shape.d_model)) for _ in range(2))
 
     def _keys_and_values(
-        self, k: Tensor | None, v: Tensor | None, x: Tensor, scheme: Scheme, pos: Any, past: EarlierRows,
+        self,
+        parts: Mapping[str, Tensor],
+        x: Tensor,
+        scheme: Scheme,
+        pos: Any,
+        past: EarlierRows,
         cache: KVCache | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         D = self.shape.head_dim
         k, v = (linear(x, W.to(x.dtype)).unflatten(-1, (-1, D)).transpose(1, 2) for W in (self.W_k, self.W_v))
         k, v = self._cached(scheme, cache, apply_hook(scheme, "k", k, pos, past), v)

@@ -70,17 +70,9 @@ class LinearAttention(NonSoftmax):
     """Linear attention: weights are products of features of queries and keys, without a softmax (formula above)."""
 
     def mix(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        scheme: Scheme,
-        at: Placement,
-        cache: KVCache | None,
+        self, parts: Mapping[str, Tensor], x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> Tensor:
-        assert q is not None and k is not None and v is not None
-        q, k = features(q), features(k)
+        q, k, v = features(parts["q"]), features(parts["k"]), parts["v"]
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
         # Features first: phi(R q) would not keep R's dependence on distance.
@@ -168,16 +160,9 @@ class DecayAttention(NonSoftmax):
         self.normalise = normalise
 
     def mix(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        scheme: Scheme,
-        at: Placement,
-        cache: KVCache | None,
+        self, parts: Mapping[str, Tensor], x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> Tensor:
-        assert v is not None
+        v = parts["v"]
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         kernel, past = self._kernel_for(scheme, at), at.past(None if cache is None else cache.rows)
         o = kernel(apply_hook(scheme, "v", v, pos_of_keys, past), gates, scheme, at, cache)

@@ -76,20 +76,12 @@ class Softmax(Kind):
         return by_name
 
     def mix(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        scheme: Scheme,
-        at: Placement,
-        cache: KVCache | None,
+        self, parts: Mapping[str, Tensor], x: Tensor, scheme: Scheme, at: Placement, cache: KVCache | None
     ) -> Tensor:
-        assert q is not None
         gates, pos, pos_of_keys = self.gates_and_positions(x, scheme, at, cache)
         past = at.past(None if cache is None else cache.rows)
-        q = apply_hook(scheme, "q", q, pos, past)
-        k, values = self._keys_and_values(k, v, x, scheme, pos_of_keys, past, cache)
+        q = apply_hook(scheme, "q", parts["q"], pos, past)
+        k, values = self._keys_and_values(parts, x, scheme, pos_of_keys, past, cache)
         dropped = 0 if cache is None else cache.filled - k.shape[2]  # keys that no query sees any more
         bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
         # A user's scheme may widen q and k differently.
@@ -116,8 +108,7 @@ class Softmax(Kind):
 
     def _keys_and_values(
         self,
-        k: Tensor | None,
-        v: Tensor | None,
+        parts: Mapping[str, Tensor],
         x: Tensor,
         scheme: Scheme,
         pos: Any,
@@ -126,16 +117,15 @@ class Softmax(Kind):
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values of all visible tokens, and append the new ones to `cache`.
 
-        Arguments: k and v, of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C].
+        Arguments: parts, k and v of the new tokens, [B, Hkv, T, D]; x, their normalised stream, [B, T, C].
         """
-        assert k is not None and v is not None
         # Keys and values that are equal are one tensor, cached once (kexue.fm/archives/10862).
         is_one_tensor = self.shared_kv and not self.value_norm and scheme.moves_k_and_v_alike
-        k = apply_hook(scheme, "k", k, pos, past)
+        k = apply_hook(scheme, "k", parts["k"], pos, past)
         if is_one_tensor:
             (k,) = self._cached(scheme, cache, k)
             return k, k
-        k, v = self._cached(scheme, cache, k, apply_hook(scheme, "v", v, pos, past))
+        k, v = self._cached(scheme, cache, k, apply_hook(scheme, "v", parts["v"], pos, past))
         return k, v
 
     def _cached(self, scheme: Scheme, cache: KVCache | None, *new: Tensor) -> tuple[Tensor, ...]:

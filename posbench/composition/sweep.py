@@ -65,26 +65,13 @@ Stacks = Callable[[Sequence[Config], Say], list[list[int]]]  # which of several 
 # ---------------------------------------------------------------- the application
 
 
-def run_application(
-    program: str,
-    words: Sequence[str],
-    job: Callable[[Config], object],
-    say: Say,
-    is_finished: Callable[[Path], bool] = lambda folder: False,
-    check: Callable[[Config], None] = lambda config: None,
-    stacks: Stacks = lambda configs, say: [],
-    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None = None,
-) -> list[Outcome]:
-    """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
+def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[Outcome]:
+    """Run `task` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
-    Arguments: program, the command's name in Hydra's messages; words, overrides and flags; job, called with the
-    configuration of each run; is_finished, whether a run folder needs no training; check, raises ConfigError for a job
-    that would be refused; stacks, returns which jobs run as one, and stacked_job runs these, and returns results or
-    errors.
+    Arguments: program, the command's name in Hydra's messages; words, overrides and flags; task, a new `SweepJob`.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the one that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
     """
-    task = SweepJob(job, say, is_finished, check, stacks, stacked_job)
     register()
     overrides: list[str] = []
     flags: list[str] = []  # kept apart because Hydra refuses flags among overrides
@@ -147,12 +134,14 @@ class Outcome:
 class SweepJob:
     """The function that Hydra calls with the configuration of each job."""
 
-    job: Callable[[Config], object]
-    say: Say  # called with the name of each job as it begins, and with each failure
-    is_finished: Callable[[Path], bool]  # returns True for run folders that need no training
-    check: Callable[[Config], None]  # raises ConfigError for a configuration that the job would refuse
-    stacks: Stacks  # returns lists of numbers of jobs that run as one
-    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None  # runs such jobs: each one's result or error
+    job: Callable[[Config], object]  # called with the configuration of each run
+    say: Say  # called with what a sweep will run, the name of each job as it begins, and each failure
+    is_finished: Callable[[Path], bool] = lambda folder: False  # returns True for run folders that need no training
+    # Called with the configuration of each job of a sweep before the first one begins: raises ConfigError for one that
+    # the job would refuse.
+    check: Callable[[Config], None] = lambda config: None
+    stacks: Stacks = lambda configs, say: []  # returns lists of numbers of jobs that run as one
+    stacked_job: Callable[[Sequence[Config]], Sequence[Any]] | None = None  # runs such jobs: each one's result or error
     work: list[int] | None = None  # tokens that each job of a sweep trains on; None: one run, or another sweeper
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970

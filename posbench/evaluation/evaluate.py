@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import pandas as pd
-
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import short_length
 from posbench.data import Dataset
 from posbench.evaluation import subject_models
-from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, protocol_named
+from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, Scored, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
@@ -43,7 +41,7 @@ def score_split(
     settings: EvaluationConfig,
     anchor: int | None = None,
     advance: Advance = lambda tokens: None,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+) -> Scored:
     """Score a model on one split by a protocol at one length, and return the rows and the header to store.
 
     Arguments: anchor, the longest length of the comparison, which decides what text is scored (default: `length`);
@@ -354,4 +352,5 @@ class _SubjectScorer(_Scorer):
         return subject_models.changes_nothing(self.run, self.request.under, length)
 
     def model(self, length: int, device: Device) -> ScoredModel:
-        return subject_models.load(self.run, self.request.under, length, device)
+        source = subject_models.source_of(self.run)
+        return subject_models.load(source, self.request.under, length, device)

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from posbench.config import Config, ConfigError
 from posbench.data import Corpus
 from posbench.data.dataset import chained
-from posbench.evaluation.protocols import NGRAM
+from posbench.evaluation.protocols import NGRAM, Scored
 from posbench.evaluation.protocols.validation import Validation
 from posbench.evaluation.windows import tabulate_windows
 from posbench.runs import Run, find_runs
@@ -90,7 +89,7 @@ def _has_ngrams(run: Run) -> bool:
     return any(key.protocol == NGRAM for key in run.evaluated())
 
 
-def ngram_scores(run: Run, corpus: Corpus) -> tuple[pd.DataFrame, dict[str, Any]]:
+def ngram_scores(run: Run, corpus: Corpus) -> Scored:
     """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
 
     Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.

@@ -33,12 +33,14 @@ def source_of(run: Run) -> Source:
     return source
 
 
-def load(run: Run, options: Sequence[str], length: int, device: Device) -> ScoredModel:
-    """Return a subject's model with changed options, for windows of `length` tokens."""
+def load(source: Source, options: Sequence[str], length: int, device: Device) -> ScoredModel:
+    """Return a model with changed options, for windows of `length` tokens.
+
+    Raises: ConfigError for tensors that do not fit.
+    """
     from posbench.huggingface.loading import load as load_model
 
-    model, _ = load_model(source_of(run), options, length, device.dtype, device.torch)
-    return model
+    return load_model(source, options, length, device.dtype, device.torch)
 
 
 def check_options(run: Run, options: Sequence[str]) -> None:
@@ -78,13 +80,6 @@ class Facts:
     class_name: str
     parameters: dict[str, int]  # in the embedding tables, and in the rest
     longest: int | None  # the longest input in tokens, for learned positions; None: no limit
-
-
-def loaded(source: Source, length: int, device: Device) -> ScoredModel:
-    """Return a model as it is. Raises: ConfigError for tensors that do not fit."""
-    from posbench.huggingface.loading import load as load_model
-
-    return load_model(source, (), length, device.dtype, device.torch)[0]
 
 
 def facts(model: Any) -> Facts:

@@ -121,7 +121,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     elif request.data is not None:
         config = replace(config, data=request.data)
     device = choose_device(replace(config.train, device=request.device, dtype=request.dtype))
-    model = subject_models.loaded(source, T, device)  # checks the tensors before any text is read
+    model = subject_models.load(source, (), T, device)  # checks the tensors before any text is read
     corpus = prepare_held_out(config, console.out, whole=True)
     if corpus.vocab_size > model.vocab_size:
         raise ConfigError(

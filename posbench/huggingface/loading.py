@@ -181,23 +181,20 @@ class Source:
         return folder_check.notes(self.path, content, is_untied)
 
 
-def load(
-    source: Source, options: Sequence[str], length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[ScoredModel, list[Rotation]]:
-    """Return the model, with changed options of its rotations, and the rotations it uses at `length` tokens.
+def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype, device: torch.device) -> ScoredModel:
+    """Return the model, with changed options of its rotations, for windows of `length` tokens.
 
     Arguments: options, such as `rescale=yarn`, whose factor is length / training length unless it is given.
     Raises: ConfigError if transformers cannot load it, or for tensors that do not fit its configuration.
     """
     if isinstance(source.config, _POSBENCH):
         # Our own decoder inside it reads rescalings from its scheme.
-        return _posbench_decoder(source, options, dtype, device), []
+        return _posbench_decoder(source, options, dtype, device)
     config = _copy(source)
     with _explained(source):
-        rotations = change_rotations(config, options, length, source.length, source.name)
+        change_rotations(config, options, length, source.length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)
-    model = _load(source, config, settings, dtype, device)
-    return model, rotations
+    return _load(source, config, settings, dtype, device)
 
 
 def rotations_under(source: Source, options: Sequence[str], length: int) -> list[Rotation]:

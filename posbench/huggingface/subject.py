@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class SubjectModel:
         usual, piece = self.model.config._attn_implementation, self.piece
 
         def hook(number: int, module: nn.Module, inputs: Any, output: Any) -> None:
-            if not _is_tuple(output):
+            if not isinstance(output, (tuple, list)):
                 return
             maps = [part for part in output if isinstance(part, Tensor) and part.ndim == 4]
             for weights in maps[:1]:
@@ -164,15 +165,12 @@ class SubjectModel:
                     recorded.append(number)
                     record(number, {"weights": weights.double()})
 
-        def hooked(number: int) -> Callable[..., None]:
-            return lambda module, inputs, output: hook(number, module, inputs, output)
-
         handles = []
         for number, module in enumerate(modules.values()):
             layer = getattr(module, "layer_idx", None)
             if layer is None:
                 layer = number
-            handles.append(module.register_forward_hook(hooked(layer)))
+            handles.append(module.register_forward_hook(partial(hook, layer)))
         # Whole windows, by the implementation that returns weights.
         self.piece = None
         try:
@@ -190,10 +188,6 @@ class SubjectModel:
                 f"{type(self.model).__name__} gives no attention weights (its layers are recurrent, or fuse them): "
                 "protocol mechanism cannot be scored"
             )
-
-
-def _is_tuple(output: object) -> bool:
-    return isinstance(output, (tuple, list))
 
 
 def _is_attention(module: nn.Module) -> bool:

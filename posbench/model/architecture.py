@@ -143,8 +143,9 @@ def call_hooks(
     x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=weights), prepared, at.past(rows))
     x = apply_hook(scheme, "hidden", x.to(dtype or weights), prepared, at.past(rows))
     parts = {part: x.new_zeros(B, heads, T, shape.head_dim) for part, heads in kind.heads_by_part.items()}
-    value = parts.get("k" if kind.shared_kv else "v")
-    kind.mix(parts.get("q"), parts.get("k"), value, x, scheme, at, cache)
+    if kind.shared_kv:
+        parts["v"] = parts["k"]
+    kind.mix(parts, x, scheme, at, cache)
 
 
 def round_prepared(dtype: torch.dtype, prepared: Any) -> Any:

@@ -90,17 +90,15 @@ class Attention(nn.Module):
         # Split before transposing: the gradients of the parts are then written where the projection reads them.
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
-        value = parts.get("k" if self.kind.shared_kv else "v")
+        raw = parts.get("k" if self.kind.shared_kv else "v")
         # The value of a shared K = V: before the key's norm with `value_norm`, after it without.
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
-        q, k = parts.get("q"), parts.get("k")
-        if self.kind.value_norm:
-            assert value is not None
-            value = F.rms_norm(value, (self.head_dim,), eps=self.norm_eps)
+        if self.kind.value_norm and raw is not None:
+            parts["v"] = F.rms_norm(raw, (self.head_dim,), eps=self.norm_eps)
         elif self.kind.shared_kv:
-            value = parts["k"]
-        o = self.kind.mix(q, k, value, x, scheme, at, cache)
+            parts["v"] = parts["k"]
+        o = self.kind.mix(parts, x, scheme, at, cache)
         return self.out(o.transpose(1, 2).reshape(B, T, -1))
 
     def rows(self) -> dict[str, int]:

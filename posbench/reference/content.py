@@ -109,15 +109,13 @@ class SelectiveRope(Definition):
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
 
-    def k(self, x: Array, p: Any, h: int) -> Array:
-        return rotation_by(tuple(p), len(x)) @ x
+    k = q
 
 
 class SelectiveQkvoRope(SelectiveRope):
     """Selective RoPE that also rotates values, and the attention output by the inverse (arXiv 2606.24975)."""
 
-    def v(self, x: Array, p: Any, h: int) -> Array:
-        return self.k(x, p, h)
+    v = SelectiveRope.k
 
     def o(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)).T @ x
@@ -140,8 +138,7 @@ class Repo(Definition):
     def q(self, x: Array, p: Any, h: int) -> Array:
         return rotation_by(tuple(p), len(x)) @ x
 
-    def k(self, x: Array, p: Any, h: int) -> Array:
-        return rotation_by(tuple(p), len(x)) @ x
+    k = q
 
 
 class GrapeAp(Definition):

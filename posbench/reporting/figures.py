@@ -21,6 +21,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from posbench.config.units import short_count, short_length
 from posbench.evaluation.protocols.section import Plot, Section
@@ -526,17 +527,7 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     order = np.argsort(heights, kind="stable")
     # Without the room that the names below need, heights must only not decrease.
     steps = room * np.arange(len(order))
-    free = np.asarray(heights)[order] - steps
-    blocks: list[list[float]] = []  # groups of names that touch; each group is centred on the mean of its heights
-    for height in free:
-        blocks.append([height])
-        # Pool adjacent violators: two groups in the wrong order become one.
-        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] += last
-    spread: list[float] = []
-    for block in blocks:
-        spread += [float(np.mean(block))] * len(block)
+    spread = isotonic_regression(np.asarray(heights)[order] - steps).x
     top = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.empty(len(order))
     placed[order] = np.clip(spread, low - room / 2, top) + steps

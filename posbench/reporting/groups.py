@@ -12,7 +12,7 @@ import pandas as pd
 
 from posbench.analysis.agreement import finished_runs
 from posbench.analysis.comparison import Comparison, build
-from posbench.analysis.statistics import fixed_pairs, interaction, interval, verdict
+from posbench.analysis.statistics import interaction, interval, verdict
 from posbench.analysis.table import config_of, settings_of
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS
@@ -197,16 +197,17 @@ def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
     if not is_rate or base not in best:
         return table
     # Seeds are paired, although the rates may differ.
-    title, gaps = f"gap to {base} at best rates", []
+    gaps, halves = [], []
     at_best = {scheme: groups[group].losses[scheme] for scheme, group in best.items()}
     for scheme in table.frame["scheme"]:
         mean, low, high = interval((at_best[scheme] - at_best[base]).dropna())
         half_width = (high - low) / 2
         if scheme == base:
             half_width = math.nan
-        gaps.append({title: mean, "gap: half": half_width})
-    frame = pd.concat([table.frame, pd.DataFrame(gaps)], axis=1)
-    return Table(frame, {**table.formats, title: Format(half="gap: half", sign=True)})
+        gaps.append(mean)
+        halves.append(half_width)
+    table.add(f"gap to {base} at best rates", gaps, halves, sign=True)
+    return table
 
 
 def gap_by_group(groups: Groups, cells: pd.DataFrame) -> Table:
@@ -235,11 +236,10 @@ def pairs_by_group(groups: Groups) -> Table:
     for value, c in groups.items():
         title = f"{value}, {c.scope}"
         formats[title] = Format(half=f"{title}: half", sign=True, after=f"{title}: after")
-        claimed = fixed_pairs(c.config.get("experiment", {}).get("primary") or ())
         for pair in c.pairs.to_dict("records"):
             # A pair may have another order in each group, so its name has none.
             name = frozenset((pair["left"], pair["right"]))
-            if claimed and name not in claimed:
+            if c.fixed and name not in c.fixed:
                 continue
             row = rows.setdefault(name, {"lower loss": pair["left"], "higher loss": pair["right"]})
             signs.setdefault(name, []).append(pair["left"])
@@ -265,9 +265,8 @@ def interactions(groups: Groups) -> pd.DataFrame:
     if len(groups) != 2:
         return pd.DataFrame()
     first, second = groups.values()
-    fixed = fixed_pairs(first.config.get("experiment", {}).get("primary") or ())
     shared = [scheme for scheme in first.schemes if scheme in second.schemes]
-    pairs = [pair for pair in combinations(shared, 2) if not fixed or frozenset(pair) in fixed]
+    pairs = [pair for pair in combinations(shared, 2) if not first.fixed or frozenset(pair) in first.fixed]
     figures = interaction(first.losses, second.losses, pairs)
     # Without enough seeds in both groups there is no test.
     if not (first.can_rank and second.can_rank):

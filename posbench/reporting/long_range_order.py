@@ -7,7 +7,7 @@ import pandas as pd
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.long_range_order import LongRangeOrder, Worth
 from posbench.config.units import DASH, plus_minus
-from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order
+from posbench.evaluation.protocols.section import Plot, Section, Table, half, in_order
 from posbench.reporting.page import prose
 
 DIGITS = 4  # decimals of a figure without an interval: on prose, order is worth thousandths of a nat
@@ -66,13 +66,11 @@ def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
     figures = in_order(order.on_all.figures, c.schemes)
     schemes = figures["scheme"]
     frame = pd.DataFrame({"scheme": schemes, "seeds": figures["seeds"]})
-    formats: dict[str, Format] = {}
+    table = Table(frame)
 
     def add(title: str, values: pd.DataFrame) -> None:
         of_scheme = values.set_index("scheme").reindex(schemes)
-        frame[title] = of_scheme["value"].to_numpy()
-        frame[f"{title}: half"] = half(of_scheme, "value").to_numpy()
-        formats[title] = Format(digits=DIGITS, half=f"{title}: half")
+        table.add(title, of_scheme["value"], half(of_scheme, "value"), digits=DIGITS)
 
     def add_pairs(title: str, worth: Worth) -> None:
         # Pairs are left out while a search for learning rates is unfinished.
@@ -90,4 +88,4 @@ def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
     if order.on_copyable is not None:
         add(COPYABLE_WORTH, order.on_copyable.figures)
         add_pairs("more than", order.on_copyable)
-    return Table(frame, formats)
+    return table

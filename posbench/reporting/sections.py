@@ -199,8 +199,6 @@ def loss_table(c: Comparison) -> Table:
                 cells.append("" if scheme == c.baseline else of_seeds)
             frame[each] = cells
         return Table(frame, {gap: SIGNED, each: SIGNED})
-    frame["loss: half"] = half(ranking, "loss")
-    frame["gap: half"] = half(ranking, "gap").where(ranking["scheme"] != c.baseline)
     frame[f"verdict {c.scope}"] = ranking["verdict"]
     # After a search, the tests at these rates alone are shown too.
     tests = {f"beats {c.scope}": "p_claimed"}
@@ -208,7 +206,10 @@ def loss_table(c: Comparison) -> Table:
         tests["beats at these rates"] = "p_at_rates_claimed"
     for title, test in tests.items():
         frame[title] = [beaten_text(c, scheme, test) for scheme in c.schemes]
-    return Table(frame, {"loss": Format(half="loss: half"), gap: Format(half="gap: half", sign=True)})
+    table = Table(frame)
+    table.add("loss", ranking["loss"], half(ranking, "loss"))
+    table.add(gap, ranking["gap"], half(ranking, "gap").where(ranking["scheme"] != c.baseline), sign=True)
+    return table
 
 
 def beaten_text(c: Comparison, scheme: str, test: str) -> str:
@@ -232,7 +233,7 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
 def all_pairs(c: Comparison, margin: float) -> list[Section]:
     """Return a section on the pairs fixed before training, if any, and one with a picture of all pairs."""
     summary, sections = conclusions(c.ranked, c.pairs), []
-    if c.num_fixed_pairs:
+    if c.fixed:
         sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
     # Up to three schemes need no picture.
     if len(c.schemes) <= 3:
@@ -263,7 +264,8 @@ def claims_table(c: Comparison) -> Table:
     frame = pairs[["left", "right", "seeds", "difference"]].rename(
         columns={"left": "lower loss", "right": "higher loss"}
     )
-    frame["half"] = half(pairs, "difference")
+    table = Table(frame, {"p at these rates": Format("p"), f"p {c.scope}": Format("p")})
+    table.add("difference", pairs["difference"], half(pairs, "difference"))
     if c.is_at_best_rates:
         frame["p at these rates"] = pairs["p_at_rates_claimed"]
     frame[f"p {c.scope}"] = pairs["p_claimed"]
@@ -272,8 +274,7 @@ def claims_table(c: Comparison) -> Table:
         outcome = verdict(c.pairs, *names)
         outcomes.append("differ" if outcome == "better" else outcome)
     frame[f"verdict {c.scope}"] = outcomes
-    p = Format("p")
-    return Table(frame, {"difference": Format(half="half"), "p at these rates": p, f"p {c.scope}": p})
+    return table
 
 
 # ---------------------------------------------------------------- learning rates, training, costs
@@ -406,7 +407,7 @@ def published_table(agreement: Agreement) -> Table:
     if agreement.theirs.metric not in ("loss", "perplexity"):
         frame["published"] = theirs["published"].to_numpy()
     frame["published gap"] = theirs["published_gap"].astype(float).mask(is_base, 0.0).to_numpy()
-    frame["our gap"] = theirs["gap"].astype(float).mask(is_base, 0.0).to_numpy()
-    frame["half"] = half(theirs, "gap").astype(float).mask(is_base).to_numpy()
-    formats = {"published": Format("plain"), "published gap": SIGNED, "our gap": Format(half="half", sign=True)}
-    return Table(frame, formats)
+    table = Table(frame, {"published": Format("plain"), "published gap": SIGNED})
+    ours = theirs["gap"].astype(float).mask(is_base, 0.0)
+    table.add("our gap", ours, half(theirs, "gap").astype(float).mask(is_base), sign=True)
+    return table

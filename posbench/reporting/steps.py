@@ -23,11 +23,11 @@ def steps_section(c: Comparison, chain: Sequence[str]) -> list[Section]:
         )
     found = steps(c.losses[list(chain)])
     frame = found[["left", "right", "seeds", "change", "p"]].rename(columns={"left": "from", "right": "to"})
-    frame["change: half"] = half(found, "change")
-    formats = {"change": Format(sign=True, half="change: half"), "p": Format("p")}
+    table = Table(frame, {"p": Format("p")})
+    table.add("change", found["change"], half(found, "change"), sign=True)
     note = (
         "Change: the loss of the second scheme minus the first's, mean over the seeds that the whole chain has, ± half "
         "the 95 % interval. The last row is the sum of the steps. p: paired t-test at these rates, with Holm's "
         "correction over the steps."
     )
-    return [Section("Step by step", table=Table(frame, formats), note=note, files={"steps.csv": found})]
+    return [Section("Step by step", table=table, note=note, files={"steps.csv": found})]

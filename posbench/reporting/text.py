@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,33 +14,8 @@ import pandas as pd
 from posbench.config.units import DASH, number, perplexity_text, plus_minus, short_count
 from posbench.evaluation.protocols.section import Format, Table
 
-
-def _number(value: float, half: float, format: Format) -> str:
-    if math.isfinite(half):
-        return plus_minus(value, half, format.sign)
-    return number(value, format.digits, format.sign)
-
-
-def count_text(value: float) -> str:
-    """Return a count as text: `399,360`."""
-    return f"{value:,.0f}"
-
-
-def flops_text(flops: float) -> str:
-    """Return a number of FLOPs as text: `6.15e12`."""
-    return f"{flops:.2e}".replace("e+", "e")
-
-
-# How a number becomes text: a function of the number, half of its interval (NaN for none) and the column's format.
-KINDS: Mapping[str, Callable[[Any, float, Format], str]] = {
-    "number": _number,
-    "perplexity": lambda value, half, format: perplexity_text(value, half),
-    "count": lambda value, half, format: count_text(value),
-    "flops": lambda value, half, format: flops_text(value),
-    "p": lambda value, half, format: f"{value:.2g}",
-    "percent": lambda value, half, format: f"{value:z.0%}",
-    "plain": lambda value, half, format: f"{value:g}",
-}
+# How the number of a column becomes text; `number` and `perplexity` are written with their intervals.
+SPECS = {"count": ",.0f", "flops": ".2e", "p": ".2g", "percent": "z.0%", "plain": "g"}
 
 
 def as_text(table: Table) -> pd.DataFrame:
@@ -79,7 +54,14 @@ def _written(value: Any, half: float, format: Format) -> str:
     # Whole numbers stay as they are unless the format says otherwise.
     if isinstance(value, int | np.integer) and format.kind == "number":
         return str(value)
-    return KINDS[format.kind](value, half, format)
+    if format.kind == "perplexity":
+        return perplexity_text(value, half)
+    if format.kind == "number":
+        if math.isfinite(half):
+            return plus_minus(value, half, format.sign)
+        return number(value, format.digits, format.sign)
+    text = f"{value:{SPECS[format.kind]}}"
+    return text.replace("e+", "e") if format.kind == "flops" else text
 
 
 def markdown(table: Table) -> str:

@@ -31,7 +31,7 @@ from posbench.config import Config, ConfigError
 from posbench.config.units import count_of, duration, short_bytes, short_count
 from posbench.data import vocab_size
 from posbench.data.text.preparation import find_prepared
-from posbench.model.architecture import Architecture, build_architecture
+from posbench.model.architecture import build_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.layers import layer_matrices
 from posbench.model.size import (
@@ -60,60 +60,30 @@ class Plan:
     tokens_in_all: int
     epochs: float | None  # epochs of the first run; None if its text is not prepared yet, or for a task
     flops: float  # of all runs
-    device: str
-    mfu: float
-    gpus: int
-    hours: float  # GPU-hours of all runs
-    wall_hours: float  # hours if `gpus` of them are always busy
-    machine: str | None  # the device of this machine, if it was timed
-    machine_hours: float  # hours of all runs on this machine, one after another
     largest: Cost  # cost of the run that needs the most memory
     muon_shares: Mapping[str, float]  # scheme -> share of its parameters that Muon trains; {} with another optimizer
-    is_search: bool = False
-    detectable: str = ""  # gaps that a search's test finds
+    detectable: str  # gaps that a search's test finds; empty without a search
 
 
-def plan(
-    words: Sequence[str],
-    device: str = "H100",
-    mfu: float = 0.4,
-    gpus: int = 1,
-    time_here: bool = False,
-    search: bool = False,
-) -> Plan:
+def plan(words: Sequence[str], search: bool = False) -> Plan:
     """Return the estimated cost of the runs that `posbench train -m WORDS` would train.
 
-    Arguments: device, a GPU in `DATASHEET`; mfu, the share of its FLOP/s that training reaches; gpus, each training one
-    run at a time; time_here, whether to time a few steps on this machine; search, whether to plan `posbench tune WORDS`
-    instead.
-    Raises: ConfigError for an unknown device, and for words that train would refuse.
+    Arguments: search, whether to plan `posbench tune WORDS` instead.
+    Raises: ConfigError for words that train would refuse.
     """
-    if device not in DATASHEET:
-        raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
     rows, seeds = _rows(words)
     configs = [config for config, _ in rows]
-    first, architectures = configs[0], [build_architecture(config) for config in configs]
+    first, costs = configs[0], [_cost(config, steps_of_trunk) for config, steps_of_trunk in rows]
     detects = ""
     schemes = list(dict.fromkeys(config.scheme.name for config in configs))
     if search:
         # A search has more runs for a scheme than the sweep has seeds.
         seeds = runs_per_scheme(first.experiment.planned_seeds)
         detects = _detectable(first, len(schemes))
-    costs = []
-    for (config, steps_of_trunk), architecture in zip(rows, architectures, strict=True):
-        costs.append(_cost(config, architecture, steps_of_trunk))
     # Only text in the cache tells its size.
     text, epochs = find_prepared(first), None
     if text is not None:
         epochs = costs[0].tokens / text.train.num_tokens
-    # The runs are of one seed, and seeds cost the same.
-    flops = seeds * sum(cost.flops for cost in costs)
-    hours = flops / mfu / DATASHEET[device] / 3600
-    machine: str | None = None
-    machine_rate = math.inf
-    if time_here:
-        machine, machine_rate = _time_machine(first, architectures[0], mfu)
-    runs = seeds * len(configs)
     # The scheme's own parameters are AdamW's, so shares differ.
     muon_shares = {}
     for config, cost in zip(configs, costs, strict=True):
@@ -123,21 +93,13 @@ def plan(
         first=first,
         schemes=schemes,
         seeds=seeds,
-        runs=runs,
+        runs=seeds * len(configs),
         tokens_a_run=costs[0].tokens,
         tokens_in_all=seeds * sum(cost.tokens for cost in costs),
         epochs=epochs,
-        flops=flops,
-        device=device,
-        mfu=mfu,
-        gpus=gpus,
-        hours=hours,
-        wall_hours=math.ceil(runs / gpus) / runs * hours,
-        machine=machine,
-        machine_hours=flops / machine_rate / 3600,
+        flops=seeds * sum(cost.flops for cost in costs),  # the runs are of one seed, and seeds cost the same
         largest=max(costs, key=lambda cost: cost.memory),
         muon_shares=muon_shares,
-        is_search=search,
         detectable=detects,
     )
 
@@ -164,9 +126,9 @@ def _detectable(config: Config, schemes: int) -> str:
     return f"{texts} {unit} with 3, 5, 8 seeds, in 80 % of cases; {count_of(pairs, 'claimed pair')}"
 
 
-def _time_machine(config: Config, architecture: Architecture, mfu: float) -> tuple[str, float]:
+def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
     config = replace(config, train=replace(config.train, compile=False))
-    device, entries = choose_device(config.train), vocab_size(config)
+    device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
     flops_per_token = training_flops_per_token(architecture, entries)
     # If a few steps would take too long, the rate is a share of the rate of a matrix product.
     rate = mfu * matmul_rate(device)
@@ -215,8 +177,8 @@ class Cost:
     muon_share: float  # share of the parameters, the scheme's own included, that Muon trains
 
 
-def _cost(config: Config, architecture: Architecture, steps_of_trunk: int = 0) -> Cost:
-    entries, train = vocab_size(config), config.train
+def _cost(config: Config, steps_of_trunk: int) -> Cost:
+    entries, train, architecture = vocab_size(config), config.train, build_architecture(config)
     # The trunk has taken the first steps, so they cost nothing again.
     num_steps = train.num_steps - steps_of_trunk
     tokens = num_steps * train.tokens_per_step
@@ -247,8 +209,15 @@ def _muon_text(shares: Mapping[str, float]) -> str:
     return f"muon trains {'; '.join(parts)}"
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print the estimated costs as a table of two columns."""
+def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> None:
+    """Print the estimated costs as a table of two columns, after timing this machine.
+
+    Arguments: device, a GPU of DATASHEET; mfu, the share of its FLOP/s that training reaches; gpus, their number.
+    """
+    if device not in DATASHEET:
+        raise ConfigError(f"--device {device!r} is not known (known: {', '.join(DATASHEET)})")
+    hours = plan.flops / mfu / DATASHEET[device] / 3600
+    machine, machine_rate = _time_machine(plan.first, mfu)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -268,14 +237,15 @@ def show(plan: Plan, console: Console) -> None:
         table.add_row("epochs", "unknown until the text is prepared (posbench prepare)")
     table.add_row("FLOPs", f"{plan.flops:.3g} to train")
     table.add_row("memory", f"about {short_bytes(plan.largest.memory)} per GPU")
-    rate = DATASHEET[plan.device] / 1e12
-    on_gpus = f"{_time(plan.hours)} on one {plan.device} at {plan.mfu:.0%} of {rate:,.3g} TFLOP/s"
-    if plan.gpus > 1:
-        on_gpus += f"; {_time(plan.wall_hours)} on {plan.gpus} of them, one run on each"
+    on_gpus = f"{_time(hours)} on one {device} at {mfu:.0%} of {DATASHEET[device] / 1e12:,.3g} TFLOP/s"
+    if gpus > 1:
+        wall_hours = math.ceil(plan.runs / gpus) / plan.runs * hours
+        on_gpus += f"; {_time(wall_hours)} on {gpus} of them, one run on each"
     table.add_row("on a GPU", on_gpus)
-    if plan.is_search:
+    if plan.detectable:
         table.add_row("finds gaps of", plan.detectable)
-    table.add_row("here", f"{_time(plan.machine_hours)} on this machine ({plan.machine}), one run at a time")
+    machine_hours = plan.flops / machine_rate / 3600
+    table.add_row("here", f"{_time(machine_hours)} on this machine ({machine}), one run at a time")
     console.print(table)
 
 
@@ -287,7 +257,7 @@ def _time(hours: float) -> str:
 
 def _runs_text(plan: Plan) -> str:
     seeds = count_of(plan.seeds, "seed")
-    if plan.is_search:
+    if plan.detectable:
         planned = plan.first.experiment.planned_seeds
         seeds = f"{plan.seeds} ({NUM_RATES} rates with {FIRST_SEEDS} seeds, the best {KEPT} with {planned})"
     text = f"{plan.runs}: {count_of(len(plan.schemes), 'scheme')} ({', '.join(plan.schemes)}) x {seeds}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,7 @@ from rich.console import Console
 from posbench.analysis.search import RateSearch, merge_searches, rates_around, runs_per_scheme, search_of, with_searches
 from posbench.analysis.table import read
 from posbench.composition.compose import compose, quoted
-from posbench.composition.sweep import run_application, sweep_of
+from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
 from posbench.reporting.sections import rate_table
@@ -92,15 +91,13 @@ def tune(
             f"posbench tune sweeps learning rates over schemes, so {', '.join(refused)} cannot be swept too: give one "
             "value"
         )
-    run = partial(
-        run_application,
-        "posbench tune",
-        job=job,
-        say=say,
-        is_finished=lambda folder: run_at(folder).is_finished,
-        stacks=stacks_of,
-        stacked_job=train_stacked,
-    )
+
+    def run(words: Sequence[str]) -> None:
+        task = SweepJob(
+            job, say, lambda folder: run_at(folder).is_finished, stacks=stacks_of, stacked_job=train_stacked
+        )
+        run_application("posbench tune", words, task)
+
     return {tuning.folder: _search(tuning, run, console, train) for tuning in tunings}
 
 

@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 import yaml
 from rich.console import Console
@@ -32,7 +31,7 @@ from posbench.config.units import short_count
 from posbench.data import Batch, Batches, Dataset, dataset_of
 from posbench.data.dataset import chained
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import VALIDATION, check_protocols, order
+from posbench.evaluation.protocols import VALIDATION, Scored, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.rotations import has_rotations, is_rescaled, show_rotations
@@ -448,9 +447,7 @@ class Training:
             row["tokens_per_second"] = round(steps * train.tokens_per_step / seconds, 1)
         self._append(row)
 
-    def _validation_scores(
-        self, advance: Callable[[int], object] = lambda tokens: None
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    def _validation_scores(self, advance: Callable[[int], object] = lambda tokens: None) -> Scored:
         """Score the validation windows, always the same ones; return a row per window, and the header with means.
 
         Arguments: advance, called with a number of tokens as scoring proceeds. Raises: Died if the loss is not finite.

@@ -95,7 +95,7 @@ def table_by_rate():
 
 def difference(first, second):
     """Return the difference of two groups' gaps as text, with its interval and p."""
-    [row] = interaction(first, second, [PAIR], fewest=2).to_dict("records")
+    [row] = interaction(first, second, [PAIR]).to_dict("records")
     half = (row["difference_high"] - row["difference_low"]) / 2
     return f"{row['difference']:+.2f} ±{half:.2f} nats (p {row['p']:.2g})"
 

@@ -27,7 +27,7 @@ def mixed(name, q, k, v, offset=0, **options):
     for option, value in options.items():
         setattr(kind, option, value)
     x = torch.zeros(len(v), T, C, dtype=torch.float64)
-    return kind.mix(q, k, v, x, model.scheme[0], at, None)
+    return kind.mix({"q": q, "k": k, "v": v}, x, model.scheme[0], at, None)
 
 
 def heads(seed=0):

@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 
 from posbench.composition.compose import plain_errors
-from posbench.composition.sweep import run_application
+from posbench.composition.sweep import SweepJob, run_application
 from posbench.config import ConfigError
 from posbench.system import device
 from posbench.system.device import gpu_of_process
@@ -65,7 +65,7 @@ def test_a_killed_worker_fails_its_run_alone(tmp_path):
     """The runs that were not at fault are trained in new workers, and the one that was is named."""
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     said = []
-    outcomes = run_application("posbench train", [*words, "seed=3,0,5,6"], _job, said.append)
+    outcomes = run_application("posbench train", [*words, "seed=3,0,5,6"], SweepJob(_job, said.append))
     assert [outcome.name for outcome in outcomes] == [f"demo/nope/seed={seed}" for seed in (3, 0, 5, 6)]
     assert [outcome.error is None for outcome in outcomes] == [False, True, True, True]
     assert "demo/nope/seed=3: its worker process was killed. The usual reason is too little memory" in str(outcomes[0])
@@ -81,7 +81,7 @@ def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path):
     words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     try:
         with pytest.raises(Stopped, match="interrupted: run the same command"):
-            run_application("posbench train", [*words, "seed=4"], _job, lambda text: None)
+            run_application("posbench train", [*words, "seed=4"], SweepJob(_job, lambda text: None))
     finally:
         signal.signal(signal.SIGINT, previous_handler)
 

@@ -8,7 +8,7 @@ import pytest
 
 from posbench import cli
 from posbench.catalogue.choices import choices
-from posbench.composition.sweep import run_application, sweep_of
+from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.runs import Run
 from tests.cli.commands import snapshot
 
@@ -16,7 +16,7 @@ from tests.cli.commands import snapshot
 def configs_of(*words):
     """Return the configurations that the jobs of `posbench train WORDS` receive."""
     configs = []
-    outcomes = run_application("posbench train", list(words), configs.append, lambda text: None)
+    outcomes = run_application("posbench train", list(words), SweepJob(configs.append, lambda text: None))
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
     return configs
 
@@ -55,7 +55,8 @@ def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path)
         checked.append(folder.parts[-3])
         return False
 
-    run_application("posbench train", words, lambda config: names.append(config.experiment_name), print, is_finished)
+    task = SweepJob(lambda config: names.append(config.experiment_name), print, is_finished)
+    run_application("posbench train", words, task)
     assert checked == [*names, *names] and [name.rpartition("_")[2] for name in names] == ["0", "1"]
 
 

@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 import posbench.catalogue.choices as files_of_choices
 from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import complete, compose, hydra_word
-from posbench.composition.sweep import run_application, sweep_of
+from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.config import Config, ConfigError, parse_length, token_count
 
 NOPE = {"name": "nope", "kind": "nope"}
@@ -51,7 +51,7 @@ def work_dir(tmp_path, monkeypatch):
 def trained(*words):
     """Return the configurations that `posbench train` would train."""
     configs = []
-    outcomes = run_application("posbench train", list(words), configs.append, print)
+    outcomes = run_application("posbench train", list(words), SweepJob(configs.append, print))
     assert [str(outcome) for outcome in outcomes if outcome.error] == []
     return configs
 

@@ -1,7 +1,6 @@
 """Stored losses equal plain torch, token by token, for every protocol."""
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
-from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol, Score
+from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol
 from posbench.evaluation.protocols.section import Plot, Section
 from posbench.evaluation.request import Request
 from posbench.model.decoder import build_model
@@ -115,13 +114,12 @@ class Halves(EvalProtocol):
 
     name = "halves"
     caption = "Loss by half of the document."
-    groups: ClassVar[tuple[str, ...]] = ("half",)
-    scores: ClassVar[tuple[Score, ...]] = (Score("loss", "nll"),)
 
     def score(self, *_):
         rows = pd.DataFrame(
-            {"document": [0, 0, 1, 1], "half": [0, 1, 0, 1], "targets": 4, "nll": [8.0, 4.0, 12.0, 4.0]}
+            {"document": [0, 0, 1, 1], "bucket_start": [0, 1, 0, 1], "targets": 4, "nll": [8.0, 4.0, 12.0, 4.0]}
         )
+        rows["bucket_end"] = rows["bucket_start"] + 1
         return rows, {"nll_mean": 1.75, "targets_total": 16, "windows": 2, "documents": 2}
 
     def tokens_read(self, settings, length, anchor):

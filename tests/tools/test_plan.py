@@ -94,7 +94,7 @@ def test_a_search_is_planned_with_the_gap_that_its_test_can_find(tmp_path):
     """A gap of this size is significant at both of two independent rates in 80 % of cases, by scipy."""
     words = ["experiment=demo", "scheme=nope,alibi", f"runs_dir={tmp_path}", "experiment_name=fresh"]
     planned = plan([*words, "experiment.planned_seeds=8"], search=True)
-    assert planned.runs == 2 * (5 * 2 + 2 * 6) and planned.hours > 0
+    assert planned.runs == 2 * (5 * 2 + 2 * 6)
     assert planned.detectable.startswith("3.9, 1.9, 1.3 standard deviations"), planned.detectable
     for seeds, gap in ((3, 3.9), (5, 1.9), (8, 1.3)):
         power = nct.sf(t.isf(0.025, seeds - 1), seeds - 1, gap * seeds**0.5)

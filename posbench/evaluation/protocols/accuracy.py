@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from posbench.data import Batch, ProblemSplit
-from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric, Scored
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
@@ -50,7 +50,7 @@ class Accuracy(EvalProtocol):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         rows = score_problems(model, split.at_length(length, settings.problems), settings.batch_tokens, advance)
         task, answers = split.problems.task, int(rows["answers"].sum())
         return rows.astype({"nll": np.float32}), {

@@ -101,8 +101,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
     table = pivot(cells, titles, "length", "shown", Format("perplexity", half="half", after="noise"))
     if table.frame.empty:
         return table
-    frame, formats = table.frame, dict(table.formats)
-    at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(frame["scheme"])
+    at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(table.frame["scheme"])
     change, gap = f"change from {short_length(T)}", f"gap at {short_length(lengths[-1])}"
     columns = {gap: "gap"}
     if T in lengths and lengths[-1] > T:
@@ -111,11 +110,10 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
         doubt = half(at_longest, name)
         if compared.doubt == "documents":
             doubt = at_longest[f"{name}_documents"]
-        frame[title], frame[f"{title}: half"] = at_longest[name].to_numpy(), doubt.to_numpy()
-        formats[title] = Format(half=f"{title}: half", sign=True)
+        table.add(title, at_longest[name], doubt, sign=True)
     # The baseline's gap to itself is 0 at every length.
-    frame.loc[frame["scheme"] == compared.baseline, gap] = 0.0
-    return Table(frame, formats)
+    table.frame.loc[table.frame["scheme"] == compared.baseline, gap] = 0.0
+    return table
 
 
 def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:

@@ -29,8 +29,8 @@ import pandas as pd
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import ProblemSplit
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
-from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
-from posbench.evaluation.protocols.section import ComparedRuns, Format, Plot, Section, Table
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Scored
+from posbench.evaluation.protocols.section import ComparedRuns, Format, Plot, Section, Table, where
 from posbench.runs import run_at
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Mechanism(EvalProtocol):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         positions = repeated = None
         count = min(WINDOWS, settings.windows)
         if isinstance(split, ProblemSplit):
@@ -202,7 +202,7 @@ def heads_table(heads: pd.DataFrame) -> Table:
     for scheme, measured in heads.groupby("scheme", sort=False):
         row: dict[str, Any] = {"scheme": str(scheme)}
         for name, (measure, first) in places.items():
-            scored = measured[(measured["measure"] == measure) & (measured["first"] == first)].sort_values("value")
+            scored = where(measured, measure=measure, first=first).sort_values("value")
             for _, best in scored.tail(1).iterrows():
                 row[name] = best["value"]
                 row[f"{name}: after"] = f" ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
@@ -246,7 +246,7 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     by_name = {}
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
-        measured = rows[(rows["measure"] == measure) & (rows["first"] == first)].groupby(["layer", "head"])
+        measured = where(rows, measure=measure, first=first).groupby(["layer", "head"])
         sums = measured[["value", "queries"]].sum()
         # The share of a head's attention, from 0 to 1, averaged over windows.
         by_name[name] = sums["value"] / sums["queries"]

@@ -32,7 +32,7 @@ import pandas as pd
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.config.units import DASH, short_count
 from posbench.data.text.copying import copied
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Metric, Score
+from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Metric, Scored
 from posbench.evaluation.protocols.section import (
     ComparedRuns,
     Format,
@@ -74,11 +74,6 @@ class Order(EvalProtocol):
     rank = 3
     follows_lengths: ClassVar[bool] = False  # it is about distances within the training length
     decided_by: ClassVar[tuple[str, ...]] = ("order_windows",)
-    groups: ClassVar[tuple[str, ...]] = ("bucket_start", "bucket_end")
-    scores: ClassVar[tuple[Score, ...]] = (
-        Score(LOST_ORDER, "shuffled_nll", minus="nll"),
-        Score(LOST_IDENTITY, "other_nll", minus="nll"),
-    )
     figure_names: ClassVar[tuple[str, ...]] = (LOST_ORDER, LOST_IDENTITY)
     headline: ClassVar[str] = "loss without order, nats/token,"
     headline_key: ClassVar[str] = LOST_ORDER
@@ -99,21 +94,27 @@ class Order(EvalProtocol):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         starts = window_starts(split, length, settings.order_windows)
         scored = losses(model, split, starts, length, settings.batch_tokens, advance)
         rows = tabulate(scored, copyable_targets(split, starts, length), starts, split)
         sums = rows[["targets", *LOSSES]].sum()
+        lost = (sums[["shuffled_nll", "other_nll"]] - sums["nll"]) / sums["targets"]
         return rows, {
             "windows": len(starts),
             "documents": int(rows["document"].nunique()),
             "targets_total": int(sums["targets"]),
             "nll_mean": float(sums["nll"] / sums["targets"]),
-            **{score.name: float(score.of(sums)) for score in self.scores},
+            LOST_ORDER: float(lost["shuffled_nll"]),
+            LOST_IDENTITY: float(lost["other_nll"]),
         }
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
-        metrics = list(super().metrics(columns))
+        targets = columns["targets"].astype(float)
+        metrics = [
+            (LOST_ORDER, columns["shuffled_nll"] - columns["nll"], targets),
+            (LOST_IDENTITY, columns["other_nll"] - columns["nll"], targets),
+        ]
         if f"{COPYABLE}targets" in columns:  # old results lack them
             lost = columns[f"{COPYABLE}shuffled_nll"] - columns[f"{COPYABLE}nll"]
             metrics.append((COPYABLE_ORDER, lost, columns[f"{COPYABLE}targets"].astype(float)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,24 +21,8 @@ if TYPE_CHECKING:
 
 CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
 Advance = Callable[[int], object]  # called with the number of tokens that were read
+Scored = tuple[pd.DataFrame, dict[str, Any]]  # the rows and the header of a result
 Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of its values and their number
-
-
-@dataclass(frozen=True)
-class Score:
-    """A number to compare schemes by, nats per target: a column of summed losses, or one column minus another."""
-
-    name: str
-    column: str  # column of summed losses
-    minus: str = ""  # column of losses to subtract; empty means none
-
-    def of(self, sums: Any) -> Any:
-        """Return the score, (`column` - `minus`) / targets. Arguments: sums, {column: its sum or an array of them}."""
-        with np.errstate(invalid="ignore"):  # infinite losses give NaN, which is refused when the result is stored
-            losses = sums[self.column]
-            if self.minus:
-                losses = losses - sums[self.minus]
-        return losses / sums["targets"]
 
 
 class EvalProtocol(ABC):
@@ -66,8 +49,6 @@ class EvalProtocol(ABC):
 
     # The figures by which results are compared, besides the loss table of `validation`.
     is_by_length: ClassVar[bool] = False  # perplexity against length
-    groups: ClassVar[tuple[str, ...]] = ()  # columns; `scores` are computed over the rows with equal values in these
-    scores: ClassVar[tuple[Score, ...]] = ()
     text_column: ClassVar[str] = "document"  # rows with equal values are one text, for intervals over texts
     count_column: ClassVar[str] = "targets"  # column with the number of scored targets
     unit: ClassVar[str] = "tokens"  # unit of lengths
@@ -87,7 +68,7 @@ class EvalProtocol(ABC):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         """Score a model at one length.
 
         Arguments: corpus, the text or task; split, its part to score; length, in tokens or items of a task; anchor, the
@@ -157,8 +138,6 @@ class EvalProtocol(ABC):
         their numbers.
         """
         targets = columns[self.count_column].astype(float)
-        if self.scores:
-            return [(score.name, np.asarray(score.of(columns)) * targets, targets) for score in self.scores]
         losses = [("loss", columns["nll"], targets)]
         if "bytes" in columns:
             losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))

@@ -56,11 +56,7 @@ class ComparedRuns:
     def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
         """Return the rows of `cells`, the table of all figures, with these values. None accepts any."""
         # By default figures of schemes as trained, on the runs' own text.
-        conditions = {"under": "", "text": "", "protocol": protocol, "length": length, **equal}
-        cells = self.cells
-        for column, value in conditions.items():
-            cells = cells if value is None else cells[cells[column] == value]
-        return cells
+        return where(self.cells, **{"under": "", "text": "", "protocol": protocol, "length": length, **equal})
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Plot:
 class Format:
     """A format that turns the numbers of a table's column into text. Text is not changed."""
 
-    kind: str = "number"  # a key of `posbench.reporting.text.KINDS`
+    kind: str = "number"  # number, perplexity, or a key of `posbench.reporting.text.SPECS`
     digits: int = 3  # decimals of a number without an interval
     sign: bool = False  # whether positive numbers get a plus
     half: str = ""  # column with half of the 95 % interval, which decides the decimals
@@ -100,15 +96,20 @@ class Table:
     """A table of a report as data. Missing cells become dashes."""
 
     frame: pd.DataFrame  # a row per scheme, or whatever the first column names
-    formats: Mapping[str, Format] = field(default_factory=dict)  # of columns with numbers; the default without one
+    formats: dict[str, Format] = field(default_factory=dict)  # of columns with numbers; the default without one
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], formats: Mapping[str, Format] | None = None) -> Table:
+    def of(cls, rows: Sequence[Mapping[str, Any]], formats: dict[str, Format] | None = None) -> Table:
         """Return a table of these rows, {column: cell} each."""
         return cls(pd.DataFrame(rows, dtype=object), formats or {})
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    def add(self, title: str, values: Any, half: Any, **format: Any) -> None:
+        """Append a column of numbers with half their 95 % intervals, in the order of the rows."""
+        self.frame[title], self.frame[f"{title}: half"] = np.asarray(values), np.asarray(half)
+        self.formats[title] = Format(half=f"{title}: half", **format)
 
     def beside(self, other: Table, schemes: Sequence[str]) -> Table:
         """Return this table and another of the same schemes side by side, with rows in this order."""
@@ -130,6 +131,13 @@ class Section:
     level: int = 2  # level of the heading
     after_protocols: bool = False  # whether it comes after the other sections of all protocols
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
+
+
+def where(table: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """Return the rows of a table in which the columns have the values passed here; None allows any value."""
+    for column, value in equal.items():
+        table = table if value is None else table[table[column] == value]
+    return table
 
 
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:

@@ -11,8 +11,8 @@ import pandas as pd
 from posbench.config import Config, EvaluationConfig
 from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
-from posbench.evaluation.protocols.protocol import Advance
-from posbench.evaluation.protocols.section import ComparedRuns, Format, Section, Table, half, in_order
+from posbench.evaluation.protocols.protocol import Advance, Scored
+from posbench.evaluation.protocols.section import ComparedRuns, Section, Table, half, in_order
 from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
@@ -40,7 +40,7 @@ class Validation(Windowed):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         """Score windows of text or, for a task, answers of problems of trained lengths."""
         if not isinstance(split, ProblemSplit):
             return super().score(model, corpus, split, length, settings, anchor, advance)
@@ -89,7 +89,7 @@ def losses_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
     """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline."""
     cells, gap = cells.sort_values("value", kind="stable"), f"gap to {compared.baseline}"
     gaps = cells["gap"].mask(cells["scheme"] == compared.baseline, 0.0)
-    frame = cells[["scheme"]].assign(loss=cells["value"], loss_half=half(cells, "value"))
-    frame[gap] = gaps
-    frame["gap_half"] = half(cells, "gap")
-    return Table(frame, {"loss": Format(half="loss_half"), gap: Format(half="gap_half", sign=True)})
+    table = Table(cells[["scheme"]].copy())
+    table.add("loss", cells["value"], half(cells, "value"))
+    table.add(gap, gaps, half(cells, "gap"), sign=True)
+    return table

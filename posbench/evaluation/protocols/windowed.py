@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
-from posbench.evaluation.protocols.protocol import Advance, EvalProtocol
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Scored
 from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
 
 if TYPE_CHECKING:
@@ -29,10 +27,6 @@ class Windowed(EvalProtocol):
     def check_length(self, split: Split, length: int, settings: EvaluationConfig) -> None:
         self.windows(split, length, settings, length)
 
-    def tabulate(self, losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
-        """Return the table to store, a row per window and document. Arguments: losses, [windows, scored] in nats."""
-        return tabulate_windows(losses, windows, split, bos_id)
-
     def score(
         self,
         model: ScoredModel,
@@ -42,13 +36,13 @@ class Windowed(EvalProtocol):
         settings: EvaluationConfig,
         anchor: int,
         advance: Advance,
-    ) -> tuple[pd.DataFrame, dict[str, Any]]:
+    ) -> Scored:
         windows = self.windows(split, length, settings, anchor)
         read = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
         if settings.bos:  # the first token is read and never scored
             read[:, 0] = corpus.bos_id
         losses = losses_of(model, read, windows[0].scored, settings.batch_tokens, advance)
-        rows = self.tabulate(losses, windows, split, corpus.bos_id)
+        rows = tabulate_windows(losses, windows, split, corpus.bos_id)
         figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}
         nll, targets = float(rows["nll"].sum()), int(rows["targets"].sum())
         figures |= {"targets_total": targets, "nll_mean": nll / targets}
