@@ -25,13 +25,12 @@ reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experimen
 	$(BIN)/posbench report $(EXPERIMENT)
 
 # The rounds of "still to train" (docs/experiments.md). A round that was stopped goes on with the same command.
-# RATE: the best learning rate of the search of round 1, by scheme; LOW: the other rate that it kept for qk_rope.
+# RATE: the best learning rate of the search of round 1, by scheme; LOW: ALiBi's.
 RATE ?= 4e-3
 LOW ?= 2e-3
 MUON := experiment=headline_muon runs_dir=runs/reference
 AT_6M := train.tokens=6_144_000 train.trunk_tokens=12_288_000 'train.branch_tokens=[]'
 ROUND_1 := tune $(MUON) scheme=vo_rope,nope
-ROUND_1b := train -m experiment=headline_muon runs_dir=runs/reference/headline_muon-tune scheme=qkvo_rope,k_rope scheme.lr=$(RATE),$(LOW) seed=0,1,2 'experiment_name=lr=$${scheme.lr}'
 ROUND_2 := tune experiment=headline experiment_name=headline-6.14M runs_dir=runs/reference scheme=vo_rope,nope $(AT_6M)
 AT_12M := train.tokens=12_288_000 train.trunk_tokens=null experiment_name=headline_muon_long
 ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,vo_rope scheme.lr=$(RATE) seed=0,1,2,3,4
