@@ -1,7 +1,8 @@
 """Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
 
 Each scored length is compared with half of it, on the same targets, with 16 windows or more. The loss does not rise if
-the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0.
+the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0;
+otherwise it is open.
 """
 
 from __future__ import annotations
@@ -173,11 +174,11 @@ Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> resu
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    # Of several anchors, the one with the most lengths.
     alike: dict[tuple[int, bool], Losses] = {}
     for result in results:
         kind = (result.key.anchor, _has_bos(result))
         alike.setdefault(kind, {})[result.length, result.key.under] = result
+    # Of several anchors, the one with the most lengths.
     largest = max(alike, key=lambda kind: (len(alike[kind]), kind), default=None)
     if largest is None:
         return {}
@@ -271,7 +272,7 @@ def _choice(losses: Losses, is_wanted: Callable[[str], bool], with_usual: bool, 
             option = " ".join(options)  # "" for the model as it is
             scored[option] = result
     best = min(scored, key=lambda option: scored[option].loss)
-    # The difference is to the model as it is; it stays 0 if that is the best.
+    # The difference is to the model as it is; it stays 0 if that was not scored at this length.
     usual = losses.get((length, ()))
     apart = Difference(0.0, 0.0)
     if usual is not None:

@@ -42,12 +42,11 @@ def measure(
     `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
     Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
     change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
-    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are seeds' values.
+    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are extremes over seeds.
     Arguments: rows, the tidy table; runs, a row per run; notes and holes (by protocol and text) get a line for
     everything left out.
     Raises: ConfigError if the runs were validated on different windows.
     """
-    # The summary's runs only.
     rows = rows[rows["run"].isin(runs.index)]
     # Weights of an earlier step are another model.
     older = rows["at_step"] != 0
@@ -193,7 +192,6 @@ def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     seeds = np.asarray(rows["seed"].iloc[first])
     for scheme in np.unique(schemes):
         of_scheme = np.flatnonzero(schemes == scheme)
-        # By seed, as cells are subtracted row by row.
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
         yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
@@ -214,7 +212,7 @@ def _figures(
         row |= interval_of("value", of_seeds)
         row |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
         rows[scheme] = row
-    # Bits per byte are the loss in another unit: its gaps and intervals say the same.
+    # Bits per byte are the loss in another unit: their gaps and intervals would say the same.
     if fields["metric"] == "bits_per_byte":
         return rows.values()
     counts = next(iter(cells.values())).counts  # all schemes have the same documents

@@ -132,7 +132,7 @@ def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataF
     tested = np.isfinite(p)
     corrected = np.array(p)
     corrected[tested] = holm(corrected[tested])
-    # The interval over documents must be above 0 too: seeds share their windows, so one test alone could show a chance
-    # of them.
+    # The interval over documents must be above 0 too: all seeds are scored on the same windows, so the test alone could
+    # show a peculiarity of these windows.
     is_above = figures["value"] - figures["value_documents"] > 0
     return figures.assign(p=corrected, is_used=(corrected <= LEVEL) & is_above.to_numpy())

@@ -255,7 +255,8 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
     """Return the true difference between two schemes, in the unit of `sd`, that `beats` finds with probability POWER.
 
-    Arguments: sd, the standard deviation of differences over seeds; rates, at which the test must succeed.
+    Arguments: sd, the standard deviation of differences over seeds; level, of significance; rates,
+    number of learning rates at which the test must succeed.
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan

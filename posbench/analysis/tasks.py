@@ -61,7 +61,7 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return the length in items at which each learnt scheme stops being accurate, infinity if no tested one."""
+        """Return the length in items at which each scheme that learnt stops being accurate, or infinity."""
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()

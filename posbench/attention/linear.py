@@ -55,7 +55,7 @@ class NonSoftmax(Kind):
         return {**in_chunks, "quadratic": self._quadratic}
 
     def _kernel_for(self, scheme: Scheme, at: Placement) -> Callable[..., Tensor]:
-        # Chunks know distances only as differences of row numbers, which own positions are not.
+        # Chunks take distances as differences of row numbers, which is wrong for a batch's own positions.
         in_chunks = scheme.log_decay() is not None and at.positions is None
         return self.kernel or (self._chunks if in_chunks else self._quadratic)
 

@@ -77,6 +77,8 @@ def run_application(
 ) -> list[Outcome]:
     """Run `job` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
+    In a sweep, the other jobs run even if one fails.
+
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags; job, called with the
     configuration of each run; is_finished, whether a run folder needs no training; check, raises ConfigError for a job
     that would be refused; stacks, returns which jobs run as one, and stacked_job runs these, and returns results or
@@ -262,7 +264,7 @@ class PosbenchSweeper(Sweeper):
         jobs = [*trunks, *branches]
         check_folders(jobs)
         self.task.work = self._work(jobs)
-        # joblib runs this many at a time, a cluster all of them.
+        # joblib runs `n_jobs` at a time; a cluster (submitit) runs all of them.
         launcher = str(self.master.hydra.launcher)
         default = len(jobs) if "submitit" in launcher else 1
         self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))

@@ -300,7 +300,7 @@ class _Scorer:
         return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
-        """Score one length by a protocol and store the result. Raises: ConfigError if a loss is not finite."""
+        """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
         device, settings = self.device(), protocol.settings(self.run.config)
         length, anchor = key.length, key.anchor or None
         model = self.model(length, device)

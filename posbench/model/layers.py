@@ -91,10 +91,10 @@ class Attention(nn.Module):
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
         value = parts.get("k" if self.kind.shared_kv else "v")
-        # The value of a shared K = V: before the key's norm with `value_norm`, after it without.
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         q, k = parts.get("q"), parts.get("k")
+        # A shared K = V is the key before its norm with `value_norm`, after it without.
         if self.kind.value_norm:
             assert value is not None
             value = F.rms_norm(value, (self.head_dim,), eps=self.norm_eps)

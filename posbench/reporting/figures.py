@@ -107,7 +107,7 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, key = run.get("scheme.sites"), str(run.get("scheme.kind"))
         if key == "rotary" and isinstance(sites, str):
-            # A rotary scheme looks like the tensors that it rotates, whatever its name.
+            # The look of a rotary scheme depends on the tensors that it rotates, not on its name.
             key = "".join(json.loads(sites))
         name = str(run["scheme"])
         # The start comes from the name alone, so a scheme looks the same in every report, unless its look is taken.

@@ -66,8 +66,8 @@ def report(
     page, absent = page_of(chosen, rows, options), _absent(places, chosen, options)
     page = replace(
         page,
-        # Lines about places without a run stand in the notes and on the terminal.
         title=f"posbench: {options.title or page.title}",
+        # Lines about places without a run are in the notes and on the terminal.
         notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *absent],
         holes=[*page.holes, *absent],
         files={**page.files, "runs.csv": chosen},

@@ -48,9 +48,9 @@ class Tuning:
         places = [place for place in with_searches([self.folder]) if place.is_dir() or find_runs(place)]
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
-        # Runs in the experiment's own folder count too, if their rate is one of the search's.
         runs = summary[summary["scheme"].isin(list(self.schemes))]
         if len(runs):
+            # Runs in the experiment's own folder count too, if their rate is one of the search's.
             runs = runs[runs["train.lr"].isin(tried)]
         return search_of(runs, self.planned)
 

@@ -128,7 +128,7 @@ class Problems(Dataset):
         # `read`, [B], is how many tokens of each problem are read; None stands for 0, 1, 2, ...
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
-        # Positions of the longest problem allowed in tests; padding has the last one.
+        # Positions go up to the length of the longest problem allowed in tests; padding has the last one.
         if self.config.positions == "subset":
             chosen = rng.random((len(read), num_positions)).argsort(axis=1)[:, :width]
             return np.sort(np.where(columns < read[:, None], chosen, num_positions - 1), axis=1)
