@@ -123,8 +123,8 @@ def compare(
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
     margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
-    training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger;
-    undecided, schemes whose pairs get a p of 1 at best rates.
+    training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger
+    (unused with `primary`); undecided, schemes whose pairs get a p of 1 at best rates.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -398,7 +398,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 def document_variance(nll: Floats, targets: Floats) -> Floats:
     """Return the variance of token-weighted mean losses over documents, (nats/token)^2.
 
-    Arguments: as `document_error`.
+    NaN if a loss is not finite. Arguments: nll [..., documents] and targets, as of `document_error`.
     """
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):

@@ -39,9 +39,9 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of the gated delta rule, [B, H, T, E], and the last state, [B, Hkv, D, E].
 
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0, [B, Hkv, T, 1] or [B,
-    Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None.
-    All have one dtype, at least float32.
+    Arguments: q [B, H, T, D], H a multiple of Hkv; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0,
+    [B, Hkv, T, 1] or [B, Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier
+    tokens returned, or None. All have one dtype, at least float32.
     """
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; Ro
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. ALiBi is then
+A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. ALiBi's bias is
 retention's decay.
 
 Decay attention has no queries and no keys, so weights depend only on distance, or on gates:

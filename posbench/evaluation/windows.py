@@ -43,7 +43,7 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     has_more = np.flatnonzero(counts > low)
     missing = number - int(shares.sum())
     shares[has_more[_evenly(missing, len(has_more))]] += 1
-    # So are the chosen windows within their document.
+    # The chosen windows of a document are spaced evenly within it.
     firsts = np.cumsum(counts) - counts
     chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
     if not chosen:

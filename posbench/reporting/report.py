@@ -93,7 +93,7 @@ def report(
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
-    # The subjects of the last `posbench eval`, if there are others too and the report is not about chosen ones.
+    # The subjects of the last `posbench eval`, if the report is about a folder that has others too.
     folder = folder_of(Path(places[0]))
     file = folder / LAST_SUBJECTS
     if len(places) > 1 or not file.is_file():

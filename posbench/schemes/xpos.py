@@ -40,7 +40,7 @@ class Xpos(Rotary):
     @property
     def longest(self) -> int:
         """Return the longest input in tokens for which the fastest pair's power fits float32 (30,594 at span 512)."""
-        # This also keeps the scores of later keys, which are computed before they are masked, from overflowing.
+        # The limit also keeps the scores of later keys, which are computed before they are masked, from overflowing.
         return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
 
     def prepare(self, pos: Tensor, length: int) -> Any:
