@@ -228,7 +228,7 @@ def _check_job(config: Config) -> None:
 
 
 def _stacks(configs: Sequence[Config], say: Callable[[str], object]) -> list[list[int]]:
-    # Before torch is imported, which takes seconds.
+    # Return before torch is imported, which takes seconds.
     if configs[0].launch.stack == "off":
         return []
     from posbench.training.stacked_runs import stacks_of

@@ -252,7 +252,7 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
         lost = (sums["shuffled_nll"] - sums["nll"]).to_numpy()
         targets = sums["targets"].to_numpy()
         low = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
-        # Only if all shorter distances are worth REACH too, at the lower end of their intervals.
+        # It counts only if all shorter distances are worth REACH too, at the lower end of their intervals.
         counts = counts and bool(low >= REACH)
         if counts:
             reach = int(end) - 1

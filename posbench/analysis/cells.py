@@ -151,7 +151,7 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
     for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
         if not PROTOCOLS[str(protocol)].is_by_length:
             continue
-        # Which runs lack which lengths, so that one line tells of all with the same gap.
+        # Runs are grouped by the lengths that they lack, so that one line tells of all of them.
         scored = group.groupby("run")["length"].agg(set).to_dict()
         lengths = set(group["length"])
         missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
@@ -249,7 +249,6 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         return []
     rows, first_means, second_means = [], [], []
     for first, second in pairs:
-        # Paired by seed.
         seeds = [seed for seed in first.seeds if seed in second.seeds]
         a = first.values[list(map(first.seeds.index, seeds))]
         b = second.values[list(map(second.seeds.index, seeds))]

@@ -219,7 +219,7 @@ def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    # Its folders still tell experiment, scheme and seed.
+    # The folders of the run still tell experiment, scheme and seed.
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = "", ""
     if len(run.path.parts) > 2:
@@ -274,7 +274,7 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    # Once for all schemes of a seed.
+    # They are added once for all schemes of a seed.
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     if names in rows.with_ngrams:
         return

@@ -121,7 +121,7 @@ class TaskScores:
         return str(int(limit))
 
     def kept_to(self, scheme: str) -> float:
-        """Return the length in items up to which a scheme that learnt stays accurate, at most the longest tested one."""
+        """Return the length in items up to which a scheme that learnt stays accurate, at most the longest tested."""
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:

@@ -158,7 +158,6 @@ def load(kind: str, base: type[T]) -> type[T]:
     path = _place(file.path)
     # The digest is part of the name, so a file that has changed is imported again.
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
-    # A module is executed once for each content of its file.
     if name not in sys.modules:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)

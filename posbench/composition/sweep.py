@@ -251,7 +251,6 @@ class PosbenchSweeper(Sweeper):
         """
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
-        # Compose and check every job before the first one runs.
         values = swept_values(self.master)
         combinations = dict.fromkeys(itertools.product(*values.values()))
         trunks = [self._composed(words, number) for number, words in enumerate(combinations)]

@@ -314,7 +314,7 @@ class _Scorer:
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, settings, anchor, advance
             )
-        # Of every column of losses, since protocols have several.
+        # Every column of losses is checked, since protocols have several.
         if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
             raise ConfigError(
                 f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "

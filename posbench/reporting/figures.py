@@ -294,7 +294,6 @@ def by_rate(plot: Plot, look: Looks) -> Figure:
 
     def finish(axes: Axes) -> None:
         for line in axes.get_lines():
-            # The dots of seeds take the colour of their scheme's line.
             seeds = runs[runs["scheme"] == line.get_label()]
             colour: Any = line.get_color()
             for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
@@ -401,7 +400,6 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     # The last row of a scheme may have unused panels.
     for axes in panels[:, len(layers) :].flat:
         axes.axis("off")
-    # One line per head; the norms of keys have a colour of their own.
     for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE

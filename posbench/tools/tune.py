@@ -152,7 +152,7 @@ def _sweeps_by_seed(tuning: Tuning, missing: Mapping[tuple[float, int], list[str
 
 
 def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
-    # Runs that are finished are skipped.
+    # A sweep may have runs that are finished, which training skips.
     for scheme, choice in tuning.schemes.items():
         places = [place for place, schemes in missing.items() if scheme in schemes]
         if places:

@@ -89,7 +89,6 @@ class Problems(Dataset):
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
-        # Problems of one length are drawn at once.
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             drawn, is_answer = self._draw(length, len(rows), split, rng)
