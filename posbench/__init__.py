@@ -68,7 +68,7 @@ _MODULES = {
 }
 
 
-# Called by Python for names that the module does not have.
+# Python calls this for a missing name: modules are imported when first used, so that `import posbench` is fast.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'posbench' has no attribute {name!r}")

@@ -43,7 +43,7 @@ def evaluate(
     (`posbench.evaluation.request`): lengths, in tokens or as words such as `8k`, and protocols, both by default the
     experiment's; under, options of the scheme for this evaluation only (`rescale=yarn`), scored in addition to the runs
     as trained; data, a text that the runs were not trained on: `"wikitext103"`, or `["files", "data.path=~/notes",
-    "data.name=notes"]`.
+    "data.name=notes"]`, by default scored at the training length only.
     Returns: one row per run, protocol, length and `under`: experiment, scheme, seed, protocol, length, under, data
     (name of the text; empty for the run's own), loss (nats/token), perplexity, bits_per_byte (None if not counted),
     targets (scored tokens), and accuracy and exact (shares of right answers and right problems; None for text).

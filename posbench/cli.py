@@ -138,7 +138,7 @@ def _exit_on_error() -> Iterator[None]:
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
-    # Asked for with POSBENCH_TRACEBACK=1.
+    # With POSBENCH_TRACEBACK=1 the user gets the traceback.
     if os.environ.get("POSBENCH_TRACEBACK", "0") != "0":
         raise error
     say(f"posbench: {message or error}")
@@ -220,7 +220,7 @@ def _check_job(config: Config) -> None:
 
 
 def _stacks(configs: Sequence[Config], say: Callable[[str], object]) -> list[list[int]]:
-    # Before torch is imported, which takes seconds.
+    # Return before torch is imported, which takes seconds.
     if configs[0].launch.stack == "off":
         return []
     from posbench.training.stacked_runs import stacks_of
@@ -339,7 +339,7 @@ def evaluate(
     try:
         evaluate_runs(to_score, options, console(), by_name=bool(runs))
     finally:  # after an error or Ctrl-C, the card shows the lengths that are done
-        # Without names, the models are the user's own runs, which have no card.
+        # Without names, only runs that were trained here are scored, and they have no card.
         if runs:
             show_cards(to_score, console())
 
@@ -416,7 +416,7 @@ def judge(
     if seconds:
         judgements = [_timed(judgement, place_named(place, runs_dir)) for judgement in judgements]
     results = console()
-    # One scheme that was named: its object alone.
+    # If one scheme was named, print only its object.
     if as_json and options.scheme:
         results.out(judgements[0].as_json())
     elif as_json:

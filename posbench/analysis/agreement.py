@@ -57,7 +57,6 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """
     is_finished = (summary["status"] == "finished") & np.isfinite(summary["loss"].astype(float))
     left_out = []
-    # Every run that is left out is named, with the reason.
     for run in summary[~is_finished].itertuples():
         left_out.append(f"{run.scheme} seed {run.seed}: {_why_left_out(run)}")
     if not is_finished.any():
@@ -100,7 +99,7 @@ def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield (setting, text) for each setting that keeps these runs out of one table; text: its values by run."""
-    # Runs of one scheme and seed are reported first: what else differs may follow from them.
+    # If a scheme and seed occur in several runs, only these are reported, with the settings in which they differ.
     twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
     if len(twice):
         first = twice.sort_values(["scheme", "seed"]).iloc[:2]
@@ -145,7 +144,7 @@ def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _unlike_weights(runs: pd.DataFrame) -> list[str]:
-    # Only runs that have the tensor count.
+    # A tensor is compared among the runs that have it.
     digests: dict[str, set[str]] = {}
     for text in runs["fingerprint.initial_weights"].unique():
         for name, digest in json.loads(text).items():

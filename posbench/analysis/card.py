@@ -1,7 +1,8 @@
 """Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
 
 Each scored length is compared with half of it, on the same targets, with 16 windows or more. The loss does not rise if
-the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0.
+the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0;
+otherwise it is open.
 """
 
 from __future__ import annotations
@@ -173,11 +174,11 @@ Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> resu
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    # Of several anchors, the one with the most lengths.
     alike: dict[tuple[int, bool], Losses] = {}
     for result in results:
         kind = (result.key.anchor, _has_bos(result))
         alike.setdefault(kind, {})[result.length, result.key.under] = result
+    # Of several anchors, the one with the most lengths.
     largest = max(alike, key=lambda kind: (len(alike[kind]), kind), default=None)
     if largest is None:
         return {}
@@ -251,7 +252,7 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
         lost = (sums["shuffled_nll"] - sums["nll"]).to_numpy()
         targets = sums["targets"].to_numpy()
         low = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
-        # Only if all shorter distances are worth REACH too, at the lower end of their intervals.
+        # It counts only if all shorter distances are worth REACH too, at the lower end of their intervals.
         counts = counts and bool(low >= REACH)
         if counts:
             reach = int(end) - 1
@@ -272,7 +273,7 @@ def _choice(losses: Losses, name: str, with_usual: bool, at_most: int | None) ->
     if with_usual and usual is not None:
         scored = {"": usual} | scored
     best = min(scored, key=lambda option: scored[option].loss)
-    # The difference is to the model as it is; it stays 0 if that is the best.
+    # The difference is to the model as it is; it stays 0 if that was not scored at this length.
     apart = Difference(0.0, 0.0)
     if usual is not None:
         apart = difference(scored[best].windows, usual.windows)

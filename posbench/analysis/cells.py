@@ -43,12 +43,11 @@ def measure(
     `under` has the evaluation options ("" as trained); `first` and `last` are the range of positions or distances.
     Other columns: value, the mean over seeds; gap, value minus the baseline's (as trained, same seeds and documents);
     change, value minus the same runs' value at the training length. Each has the ends of its interval over seeds
-    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are seeds' values.
+    (`_low`, `_high`) and half its interval over documents (`_documents`). lowest and highest are extremes over seeds.
     Arguments: rows, the tidy table; runs, a row per run; notes and holes (by protocol and text) get a line for
     everything left out.
     Raises: ConfigError if the runs were validated on different windows.
     """
-    # The summary's runs only.
     rows = rows[rows["run"].isin(runs.index)]
     # Weights of an earlier step are another model.
     older = rows["at_step"] != 0
@@ -158,7 +157,7 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
     for (protocol, text), group in as_trained.groupby(["protocol", "text"], observed=True, sort=True):
         if not PROTOCOLS[str(protocol)].is_by_length:
             continue
-        # Which runs lack which lengths, so that one line tells of all with the same gap.
+        # Runs are grouped by the lengths that they lack, so that one line tells of all of them.
         scored = group.groupby("run")["length"].agg(set).to_dict()
         lengths = set(group["length"])
         missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
@@ -199,7 +198,6 @@ def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
     seeds = np.asarray(rows["seed"].iloc[first])
     for scheme in np.unique(schemes):
         of_scheme = np.flatnonzero(schemes == scheme)
-        # By seed, as cells are subtracted row by row.
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
         yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
@@ -220,7 +218,7 @@ def _figures(
         row |= interval_of("value", of_seeds)
         row |= {"lowest": float(of_seeds.min()), "highest": float(of_seeds.max())}
         rows[scheme] = row
-    # Bits per byte are the loss in another unit: its gaps and intervals say the same.
+    # Bits per byte are the loss in another unit: their gaps and intervals would say the same.
     if fields["metric"] == "bits_per_byte":
         return rows.values()
     counts = next(iter(cells.values())).counts  # all schemes have the same documents
@@ -253,7 +251,6 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         return []
     rows, first_means, second_means = [], [], []
     for first, second in pairs:
-        # Paired by seed.
         seeds = [seed for seed in first.seeds if seed in second.seeds]
         a = first.values[list(map(first.seeds.index, seeds))]
         b = second.values[list(map(second.seeds.index, seeds))]

@@ -149,7 +149,7 @@ def build(
     equal; group_by, settings that the runs are already grouped by; doubt, what intervals are over, seeds or documents.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
-    # Of an experiment with a search for learning rates, only its runs at each scheme's best rate.
+    # If an experiment has a search for learning rates, only its runs at each scheme's best rate are compared.
     compared, search = choose_rates(summary)
     runs, left_out = finished_runs(compared)
     if search:

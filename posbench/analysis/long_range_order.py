@@ -127,7 +127,7 @@ def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataF
         else:
             p.append(math.nan)
     corrected = holm(p)
-    # The interval over documents must be above 0 too: seeds share their windows, so one test alone could show a chance
-    # of them.
+    # The interval over documents must be above 0 too: all seeds are scored on the same windows, so the test alone could
+    # show a peculiarity of these windows.
     is_above = figures["value"] - figures["value_documents"] > 0
     return figures.assign(p=corrected, is_used=(corrected <= LEVEL) & is_above.to_numpy())

@@ -24,7 +24,7 @@ FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 
 
 def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the final losses of these runs and their branches: scheme, seed, tokens, loss, onset of the run."""
+    """Return final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset in tokens."""
     points = []
     for run in runs.to_dict("records"):
         row = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
@@ -93,7 +93,7 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
     Arguments: points, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or
     if a seed's share is unknown.
     """
-    # In logs, because shares are ratios.
+    # Logarithms, because shares are ratios.
     logs = []
     curves = {}
     for name in (scheme, baseline):
@@ -110,8 +110,8 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
             return None
         # The loss is taken as linear in ln(tokens) between the points of a seed.
         needed = crossing(np.log(better["tokens"]), better["loss"], target)  # ln(tokens)
-        # Above 1, the baseline needs the inverse share of the scheme's tokens.
-        # Below 0 if the scheme needs fewer tokens.
+        # Negative if the scheme needs fewer tokens. A share above 1 means that the baseline needs its inverse of the
+        # scheme's tokens.
         logs.append(sign * (needed - math.log(better["tokens"].iloc[-1])))
     if len(logs) < FEWEST_SEEDS:
         return None

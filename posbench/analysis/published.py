@@ -155,7 +155,6 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    # No rows if no length is near the published one.
     cells = comparison.at(metric="loss", last=0)
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
@@ -171,4 +170,5 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
         near = min(sorted(lengths), key=lambda n: abs(math.log(n / length_wanted)), default=None)
         if near and 1 / NEAR <= near / length_wanted <= NEAR:
             return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
+    # No rows, because no length is near the published one.
     return cells.set_index("scheme").iloc[:0]

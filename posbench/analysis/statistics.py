@@ -129,8 +129,8 @@ def compare(
     Arguments: losses, nats per token, a row per seed and a column per scheme, NaN for a missing run; second, the same
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
     margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
-    training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger;
-    undecided, schemes whose pairs get a p of 1 at best rates.
+    training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger
+    (unused with `primary`); undecided, schemes whose pairs get a p of 1 at best rates.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -250,7 +250,8 @@ def _test(difference: Floats, margin: float) -> dict[str, Any]:
 def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
     """Return the true difference between two schemes, in the unit of `sd`, that `beats` finds with probability POWER.
 
-    Arguments: sd, the standard deviation of differences over seeds; rates, at which the test must succeed.
+    Arguments: sd, the standard deviation of differences over seeds; level, of significance; rates,
+    number of learning rates at which the test must succeed.
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan
@@ -392,7 +393,7 @@ def document_error(nll: Floats, targets: Floats) -> Floats:
 def document_variance(nll: Floats, targets: Floats) -> Floats:
     """Return the variance of token-weighted mean losses over documents, (nats/token)^2.
 
-    Arguments: as `document_error`.
+    NaN if a loss is not finite. Arguments: nll [..., documents] and targets, as of `document_error`.
     """
     weights = targets / targets.sum()
     with np.errstate(invalid="ignore"):

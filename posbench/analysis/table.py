@@ -47,10 +47,10 @@ def results(*places: str | Path, tidy: bool = False) -> pd.DataFrame:
     Arguments: tidy, True for a row per scored window and metric of finished runs, with the run's settings.
     Raises: ConfigError if a folder or pack does not exist.
     """
-    # Settings are joined as categories: each row repeats them.
     summary, rows = read(places)
     if not tidy:
         return summary
+    # As categories, because each row repeats them.
     settings = summary.reindex(columns=["tokens", "parameters", *settings_of(summary)]).astype("category")
     return rows.join(settings, on="run").drop(columns="run")
 
@@ -110,11 +110,11 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored: Sequence[Result] = ()
         damaged: Sequence[Any] = ()
+        # Scores of unfinished runs are not read.
         if status == FINISHED:
             stored, damaged = run.results()
     except ConfigError as error:
         return _unreadable(run, str(error))
-    # Scores of unfinished runs are not read.
     _add_results(number, manifest, stored, rows)
     final, first = _final(manifest, stored), _number(initial_loss(logged))
     loss, bits_per_byte = _number(manifest.loss), _number(manifest.bits_per_byte)
@@ -219,7 +219,7 @@ def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    # Its folders still tell experiment, scheme and seed.
+    # The folders of the run still tell experiment, scheme and seed.
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = "", ""
     if len(run.path.parts) > 2:
@@ -242,7 +242,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
             continue
         protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
-        # A row without targets, such as a window of BOS only, has no mean.
+        # A row without targets has no mean.
         scored = columns[protocol.count_column] > 0
         columns = {name: x[scored] for name, x in columns.items()}
         options = [option for option in result_key.options if not option.startswith("step=")]
@@ -271,7 +271,7 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
-    # Once for all schemes of a seed.
+    # They are added once for all schemes of a seed.
     zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
     if names in rows.with_ngrams:
         return

@@ -61,7 +61,7 @@ class TaskScores:
 
     @cached_property
     def limits(self) -> dict[str, float]:
-        """Return the length in items at which each learnt scheme stops being accurate, infinity if no tested one."""
+        """Return the length in items at which each scheme that learnt stops being accurate, or infinity."""
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
             beyond = accuracy[accuracy.index >= self.trained].dropna()
@@ -121,7 +121,7 @@ class TaskScores:
         return str(int(limit))
 
     def kept_to(self, scheme: str) -> float:
-        """Return the length in items up to which a scheme that was learnt stays accurate, at most the longest one."""
+        """Return the length in items up to which a scheme that learnt stays accurate, at most the longest tested."""
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
 
     def learnt_text(self, scheme: str) -> str:

@@ -219,7 +219,7 @@ def _confirmed_elsewhere(
 ) -> Judgement:
     elsewhere = {}
     for other_place in options.also:
-        # `also` is dropped, because the other place is judged only once.
+        # Without `also`, or judging the other place would judge all of them again.
         [other], _ = judge_all(other_place, replace(options, also=()), console)
         figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
         elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
@@ -428,7 +428,7 @@ def _tested(
 
 
 def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
-    # Seeds that have reached the first look count, although its test is still to come.
+    # The first look counts as reached by its seeds, even if nothing was tested.
     reached = tested
     if not tested and seeds >= planned[0]:
         reached = planned[0]

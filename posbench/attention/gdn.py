@@ -7,7 +7,7 @@ and a strength b_t, both between 0 and 1 and computed from the hidden states:
 
 The product with I - b_t k_t k_t^T first removes a part b_t of the value that the state holds for k_t. Time is linear: a
 chunk of L tokens is one triangular system (the WY representation, section 3.3), and the state passes from chunk to
-chunk. `delta_rule` keeps the transpose M = S^T, [D, E]:
+chunk. `delta_rule` keeps the transpose M = S^T, [D, E]; q_t, k_t and v_t are then rows:
 
     M_t = a_t M_(t-1) + k_t^T u_t,    u_t = b_t (v_t - a_t k_t M_(t-1)),    o_t = q_t M_t
 
@@ -40,9 +40,9 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of the gated delta rule, [B, H, T, E], and the last state, [B, Hkv, D, E].
 
-    Arguments: q [B, H, T, D]; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0, [B, Hkv, T, 1] or [B,
-    Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier tokens returned, or None.
-    All have one dtype, at least float32.
+    Arguments: q [B, H, T, D], H a multiple of Hkv; k [B, Hkv, T, D]; v [B, Hkv, T, E]; log_decay, log a_t, at most 0,
+    [B, Hkv, T, 1] or [B, Hkv, T, D] (by channel); strength, b_t, [B, Hkv, T, 1]; state, which the call for earlier
+    tokens returned, or None. All have one dtype, at least float32.
     """
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -113,8 +113,7 @@ class GatedDeltaRule(Kind):
     Raises: ConfigError for a convolution below 0, or an output_gate or a decay that is none of these.
     """
 
-    takes_bias = False
-    # The decay is learned from content.
+    takes_bias = False  # the decay is learned from content
     # Outputs are sums with signs, and their normalisation enlarges small ones. In the decoder of `posbench verify`,
     # with all of `mix` in float64, its rounded inputs and outputs alone cause 18 roundings in fp32 and 7.5 in bf16, and
     # gradients reach 1.7 and 5 times the limits. With one layer no allowance is needed.
@@ -164,7 +163,7 @@ class GatedDeltaRule(Kind):
         past = at.past(None if cache is None else cache.rows)
         q, k, v = (self._convolved(part, parts[part], past) for part in self.parts)
         q, k = (part * (part.square().sum(-1, keepdim=True) + EPS).rsqrt() for part in (q, k))
-        # Rotations come after the convolutions, which would mix channels rotated by different positions.
+        # Rotations come after the convolutions, which would mix tokens that are rotated by different angles.
         q, k = apply_hook(scheme, "q", q, pos, past), apply_hook(scheme, "k", k, pos_of_keys, past)
         v = apply_hook(scheme, "v", v, pos_of_keys, past)
         wide = x.to(self.A_log.dtype)

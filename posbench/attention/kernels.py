@@ -365,7 +365,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
 def kernel_options(q: Tensor, reads_rows: bool) -> dict[str, int]:
     """Return options by which FlexAttention prefetches fewer tiles, or {} if its default fits in shared memory.
 
-    Arguments: reads_rows, as in `flex`.
+    Arguments: reads_rows, as in `Scoring`.
     """
     # A kernel also prefetches what a bias reads at (query, key), one float32 tile per stage. On an H200, which has
     # 232,448 bytes of shared memory, the default of three stages then needs 245,760 bytes forward at 64 channels and

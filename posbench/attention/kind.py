@@ -140,8 +140,8 @@ class Kind(nn.Module, ABC):
         # A bias reads the gates of every earlier token; `locate` needs only the sum so far.
         if gate_cache is None or scheme.overrides("bias"):
             rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])
-            # Cloned: FlexAttention computes a gradient only for a tensor that is indexed once.
             sums = rows.cumsum(2)
+            # Cloned: FlexAttention computes a gradient only for a tensor that is indexed once.
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
         sums = gate.cumsum(2)
         sums = sums + gate_cache.state[0] if gate_cache.state else sums

@@ -35,7 +35,7 @@ class _OwnKeys(Softmax):
     _rotated: int  # channels of a key that a scheme may rotate
 
     def check_scheme(self, scheme: Scheme) -> None:
-        # The cache holds keys before the matrices that expand them, so only the shared channels can be rotated.
+        # Latent attention caches what keys and values are computed from, so only the shared channels can be rotated.
         sites = {"k", "v"} & scheme.acts_on
         is_rotation = isinstance(scheme, Rotary) and type(scheme).k is Rotary.k and scheme.width <= self._rotated
         if "v" in sites or (sites and not is_rotation):

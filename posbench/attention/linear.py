@@ -4,7 +4,7 @@ Linear attention with positions (Katharopoulos et al. 2020, arXiv 2006.16236; Ro
 
     o_i = sum_{j<=i} (R phi(q_i) . R phi(k_j)) e^bias v_j / sum_{j<=i} phi(q_i) . phi(k_j) e^bias,  phi(x) = elu(x) + 1
 
-A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. ALiBi is then
+A scheme rotates q and k after phi and only in the numerator, so that the denominator stays positive. ALiBi's bias is
 retention's decay.
 
 Decay attention has no queries and no keys, so weights depend only on distance, or on gates:
@@ -55,7 +55,7 @@ class NonSoftmax(Kind):
         return {**in_chunks, "quadratic": self._quadratic}
 
     def _kernel_for(self, scheme: Scheme, at: Placement) -> Callable[..., Tensor]:
-        # Chunks know distances only as differences of row numbers, which own positions are not.
+        # Chunks take distances as differences of row numbers, which is wrong for a batch's own positions.
         in_chunks = scheme.log_decay() is not None and at.positions is None
         return self.kernel or (self._chunks if in_chunks else self._quadratic)
 

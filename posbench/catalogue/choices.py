@@ -21,7 +21,6 @@ _LISTS_OF_ROWS = ("layers", "of")  # options of a scheme that list other entries
 def conf_dir() -> Path:
     """Return the folder of YAML files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    # An installed package has `conf` inside it, a checkout beside it.
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 
@@ -88,7 +87,7 @@ def expand(row: Any, read: Callable[[str], dict[str, Any]]) -> Any:
         entry = row_of_file(row["kind"])
         row = {"name": entry["name"], **row, "kind": as_recorded(entry["kind"])}
     expanded = dict(row)
-    # A run folder then needs no other file.
+    # Written out, so that a run folder needs no other file.
     for option in _LISTS_OF_ROWS:
         if isinstance(members := row.get(option), list):
             expanded[option] = [expand(member, read) for member in members]

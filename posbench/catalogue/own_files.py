@@ -49,7 +49,7 @@ def as_recorded(kind: Any) -> Any:
     if file is None:
         return kind
     path = Path(os.path.abspath(file.path))  # noqa: PTH100 (links are kept as they were typed)
-    # Relative to the working directory if the file is in it: a run may then be moved with its folder.
+    # Relative to the working directory if the file is in it.
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return f"{path.as_posix()}:{file.class_name}"
@@ -106,7 +106,7 @@ def _files_in(row: Any) -> list[Path]:
 
 
 def trust_files(row: Any) -> None:
-    """Allow the import of the files that a scheme or task names, only if the user typed the words."""
+    """Allow the import of the files that a scheme or task names. Call this only for words that the user typed."""
     _trusted.update(path.resolve() for path in _files_in(row))
 
 
@@ -121,7 +121,7 @@ def trust_file(path: Path) -> None:
 
 
 def trust_recorded(recorded: Iterable[str]) -> None:
-    """Allow the import of the files that a run of the user recorded, except files in run folders."""
+    """Allow the import of files that a run of the user recorded, except files in run folders."""
     places = [Path(name).expanduser().resolve() for name in recorded]
     _trusted.update(place for place in places if place.is_file() and not _is_in_run_folder(place))
 
@@ -156,14 +156,12 @@ def load(kind: str, base: type[T]) -> type[T]:
     file = parse_class_path(kind)
     assert file is not None
     path = _place(file.path)
-    # The digest is part of the name: a file that has changed is imported anew.
+    # The digest is part of the name, so a file that has changed is imported again.
     name = f"{_MODULE}{path.stem}_{digest(path)[:16]}"
-    # A module is executed once for each content of its file.
     if name not in sys.modules:
         _execute(path, name)
     cls = getattr(sys.modules[name], file.class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
-        # The message lists the classes that could have been meant.
         values = vars(sys.modules[name]).items()
         defined = [n for n, v in values if isinstance(v, type) and issubclass(v, base) and v.__module__ == name]
         known = f"it has no class that extends {base.__name__}"

@@ -68,6 +68,8 @@ Stacks = Callable[[Sequence[Config], Say], list[list[int]]]  # which of several 
 def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[Outcome]:
     """Run `task` for one run or for each run of a sweep, or print what `--cfg` and `--info` ask for.
 
+    In a sweep, the other jobs run even if one fails.
+
     Arguments: program, the command's name in Hydra's messages; words, overrides and flags; task, a new `SweepJob`.
     Raises: ConfigError for anything that is refused, and if two jobs would share a run folder; the error of a single
     run, or the one that all jobs of a sweep have in common; Stopped for Ctrl-C outside of training.
@@ -238,7 +240,6 @@ class PosbenchSweeper(Sweeper):
         """
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
-        # Compose and check every job before the first one runs.
         values = swept_values(self.master)
         combinations = dict.fromkeys(itertools.product(*values.values()))
         trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
@@ -251,7 +252,7 @@ class PosbenchSweeper(Sweeper):
         jobs = [*trunks, *branches]
         check_folders(jobs)
         self.task.work = self._work(jobs)
-        # joblib runs this many at a time, a cluster all of them.
+        # joblib runs `n_jobs` at a time; a cluster (submitit) runs all of them.
         launcher = str(self.master.hydra.launcher)
         default = len(jobs) if "submitit" in launcher else 1
         self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))

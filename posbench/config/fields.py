@@ -1,6 +1,6 @@
 """Define the groups of a configuration: one dataclass per group, which checks its own values.
 
-A `Config` that exists is valid. Only a scheme's own options are checked later, by `posbench.schemes.build_scheme`.
+A `Config` that exists is valid. Only the own options of a scheme or a task are checked later, when it is built.
 """
 
 # ruff: noqa: RUF009 (the functions called as defaults return `dataclasses.field`s)

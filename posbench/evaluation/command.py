@@ -34,6 +34,8 @@ def evaluate_runs(
 ) -> list[tuple[Run, Result]]:
     """Score every finished run of `runs` that has no result yet, and print perplexity by scheme and length.
 
+    If the request changes options of the scheme, runs are scored as trained too, on the same windows.
+
     Arguments: by_name, whether the user named these runs; if not, runs without weights are skipped.
     Returns: each requested result, new or stored earlier, with its run.
     Raises: ConfigError if no run can be scored, or after all others were scored, with the errors.
@@ -42,7 +44,6 @@ def evaluate_runs(
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
     say_once = cache(console.out)  # prints a line that is the same for many runs only once
     scorable = _scorable(runs, by_name, console.out)
-    # Options of the scheme: all runs are scored as trained too, on the same windows.
     requests = _requests(scorable, request, console.out)
     evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # error -> names of the runs
@@ -230,7 +231,7 @@ def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) 
     if not results:
         return "–"
     cell = protocol.headline_of([result.header for result in results])
-    # A star marks a number over other windows than the usual ones.
+    # A star marks a number over other windows, or in another number format, than the usual one.
     if protocol.is_compared and any(result.windows_digest != usual for result in results):
         cell += "*"
     return cell
@@ -266,7 +267,7 @@ def _show(
     titles = ["scheme", "seeds"] if uneven else ["scheme"]
     table = plain_table(*titles, *map(short_length, shown))
     digests: dict[int, list[str]] = {}
-    # The commonest windows of a column; other ones get a star.
+    # The commonest windows and number format of a column; others get a star.
     for _, result in evaluations:
         digests.setdefault(result.length, []).append(result.windows_digest)
     usual = {length: mode(of_length) for length, of_length in digests.items()}

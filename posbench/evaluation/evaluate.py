@@ -298,7 +298,7 @@ class _Scorer:
         return has_same_settings and has_same_text and self.request.dtype in ("auto", header["dtype"])
 
     def score(self, protocol: EvalProtocol, key: ResultKey, advance: Advance) -> Result:
-        """Score one length by a protocol and store the result. Raises: ConfigError if a loss is not finite."""
+        """Score one length and store the result. Raises: ConfigError if a loss is not finite or memory runs out."""
         device, settings = self.device(), protocol.settings(self.run.config)
         length, anchor = key.length, key.anchor or None
         model = self.model(length, device)
@@ -312,7 +312,7 @@ class _Scorer:
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, settings, anchor, advance
             )
-        # Of every column of losses, since protocols have several.
+        # Every column of losses is checked, since protocols have several.
         if not rows.filter(regex="nll$").apply(lambda losses: losses.abs() < math.inf).all(axis=None):
             raise ConfigError(
                 f"{self.run.name}: a loss of {protocol.name} at {length} tokens is not a finite number in "

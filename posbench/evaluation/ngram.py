@@ -44,8 +44,6 @@ ORDERS = (2, 3, 5)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _FALLBACK = (0.5, 1.0, 1.5)  # discounts if too few n-grams were read to estimate them, as in KenLM
-# N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all that
-# were read), plus its last token. Keys stay below 2^63.
 _UNKNOWN = -1  # the number of an n-gram that was never read, or that begins before its window
 
 
@@ -173,6 +171,8 @@ class KneserNey:
         Arguments: tokens [N]; depths [N], of `text_read`; vocab_size, V.
         """
         self.vocab_size, self.longest = vocab_size, longest
+        # N-grams are exact, not hashed: the key of an n-gram is V times the number of its first n - 1 tokens (among all
+        # that were read), plus its last token. Keys stay below 2^63.
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
         self._highest: dict[int, _Level] = {}  # order -> level for a model's highest order, from counts of n-grams
         self._lower: dict[int, _Level] = {}  # order -> level for lower orders, from numbers of different tokens before

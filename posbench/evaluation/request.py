@@ -163,8 +163,7 @@ class Request:
         Raises: ConfigError for a window of text with less than two tokens.
         """
         trained_at, asked = config.trained_length, set(self.lengths)
-        # The training length is the reference for the change with length.
-        # Only if lengths alone were asked for.
+        # If only lengths were asked for, the training length is added, as the reference for the change with length.
         if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
             is_in_range = protocol.shortest(config.evaluation) <= trained_at <= max(asked)
             if is_in_range:

@@ -43,7 +43,7 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     has_more = np.flatnonzero(counts > low)
     missing = number - int(shares.sum())
     shares[has_more[_evenly(missing, len(has_more))]] += 1
-    # So are the chosen windows within their document.
+    # The chosen windows of a document are spaced evenly within it.
     firsts = np.cumsum(counts) - counts
     chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
     if not chosen:
@@ -56,7 +56,7 @@ def _evenly(number: int, total: int) -> np.ndarray:
 
 
 def window_counts(split: Split, targets: np.ndarray) -> np.ndarray:
-    """Return how many windows each document has. Arguments: targets, of each the first, ascending."""
+    """Return how many windows each document has. Arguments: targets, each window's first, ascending."""
     return np.bincount(split.document_of(targets), minlength=split.num_documents)
 
 
@@ -67,7 +67,7 @@ def losses_of(
     batch_tokens: int,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> np.ndarray:
-    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored].
+    """Return the losses on the last `scored` targets of each row, nats, float32 [N, scored]; NaN becomes infinity.
 
     Arguments: rows, windows of tokens [N, T + 1]; batch_tokens, the most tokens of a forward pass; advance, called
     after each pass with its number of tokens.

@@ -72,7 +72,7 @@ class Source:
     def name(self) -> str:
         """Return the name of the subject, from the name of the folder or file."""
         name = self.path.stem if self.is_gguf else self.path.resolve().name
-        # Subjects are folders, so a name has only their characters.
+        # The subject's run is a folder of this name, so other characters are replaced.
         return re.sub(r"[^\w.+-]", "_", name).lstrip("_.+-")
 
     @cached_property
@@ -111,13 +111,11 @@ class Source:
     def digest(self) -> str:
         """Return the SHA-256 of the weights."""
         files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
-        # With the time of their last change, so that files that were replaced are read again.
         return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
 
     @property
     def length(self) -> int:
         """Return the training length, in tokens. Raises: ConfigError if it is not recorded."""
-        # Some models record their length under another key.
         length = trained_length(self.config, self.content)
         if length is None:
             raise ConfigError(
@@ -132,7 +130,7 @@ class Source:
         rotations = rotations_in(self.config)
         known: Any = self.config.get_text_config()
         for layer_type in filter(None, rotations):
-            # transformers would read the nested parameters as one rotation's, or ignore them.
+            # The class has one rotation for all layers.
             if layer_type not in known.nested_rope_parameter_keys(rotations):
                 raise ConfigError(_nested_refused(self, layer_type, type(self.config).__name__))
         return rotations

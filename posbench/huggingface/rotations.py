@@ -167,8 +167,8 @@ def _as_lists(
     factor = rescaling.factor_at(length)
     usual = inverse_frequencies(channels, common["rope_theta"])
     rescaled = rescaling.inv_freq(usual, common["rope_theta"], length)
-    # "longrope" divides the frequencies one by one. transformers lacks some rescalings (`ntk`, the ramp of `yarn` by
-    # turns), and so they mean the same as for posbench's decoder.
+    # transformers lacks some rescalings (`ntk`, the ramp of `yarn` by turns). The factors of "longrope" divide the
+    # frequencies one by one, so all rescalings mean the same as for posbench's decoder.
     factors = (usual / rescaled).tolist()
     parameters = {
         **common,

@@ -214,7 +214,7 @@ class Decoder(nn.Module):
     def loss(
         self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None, divisor: Tensor | None = None
     ) -> Tensor:
-        """Return the training loss, 0-d: the mean of `nll`, nats per token.
+        """Return the training loss, 0-d: the mean of `nll`, nats per token, of `tokens` and `targets` [B, T].
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
         """
@@ -237,7 +237,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return the loss of each target, [B, T] float32 in nats, or of the `last` targets only, [B, last].
 
-        Arguments: offset, the position of the first token; positions, [B, T], None if they are consecutive.
+        Arguments: tokens and targets, [B, T]; offset, the position of the first token; positions, [B, T], None if they
+        are consecutive.
         """
         x = self.hidden(tokens, offset, positions=positions)
         if last is not None:
@@ -252,7 +253,7 @@ class Decoder(nn.Module):
         return torch.cat(losses).view(targets.shape)
 
     def answered(self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the loss (float32, nats) and the likeliest token for each target that is not negative, [N] both."""
+        """Return the loss (float32, nats) and the likeliest token for each target [B, T] that is not negative, [N]."""
         scored = targets >= 0
         logits = self._wide_logits(self.hidden(tokens, positions=positions)[scored])
         return F.cross_entropy(logits, targets[scored], reduction="none"), logits.argmax(-1)

@@ -91,7 +91,7 @@ class Attention(nn.Module):
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
         raw = parts.get("k" if self.kind.shared_kv else "v")
-        # The value of a shared K = V: before the key's norm with `value_norm`, after it without.
+        # A shared K = V is the key before its norm with `value_norm`, after it without.
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
         if self.kind.value_norm and raw is not None:

@@ -26,7 +26,7 @@ class CacheSize:
 
 
 def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int]:
-    """Return the parameters of a decoder without its position scheme's, by `embedding` and `body`."""
+    """Return the parameters of a decoder without its position scheme's, by `embedding` (both tables) and `body`."""
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
     normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers

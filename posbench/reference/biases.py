@@ -39,7 +39,6 @@ class Kerple(Definition):
     """KERPLE: the bias `-a ln(1 + b d)` at distance d, with a and b > 0 learned per head (arXiv 2205.09921)."""
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        # Positive by softplus.
         a = softplus(float(self.weights["a"][h]))
         b = softplus(float(self.weights["b"][h]))
         return -a * log(1 + b * rows.distance(t, s))
@@ -85,7 +84,6 @@ class TransformerXL(Definition):
         return x + self.weights["content"][h]
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        # W r_d belongs to the unrotated query, so u is taken off and v is added.
         q, d, W = rows.queries[h][t], rows.distance(t, s), self.weights["matrix"]
         D, channels = len(q), W.shape[1]
         frequencies = [10000 ** (-2 * c / channels) for c in range(channels // 2)]
@@ -161,7 +159,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class Sinusoidal(Definition):
     """Sinusoids: add sin(p / base ** (2i / C)) to channel 2i of C and the cosine to channel 2i + 1, at position p.
 
-    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the token embeddings.
+    Source: section 3.5 of arXiv 1706.03762. `amplitude` is in standard deviations of the initial token embeddings.
     """
 
     amplitude: float = 1.0

@@ -62,7 +62,6 @@ def logits(
         learned = _with_prefix(w, "attention.kind.")
         inputs = Inputs(scheme, q, k, v, normed, positions)
         heads = KINDS[attention.name](inputs, **attention.options, **learned)
-        # The residual stream.
         x = x + np.concatenate(heads, axis=1) @ w["attention.out.weight"].T
         gate, up = np.split(norm(x, w["ffn_norm.weight"]) @ w["ffn.gate_up.weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["ffn.down.weight"].T

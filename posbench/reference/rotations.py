@@ -136,7 +136,7 @@ class KeyOffset(PartialRotary):
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
         y = super().after_hook(site, x, positions, *h)
-        # Channels from r on are not rotated, so they may come from the previous token.
+        # Channels from r on are not rotated: a key has them from the previous token.
         r = int(x.shape[1] * self.fraction)  # rotated channels
         if site == "k":
             for t in range(len(x)):
@@ -287,9 +287,9 @@ def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, len
 
 
 def attention_factor(parameters: Mapping[str, Any]) -> float:
-    """Return the factor by which transformers multiplies the rotated channels of q and of k: 1 if it is not YaRN.
+    """Return the factor by which transformers multiplies the rotated channels of q and k; 1 but for YaRN and longrope.
 
-    Without further keys it is equation 15 of arXiv 2309.00071, inverted. Arguments: as of `rescaled`.
+    Without further keys, YaRN's is equation 15 of arXiv 2309.00071, inverted. Arguments: as of `rescaled`.
     """
     kind, log_s = parameters["rope_type"], max(0.0, log(parameters["factor"]))
     if parameters.get("attention_factor") is not None:

@@ -108,7 +108,7 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, key = run.get("scheme.sites"), str(run.get("scheme.kind"))
         if key == "rotary" and isinstance(sites, str):
-            # A rotary scheme looks like the tensors that it rotates, whatever its name.
+            # The look of a rotary scheme depends on the tensors that it rotates, not on its name.
             key = "".join(json.loads(sites))
         name = str(run["scheme"])
         # The start comes from the name alone, so a scheme looks the same in every report, unless its look is taken.
@@ -295,7 +295,6 @@ def by_rate(plot: Plot, look: Looks) -> Figure:
 
     def finish(axes: Axes) -> None:
         for line in axes.get_lines():
-            # The dots of seeds take the colour of their scheme's line.
             seeds = runs[runs["scheme"] == line.get_label()]
             colour: Any = line.get_color()
             for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
@@ -402,7 +401,6 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     # The last row of a scheme may have unused panels.
     for axes in panels[:, len(layers) :].flat:
         axes.axis("off")
-    # One line per head; the norms of keys have a colour of their own.
     for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
         colour = VERMILLION if measure == "k_norm" else BLUE

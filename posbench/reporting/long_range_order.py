@@ -35,7 +35,8 @@ def long_range_order_section(c: Comparison) -> list[Section]:
     if order is None:
         return []
     files = {"order_pairs.csv": order.on_all.pairs}
-    # Such a table would only repeat the column d=33 of the table of distances; the file is written all the same.
+    # Without tests and copyable targets, a table would only repeat the column d=33 of the table of distances, so only
+    # the file is written.
     if order.on_copyable is None and not order.on_all.is_tested:
         return [Section("", files=files)]
     plots = []
@@ -56,7 +57,6 @@ def _picture(c: Comparison, copyable: Worth) -> Plot:
         "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
         "hollow: not shown to be used there."
     )
-    # There are no dots of seeds.
     seeds = pd.DataFrame(columns=["scheme", "x"])
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 

@@ -54,7 +54,7 @@ def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
         if scheme == c.baseline:
             continue
         shares, text = worth(points, scheme, c.baseline), DASH
-        # Always said so that the share is below 1: the better scheme needs fewer tokens.
+        # Worded so that the share is below 1: the better scheme needs fewer tokens.
         if shares and shares[0] <= 1:
             text = f"reaches {c.baseline}'s final loss with {_shares(*shares)} of its tokens"
         elif shares:

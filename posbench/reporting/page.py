@@ -66,9 +66,9 @@ def environment() -> Environment:
     """Return the Jinja environment of the templates, with the filters that they use."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        # Missing names are errors, not empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
-        # Missing names are errors, not empty text.
         lstrip_blocks=True,
     )
     environment.filters |= {

@@ -66,8 +66,8 @@ def report(
     page, absent = page_of(chosen, rows, options), _absent(places, chosen, options)
     page = replace(
         page,
-        # Lines about places without a run stand in the notes and on the terminal.
         title=f"posbench: {options.title or page.title}",
+        # Lines about places without a run are in the notes and on the terminal.
         notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *absent],
         holes=[*page.holes, *absent],
         files={**page.files, "runs.csv": chosen},
@@ -93,7 +93,7 @@ def report(
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
-    # The subjects of the last `posbench eval`, if there are others too and the report is not about chosen ones.
+    # The subjects of the last `posbench eval`, if the report is about a folder that has others too.
     folder = folder_of(Path(places[0]))
     file = folder / LAST_SUBJECTS
     if len(places) > 1 or not file.is_file():

@@ -109,8 +109,8 @@ def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Cu
 
 @torch.no_grad()
 def curves_of(scheme: Scheme, longest: int) -> Curves:
-    """Return the curves of one layer, for a query at position `longest`; `scheme` is converted to float64."""
-    # Converted in place: in float32, rounding would look like a change with distance.
+    """Return the curves of one layer, for a query at position `longest`; scores are relative to distance 0."""
+    # `scheme` is converted in place: in float32, rounding would look like a change with distance.
     scheme = scheme.double()
     shape, length = scheme.shape, longest + 1
     H, D, C = shape.num_heads, shape.head_dim, shape.d_model

@@ -124,7 +124,6 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
     if c.can_rank:
         sections += all_pairs(c, margin)
     of_protocols: list[Section] = []
-    # Each protocol builds the sections about its own results.
     for protocol in PROTOCOLS.values():
         of_protocols += protocol.sections(c, every_length)
     of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols
@@ -158,7 +157,7 @@ def gaps_plot(c: Comparison) -> Plot:
     """Return the picture of gaps to the baseline, with a dot per seed."""
     caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot"
     marks = pd.DataFrame({"scheme": c.schemes, "x": c.ranking["gap"], "half": math.nan, "is_open": False})
-    # With too few seeds the dots stand alone, without intervals or tests.
+    # With too few seeds only the dots are drawn, without intervals or tests.
     if c.can_rank:
         caption += "; bars are 95 % intervals over seeds. Filled marks: the pair with "
         caption += f"{c.baseline} is decided, by the test of the table; open: it is not"

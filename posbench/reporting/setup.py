@@ -25,7 +25,7 @@ def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
         inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
-        # Seeds of one source are one source.
+        # Runs that differ only in their seed are one source.
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
         yield str(scheme), f"{short_count(inherited)} of {short_count(tokens)} tokens as {', '.join(sources)}"
 
@@ -108,7 +108,7 @@ HIDDEN_SETTINGS = {
 def variants(runs: pd.DataFrame) -> list[str]:
     """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is."""
     files, lines = choices("scheme"), dict[str, None]()
-    # Where training continued from is not part of the scheme, and `continued` tells it.
+    # What a run continues is not part of the scheme, and `continued` tells it.
     columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
     for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
         name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}

@@ -204,7 +204,6 @@ def by_table(groups: Mapping[str, Tasks]) -> Table:
     for value, tasks in groups.items():
         for t in tasks.values():
             beyond = next((n for n in t.lengths if n >= 2 * t.trained), t.lengths[-1])
-            # Scores with changed options are left out.
             as_trained = t.scores[t.scores["under"] == ""]
             medians = as_trained.groupby(["scheme", "length"])["accuracy"].median()
             for scheme in t.schemes:

@@ -147,7 +147,6 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
     Raises: ConfigError if a name matches nothing.
     """
     runs: dict[Run, None] = {}
-    # Without names, all runs count.
     for folder in [place_named(name, runs_dir) for name in names] or [runs_dir]:
         runs_below = find_runs(folder)
         if not runs_below:

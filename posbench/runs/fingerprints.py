@@ -62,7 +62,8 @@ def digest(content: bytes | str) -> str:
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what a run computes, {`group.field`: value}.
 
-    Text and tokenizer have fingerprints of their own. Arguments: device, from `Device.describe`.
+    Names, folders and logging are left out, and text and tokenizer, which have fingerprints of their own. Arguments:
+    device, from `Device.describe`.
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}

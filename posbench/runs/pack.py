@@ -8,6 +8,7 @@
         <scheme>/seed=<n>/model.safetensors    the last weights in bfloat16, if they were packed
 
 In the pack of a learning-rate search (`<experiment>-tune.zip`), runs are named `lr=<rate>/<scheme>/seed=<n>`.
+Checkpoints are left out.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Run:
 
     @property
     def logged(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`. Raises: ConfigError if a line is damaged."""
+        """Return the lines of `metrics.jsonl`, without an unfinished last one. Raises: ConfigError for damage."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return []

@@ -93,7 +93,6 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     # A resumed run keeps its id.
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
-    # Nothing about this machine's folders goes to the server.
     del mapping["runs_dir"], mapping["tracking"]
     mapping["data"].pop("cache_dir", None)
     mapping["experiment"] = {"name": config.experiment_name, **chosen_experiment(mapping, config.experiment_name)}

@@ -274,7 +274,8 @@ class Scheme(nn.Module):
     def log_decay(self) -> Tensor | float | None:
         """Return the slope of a bias that is linear in distance, `log_decay[h] * (i - j)`, or None for other biases.
 
-        Slopes are at most 0: [H], or one number for all heads. Attention without a softmax uses them for linear time.
+        Slopes are at most 0 (no bias): [H], or one number for all heads. Attention without a softmax uses them for
+        linear time.
         """
         return None if self.overrides("bias") else 0.0
 

@@ -23,8 +23,8 @@ class Inkling(Scheme):
     norms of q and k have a learned weight per channel, so `model.qk_norm` is not needed. W and P are initialised like
     the model's matrices. Inkling's optional logarithmic scale of scores is omitted.
 
-    Options: `profiles` (16) and `extent` (1024) of the public model. Raises: ConfigError unless they are whole numbers
-    above 0.
+    Options: `profiles` (16) and `extent` (1024) of the public model; an extent beyond the training context is reduced
+    to it. Raises: ConfigError unless they are whole numbers above 0.
     """
 
     per_layer = True

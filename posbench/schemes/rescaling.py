@@ -21,7 +21,7 @@ if none is given:
     yarn         llama3's ramp from 1 to 32 turns, and the scores multiplied (Peng et al. 2023, arXiv 2309.00071)
 
 transformers has no types for the last two; here they are `ntk` and `yarn_by_turns`. YaRN and longrope also multiply the
-rotated channels of q and k by `attention_factor`. `Rotary` multiplies q by its square.
+rotated channels of q and k by `attention_factor` (YaRN's is 0.1 ln s + 1). `Rotary` multiplies q by its square.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Rescaling:
             _check_factor(option, factor)
         if option == BY_WINDOW:
             factor = 1
+        # Without a factor, it follows the input's length, which brings the longest position into the trained range.
         return cls(option, {"rope_type": RESCALINGS[option], "factor": factor, LENGTH: context_length})
-        # Without a factor, the longest position comes into the trained range.
 
     def check_lists(self, channels: int) -> None:
         """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`."""

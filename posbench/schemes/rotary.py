@@ -36,7 +36,7 @@ class TemperedTurn(NamedTuple):
 
     cos: Tensor
     sin: Tensor
-    # Apart from the cosine, because v and o are not scaled.
+    # It is kept apart from the cosine, because v and o are not scaled.
     temperature: Tensor
 
 

@@ -13,8 +13,8 @@ from posbench.schemes.base import Scheme, Shape, require_integer, require_number
 class Ssmax(Scheme):
     """Scalable softmax: replace q_i by `s_h ln(i + 1) q_i`, with s learned for each layer and head (arXiv 2501.19399).
 
-    The factor is the same with `window`, in which fewer tokens compete. So scores are not relative. The optional bias
-    of the paper is omitted.
+    i is the position, so scores are not relative, and the factor is the same with `window`, in which fewer tokens
+    compete. The optional bias of the paper is omitted.
     """
 
     group = "biases on the scores"  # implemented by scaling q

@@ -25,7 +25,7 @@ class TransformerXL(Scheme):
     """Transformer-XL: compute scores as `((q_i + u) . k_j + (q_i + v) . W r_(i-j)) / sqrt(D)`.
 
     u and v, [H, D] each, are learned from 0 and shared by all layers, as in the paper; each layer has its own W [H D,
-    channels].
+    channels]. r_d holds sines and cosines of the distance d.
 
     Options: `channels`, the length of r; by default head_dim (scores then use 2 D channels), d_model in the paper.
     Raises: ConfigError unless it is an even number above 0.

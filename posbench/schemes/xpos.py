@@ -18,8 +18,8 @@ _LARGEST = 108 * math.log(2)  # float32 ends at 2 ** 128; a factor of 2 ** 20 is
 class Xpos(Rotary):
     """xPos: RoPE on q and k, with pair t multiplied by `zeta_t ** (d / span)` at distance d.
 
-    `zeta_t = (t / (D/2) + 0.4) / 1.4`. q at position p is multiplied by `zeta_t ** (p / span)`, k by the inverse. They
-    exceed float32 above `longest` tokens.
+    `zeta_t = (t / (D/2) + 0.4) / 1.4`. q at position p is multiplied by `zeta_t ** (p / span)`, k by the inverse, with
+    p from the middle of the input. They exceed float32 above `longest` tokens.
     Options: `base`; `span` (512 tokens in the paper); `rescale` and `factor` of `Rotary`, which do not change the
     powers. Raises: ConfigError for a span that is not above 0.
     """
@@ -40,7 +40,7 @@ class Xpos(Rotary):
     @property
     def longest(self) -> int:
         """Return the longest input in tokens for which the fastest pair's power fits float32 (30,594 at span 512)."""
-        # This also keeps the scores of later keys, which are computed before they are masked, from overflowing.
+        # The limit also keeps the scores of later keys, which are computed before they are masked, from overflowing.
         return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
 
     def prepare(self, pos: Tensor, length: int) -> Any:

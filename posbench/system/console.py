@@ -97,7 +97,6 @@ class RunBar:
     """Show loss, tokens/s and time left of one run: a bar on a terminal, lines in a log."""
 
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
-        # Imported here, because rich's progress is slow to load and most commands show none.
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console, self.title, self.num_steps = console, title, num_steps

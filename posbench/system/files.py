@@ -134,7 +134,7 @@ def locked(folder: Path) -> Iterator[None]:
             f"cannot write to {folder} ({error.strerror or error}): choose another runs_dir=..."
         ) from error
     try:
-        # For the message above, in another process.
+        # Another process reads this for the message above.
         since = datetime.now(UTC).isoformat(timespec="seconds")
         path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield

@@ -66,7 +66,6 @@ def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]
         keywords.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        # The annotations are evaluated, because Typer reads the signature and not the source.
         parameters = [p for p in signature(function, eval_str=True).parameters.values() if p.name != "options"]
         positional = [p for p in parameters if p.kind is not Parameter.KEYWORD_ONLY]
         whole = Signature([*positional, *keywords, *parameters[len(positional) :]])

@@ -44,7 +44,7 @@ def without_packed(runs: Sequence[Run]) -> Sequence[Run]:
 
 def exit_status(rows: Sequence[RunSummary]) -> int:
     """Return 0 if all runs are finished, 1 if one died or is unreadable, else 3 (running, stopped or interrupted)."""
-    # A failure is worth more than a run that is not finished.
+    # A failed run decides, even if another run is not finished.
     states = {row.state for row in rows}
     if states & {*FAILED}:
         return 1
@@ -86,7 +86,6 @@ def summarise(run: Run) -> RunSummary:
     """Return a run's state by manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
-        # The log is read only if the manifest has no loss yet.
         rows = [] if manifest.loss is not None else run.logged
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:

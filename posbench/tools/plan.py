@@ -144,7 +144,7 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     """
     swept = sweep_of(words)
     seeds = len(swept.pop("seed", [""]))
-    # Seeds and swept values are given anew for each run below.
+    # Seeds and swept values are set for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     trunks, others = [], []
     for values in itertools.product(*swept.values()):
@@ -264,7 +264,6 @@ def _runs_text(plan: Plan) -> str:
     settings = plan.runs // (len(plan.schemes) * plan.seeds)
     if settings == 1:
         return text
-    # Each trunk has all branches.
     are_branches = settings == 1 + len(plan.first.train.branch_tokens)
     kind = "lengths (each run and its branches)" if are_branches else "other settings"
     return f"{text} x {settings} {kind}"

@@ -45,7 +45,7 @@ def sample(run: Run, prompt: str, tokens: int, sampling: SamplingConfig, scheme_
     missing = sorted(set(range(model.embedding.num_embeddings)) - set(tokenizer.get_vocab().values()))
     generated = generate(model, torch.tensor([context]), length, sampling, missing)
     document = list(takewhile(lambda token: token != bos, generated))
-    # The decoder is asked twice, because a token's text may depend on the tokens before it.
+    # The context is decoded too, because a token's text may depend on the tokens before it.
     return tokenizer.decode([*context, *document])[len(tokenizer.decode(context)) :]
 
 

@@ -47,9 +47,9 @@ class Tuning:
         places = [place for place in with_searches([self.folder]) if place.is_dir() or find_runs(place)]
         summary = merge_searches(read(places)[0])
         tried = {*self.rates}
-        # Runs in the experiment's own folder count too, if their rate is one of the search's.
         runs = summary[summary["scheme"].isin(list(self.schemes))]
         if len(runs):
+            # Runs in the experiment's own folder count too, if their rate is one of the search's.
             runs = runs[runs["train.lr"].isin(tried)]
         return search_of(runs, self.planned)
 
@@ -149,7 +149,7 @@ def _sweeps_by_seed(tuning: Tuning, missing: Mapping[tuple[float, int], list[str
 
 
 def _sweeps_by_scheme(tuning: Tuning, missing: Mapping[tuple[float, int], list[str]]) -> Iterator[list[str]]:
-    # Runs that are finished are skipped.
+    # A sweep may have runs that are finished, which training skips.
     for scheme, choice in tuning.schemes.items():
         places = [place for place, schemes in missing.items() if scheme in schemes]
         if places:

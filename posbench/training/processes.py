@@ -104,7 +104,6 @@ class ProcessGroup(Processes):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-        # Validation calls these methods, not the module.
         for method in ("loss", "nll", "answered"):  # these gather the shards as a call of the model does
             register_fsdp_forward_method(model, method)
         return Loss(model)

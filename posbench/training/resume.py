@@ -80,7 +80,7 @@ class LoopState:
                 yield n, loss, norm
 
     def take_row(self) -> dict[str, float | None]:
-        """Return the fields of a metrics.jsonl row about the steps since the last call: None if no step was finite."""
+        """Return the fields of a metrics.jsonl row about the steps since the last call; None if none was finite."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         row = {"loss": mean, "grad_norm": self.grad_norm, "grad_norm_max": self.grad_norm_max}
         self.loss_sum, self.loss_count, self.grad_norm_max = 0.0, 0, None

@@ -69,7 +69,7 @@ class Stack:
     """The training steps of R runs, taken as one. It owns the memory of their weights and moments."""
 
     def __init__(self, steps: Sequence[TrainingStep], configs: Sequence[Config]) -> None:
-        """Stack weights, buffers and moments, [R, ...], of `steps` with one `stack_key`; theirs become views."""
+        """Stack weights, buffers and moments, [R, ...], of `steps` with one `stack_key`; their own become views."""
         self.steps, self.device = list(steps), steps[0].device
         self.accumulation = steps[0].accumulation
         self.trains: list[TrainConfig] = [config.train for config in configs]
@@ -211,8 +211,8 @@ class Stack:
         for name, update in updates.items():
             weight = weights[name]
             rate = _beside(rates * self.factors[name], weight)
-            # In place, because the copies' own parameters are views of these tensors.
             changed = weight * (1 - rate * _beside(self.decays[name], weight)) - rate * update
+            # In place, because the copies' own parameters are views of these tensors.
             weight.copy_(torch.where(_beside(healthy, weight), changed, weight))
 
     def _adamw(

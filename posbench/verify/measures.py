@@ -165,7 +165,7 @@ def future(random_model: RandomModel) -> float:
 
 
 def batch(random_model: RandomModel) -> float:
-    """Return the largest difference between logits of two sequences with gaps in one batch and run separately."""
+    """Return the largest difference of logits of two sequences, at positions with gaps, in one batch and alone."""
     model, (tokens, positions) = random_model.wide, random_model.batch
     single = [model(tokens[n : n + 1], positions=positions[n : n + 1]) for n in range(2)]
     return distance(model(tokens, positions=positions), torch.cat(single))

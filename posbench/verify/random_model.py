@@ -62,7 +62,7 @@ def certificate_config(scheme: str, overrides: Sequence[str] = ()) -> Config:
 def _composed(scheme: str, overrides: Sequence[str]) -> Config:
     if any(word.startswith(("-", "+", "~", "scheme")) for word in overrides):
         return compose([f"scheme={scheme}", *MODEL, *overrides])
-    # Without Hydra if possible: composing takes longer than most tests.
+    # Without Hydra if possible: `_decoder` composes once for all schemes.
     return replace(_decoder(tuple(overrides)), scheme=read_row(scheme))
 
 

@@ -56,5 +56,5 @@ class Mqar(Task):
 
 @lru_cache
 def slot_weights(slots: int, power: float) -> NDArray[np.float64]:
-    """Return the weight s^(power - 1) of each slot s = 1, 2, ... for a key's return, float64 [slots]."""
+    """Return the weight s^(power - 1) of each slot s = 1, 2, ... for a key's return, float64 [slots], nearest first."""
     return np.arange(1, slots + 1, dtype=np.float64) ** (power - 1)

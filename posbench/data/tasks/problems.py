@@ -89,7 +89,6 @@ class Problems(Dataset):
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
         read = np.empty(number, np.int64)
-        # Problems of one length are drawn at once.
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             drawn, is_answer = self._draw(length, len(rows), split, rng)
@@ -128,7 +127,7 @@ class Problems(Dataset):
         # `read`, [B], is how many tokens of each problem are read; None stands for 0, 1, 2, ...
         num_positions, columns = self.config.window, np.arange(width)
         assert num_positions is not None
-        # Positions of the longest problem allowed in tests; padding has the last one.
+        # Positions go up to the length of the longest problem allowed in tests; padding has the last one.
         if self.config.positions == "subset":
             chosen = rng.random((len(read), num_positions)).argsort(axis=1)[:, :width]
             return np.sort(np.where(columns < read[:, None], chosen, num_positions - 1), axis=1)

@@ -204,7 +204,7 @@ class SplitWriter:
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
         """Append a document: its UTF-8 text, and its token ids, BOS first."""
         length = len(document).to_bytes(8, "little")
-        # With its length: two documents do not hash like their concatenation.
+        # The length is hashed too, so that two documents do not hash like their concatenation.
         self._text_hash.update(length)
         self._text_hash.update(document)
         self.num_tokens += len(tokens)

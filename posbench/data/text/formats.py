@@ -101,7 +101,7 @@ def _json_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
-    # The default limit of a field, 128 kB, is less than a document.
+    # The default limit of a field, 128 kB, is less than some documents.
     csv.field_size_limit(2**31 - 1)
     first = next(lines, "")
     is_csv = suffix_of(path) == ".csv"
@@ -187,7 +187,7 @@ def suffix_of(path: Path) -> str:
 
 
 def _cut(file: TextIO, size: int) -> Iterator[str]:
-    # At the first blank line after `size` bytes, or any line after twice the size.
+    # Cut at the first blank line after `size` bytes, or at any line after twice the size.
     lines: list[str] = []
     length = 0
     # A line longer than `size` is cut too, between characters.

@@ -34,7 +34,7 @@ _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB quickly rules out most grams that are not held out
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
-# A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII counts as one.
+# A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII is a letter.
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
 FAMILY_SHARE = 0.02  # two documents that share more of the smaller one's grams go to the same split
 _NEIGHBOURS = 8  # how many documents that follow it in a gram's list a document is compared with

@@ -225,7 +225,6 @@ def _write_corpus(
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     if lengths is not None:
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())
-    # What was written is read back and checked.
     splits = open_splits(folder, dtype)
     _check_splits(source, streams, splits, notice, held_out)
     fingerprints = json.dumps([writers[name].fingerprint for name in SPLITS])
@@ -313,10 +312,10 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
-    # The decoder of some tokenizers drops a space at the beginning.
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]
+    # The decoder of some tokenizers drops a space at the beginning.
     changed = sum(a.removeprefix(" ") != b.removeprefix(" ") for a, b in zip(texts, decoded, strict=True))
     if changed:
         notice(

@@ -245,7 +245,6 @@ class Files(Source):
         return list(dict.fromkeys(files))
 
     def _in_folder(self, folder: Path) -> list[Path]:
-        # Files that hold rows, such as .parquet, come before text files.
         files = []
         for file in folder.rglob("*"):
             is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
@@ -256,7 +255,7 @@ class Files(Source):
             self.skipped["cached .arrow"] += len(files) - len(data)
         files = data
         suffixes = {suffix_of(file) for file in files}
-        # Text files next to files of rows describe them, like the README of a data set.
+        # Text files next to files of rows, such as .parquet, describe them, like the README of a data set.
         readable = suffixes.intersection(ROW_SUFFIXES) or suffixes.intersection(TEXT_SUFFIXES)
         self.skipped.update(suffix_of(file) or "no suffix" for file in files if suffix_of(file) not in readable)
         return [file for file in files if suffix_of(file) in readable]

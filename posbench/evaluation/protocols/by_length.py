@@ -117,7 +117,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 
 
 def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
-    """Return the half interval, nats, that decides the decimals of each perplexity: the larger one of its change."""
+    """Return the half interval, nats, that decides a perplexity's decimals: of its change, over seeds or documents."""
     of_change = pd.concat([half(cells, "change"), cells["change_documents"]], axis=1).max(axis=1)
     # At the training length, where nothing changes, it is the smallest of the scheme's others.
     smallest = of_change.groupby(cells["scheme"]).transform("min")

@@ -100,8 +100,8 @@ class Mechanism(EvalProtocol):
             problems = split.at_length(length, count)
             starts, tokens, positions = list(range(count)), problems.tokens, problems.positions
         else:
+            # Spread over all documents: windows back to back would measure one place of the text.
             starts = window_starts(split, length, count)
-            # Back to back would measure one place of the text; the starts are spread over all documents.
             tokens = np.stack([split.tokens[start : start + length + 1] for start in starts]).astype(np.int64)
             vocab_size = model.vocab_size
             repeated = np.stack([_twice(start, length, vocab_size, corpus.bos_id) for start in starts])

@@ -288,12 +288,12 @@ def flip_test(difference: np.ndarray) -> float:
     If two schemes are equal, each seed's difference is equally often positive and negative, whatever the distribution
     of times and the censoring at one budget.
     """
+    # Exact, unlike a paired log-rank test: for five pairs that agree, its normal approximation gives 0.025, but the
+    # exact value is 2 of 2^5 choices, 0.0625.
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
     choices = np.arange(2 ** len(difference))[:, None]
     signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
-    # A paired log-rank test has a normal approximation: for five pairs that agree it gives 0.025, but the exact value
-    # is 2 of 2^5 choices, 0.0625.
     rounding = 1e-9 * np.abs(difference).sum()
     # p is the share of all choices of signs whose mean is at least as far from 0.
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())

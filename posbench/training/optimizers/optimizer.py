@@ -63,7 +63,6 @@ class Optimizer(ABC):
         self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
         decayed = decayed_parameters(model)
         self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
-        # Of these factors the scheme's comes last, so it also holds for a matrix in a scheme.
         self.factors = dict.fromkeys(self.parameters, 1.0)
         self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
         self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
