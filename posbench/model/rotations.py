@@ -43,6 +43,8 @@ def _rotations(layers: Layers, length: int) -> Iterator[tuple[str, ...]]:
         if rotary.rescaling:
             method = rotary.rescaling.name
             factor = rotary.rescaling.factor_at(length)
+        # Learned frequencies are on the model's device.
+        device = next((parameter.device for parameter in rotary.parameters()), None)
         with torch.no_grad():
-            frequencies = rotary.angles(torch.ones(1), length)[0]  # angles at position 1
+            frequencies = rotary.angles(torch.ones(1, device=device), length)[0]  # angles at position 1
         yield f"{rotary.base:g}", method, f"{factor:g}", f"{frequencies[0]:.3g}", f"{frequencies[-1]:.3g}"

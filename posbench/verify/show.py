@@ -26,7 +26,7 @@ _GROUPS = (
     "biases on the scores",
     "added once",
     "earlier tokens",
-    "layers",
+    "alternating layers",
     "kinds of attention",
 )
 # Certificate -> the table column that it shares with others; the column shows the worst one.
