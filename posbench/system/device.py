@@ -153,8 +153,8 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 def gpu_of_process(count: int) -> int:
     """Return the index of this process's GPU. A joblib worker takes one that no other worker holds."""
-    # The process that starts a sweep asks too, for stacks, and must not hold a worker's GPU. The number of a worker is not
-    # enough, because joblib replaces workers whose memory has grown and keeps counting.
+    # The process that starts a sweep asks too, for stacks, and must not hold a worker's GPU. The number of a worker is
+    # not enough, because joblib replaces workers whose memory has grown and keeps counting.
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
     if worker is None or count < 2:
         return 0
