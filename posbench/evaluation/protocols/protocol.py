@@ -38,10 +38,7 @@ class EvalProtocol(ABC):
     of_text: ClassVar[bool] = True  # whether it scores text
     of_tasks: ClassVar[bool] = False  # whether it scores problems of tasks
     follows_lengths: ClassVar[bool] = True  # whether lengths that are requested without a protocol apply to it
-    shares_targets: ClassVar[bool] = (
-        False  # whether all lengths of an evaluation are scored on the longest one's targets
-    )
-
+    shares_targets: ClassVar[bool] = False  # whether all lengths are scored on the longest one's targets
     is_compared: ClassVar[bool] = True  # whether schemes are ranked by its figures, and its rows are in the tidy table
 
     # The settings of `evaluation` that decide what is scored.
