@@ -178,14 +178,16 @@ class _Short(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, with_sum: bool, *masks: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        o, start, block_weights, sums = q.new_empty(*q.shape[:2], v.shape[-1]), 0, [], []
+        o = q.new_empty(*q.shape[:2], v.shape[-1])
         k_t = k.transpose(1, 2)
+        start, block_weights, logsumexps = 0, [], []
         for mask in masks:
             end = start + mask.shape[-2]
             keys = slice(end - mask.shape[-1], end)
             weights = torch.bmm(q[:, start:end], k_t[..., keys])
             weights.unflatten(0, (-1, heads)).add_(mask)
-            sums += [weights.logsumexp(-1)] if with_sum else []
+            if with_sum:
+                logsumexps.append(weights.logsumexp(-1))
             # In place: the scores are not needed again.
             torch.softmax(weights, -1, out=weights)
             torch.bmm(weights, v[:, keys], out=o[:, start:end])
@@ -193,25 +195,28 @@ class _Short(torch.autograd.Function):
             start = end
         ctx.save_for_backward(q, k, v, o, *block_weights)
         ctx.heads, ctx.shapes = heads, [mask.shape for mask in masks]
-        return o, torch.cat(sums, dim=1) if with_sum else None
+        return o, torch.cat(logsumexps, dim=1) if with_sum else None
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, *block_weights = ctx.saved_tensors
         g = gradients[0].contiguous()
         dq, dk, dv, dmasks = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), []
-        v_t, sums, start = v.transpose(1, 2), -(g * o).sum(-1, keepdim=True), 0
+        v_t = v.transpose(1, 2)
+        # The part of dS / P that is one number a query: h - sum(g o).
+        row_terms = -(g * o).sum(-1, keepdim=True)
         if gradients[1] is not None:
-            sums += gradients[1][..., None]
+            row_terms += gradients[1][..., None]
+        start = 0
         for n, (weights, shape) in enumerate(zip(block_weights, ctx.shapes, strict=True)):
             end = start + weights.shape[-2]
             keys = slice(end - weights.shape[-1], end)
             part = g[:, start:end]
             dv[:, keys] += torch.bmm(weights.transpose(1, 2), part)
-            dscores = torch.baddbmm(sums[:, start:end], part, v_t[..., keys]).mul_(weights)
+            dscores = torch.baddbmm(row_terms[:, start:end], part, v_t[..., keys]).mul_(weights)
             torch.bmm(dscores, k[:, keys], out=dq[:, start:end])
             dk[:, keys] += torch.bmm(dscores.transpose(1, 2), q[:, start:end])
-            # A mask that only hides keys needs no gradient.
+            # Masks follow the five inputs q, k, v, heads, with_sum; one that only hides keys needs no gradient.
             is_learned = ctx.needs_input_grad[5 + n]
             dmasks.append(dscores.unflatten(0, (-1, ctx.heads)).sum_to_size(shape) if is_learned else None)
             start = end

@@ -38,10 +38,11 @@ class KVCache:
     def append(self, *new: Tensor | None, window: int | None = None) -> tuple[Tensor | None, ...]:
         """Append `new` [B, heads, t, .] to each cached tensor and return everything cached so far. None stays None.
 
-        With a window, return the rows that any new row sees, and keep only the last `window` of them.
+        With a window, return the rows that were kept before and the new ones, and keep the last `window` of them.
         """
+        start = self.filled
+        self.advance(next(x.shape[2] for x in new if x is not None))
         if window is not None:
-            self.advance(next(x.shape[2] for x in new if x is not None))
             cached = self.tensors or len(new) * (None,)
             rows = tuple(
                 x if old is None or x is None else torch.cat((old, x), 2) for old, x in zip(cached, new, strict=True)
@@ -52,8 +53,6 @@ class KVCache:
         if not self.tensors:
             # Allocate the whole length once: growing by concatenation would copy all rows at every token.
             self.tensors = tuple(None if x is None else x.new_empty(*x.shape[:2], self.length, x.shape[3]) for x in new)
-        start = self.filled
-        self.advance(next(x.shape[2] for x in new if x is not None))
         for tensor, x in zip(self.tensors, new, strict=True):
             if tensor is not None and x is not None:
                 tensor[:, :, start : self.filled] = x

@@ -34,6 +34,7 @@ class Cope(Definition):
         # Interpolate between the vectors of the two whole positions around p.
         low = floor(p)
         vector = e[low] + (p - low) * (e[min(low + 1, last)] - e[low])
+        # Another scheme's hook may have appended channels to q and k.
         return float(q[:D] @ vector) / sqrt(D)
 
 

@@ -145,13 +145,13 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
 
 
 def future(random_model: RandomModel) -> float:
-    """Return the largest change of logits before t when all tokens from t on change, for several t.
+    """Return the largest change of earlier logits when more tokens follow, or all tokens from t on change.
 
     Infinity if the logits at t do not change.
     """
     model, tokens, T = random_model.wide, random_model.tokens, random_model.length
     logits = model(tokens)
-    # So many more tokens that attention runs on another kernel, unless the length of the window matters.
+    # Five times as many tokens also run another kernel of attention. Not if logits depend on the input's length.
     times = 5 if model.scheme.is_streaming else 1
     more = tokens.repeat(1, times)[:, : model.scheme.longest]
     worst = distance(logits, model(more)[:, :T])

@@ -230,16 +230,16 @@ class Xpos(Rotation):
     decay: int = 1  # 0: without, -1: the inverse powers
 
     def values(self, inputs: Inputs) -> Values:
-        """Return the scores only: q and k themselves depend on the position at which a port's powers are 1."""
+        """Return the scores only: q and k depend on the origin that a port chooses, and their product does not."""
         q, k = self.turned_q_and_k(inputs)
-        half = q.shape[2] // 2
+        half, T = q.shape[2] // 2, len(inputs.positions)
         zeta = np.empty(2 * half)
         zeta[self._rotated(2 * half)] = np.tile((np.arange(half) / half + 0.4) / 1.4, 2)
-        scores = np.zeros((len(q), *2 * (len(inputs.positions),)))
-        for i, j in zip(*np.tril_indices(len(inputs.positions)), strict=True):
+        scores = np.zeros((len(q), T, T))
+        for i, j in zip(*np.tril_indices(T), strict=True):
             power = self.decay * (inputs.positions[i] - inputs.positions[j]) / 512
-            pair = self.scores(q[:, [i]] * zeta**power, k[:, [j]])
-            scores[:, i, j] = pair[:, 0, 0]
+            score = self.scores(q[:, [i]] * zeta**power, k[:, [j]])  # [H, 1, 1]
+            scores[:, i, j] = score[:, 0, 0]
         return {"scores": scores}
 
 
