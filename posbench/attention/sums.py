@@ -32,7 +32,7 @@ def products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor |
 
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = parts  # [B, H, N, L, .]: N chunks of L tokens
-        # Decays between tokens of a chunk, [H, L, L], from its entry to each token, and from each token to its end, [H, L].
+        # Decays between tokens of a chunk, [H, L, L], from its entry to each, and from each to its end, [H, L].
         within, from_entry, to_end = _decay_weights(log_decay, q.shape[3])
         # Each chunk adds its keys and values, decayed to its end.
         entering, state = _chunk_states((k * to_end[:, None, :, None]).mT @ v, log_decay * q.shape[3], state)

@@ -164,13 +164,15 @@ class Decoder(nn.Module):
         Arguments: begin, tokens of the window before `tokens`; length, of the whole window; positions, [B, begin + T]
         or more, or None; rows, last rows of the embeddings so far, for a hook that looks back.
         """
-        first, end = offset + begin, begin + tokens.shape[1]
-        # Tasks have the same reach in every batch, so that a compiled step compiles once.
-        reach, documents = 0, None
+        first = offset + begin  # position of the first of these tokens
+        end = begin + tokens.shape[1]  # tokens of the window so far
+        reach = 0  # one more than the largest position, 0 if positions are consecutive
+        documents = None  # the row at which each token's document begins
         if positions is not None and self.bos_id is not None:
             reach = offset + length
             documents = torch.arange(offset, offset + end, device=tokens.device) - positions[:, :end]
         elif positions is not None:
+            # Tasks have the same reach in every batch, so that a compiled step compiles once.
             reach = self.scheme.shape.longest or int(positions.max()) + 1
         longest = self.scheme.longest
         if longest is not None and (reach or offset + end) > longest:
@@ -181,7 +183,8 @@ class Decoder(nn.Module):
         if positions is None:
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         else:
-            positions, pos = positions[:, :end], positions[:, None, begin:end]
+            pos = positions[:, None, begin:end]
+            positions = positions[:, :end]
         # Layers that share a scheme share its prepared positions.
         placements: dict[int, Placement] = {}
         for row in self.scheme.shared_with:

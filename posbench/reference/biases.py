@@ -72,6 +72,7 @@ class Shaw(Definition):
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
         a = self.weights["table"][min(rows.distance(t, s), self.clip)]
+        # Another scheme's hook may have appended channels to q.
         return float(rows.queries[h][t][: len(a)] @ a) / sqrt(len(a))
 
 
