@@ -48,7 +48,8 @@ def delta_rule(
     def sum_chunks(parts: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v, log_decay, strength = parts  # [B, H or Hkv, N, L, .]: N chunks of L tokens
         total = log_decay.cumsum(3)  # since the chunk began
-        from_start, last = total.exp(), total[..., -1:, :]
+        from_start = total.exp()
+        last = total[..., -1:, :]  # of the whole chunk
         # The diagonal and what is above it are not read. u is a function of the state M before the chunk: u_v - u_k M.
         system = strength * decayed_products(k, k, total)
         right = strength * torch.cat((v, from_start * k), dim=-1)
@@ -65,6 +66,7 @@ def delta_rule(
         before = torch.stack(entering, dim=2)
         # Outputs: products within the chunk, and what the state before it holds.
         q = q.unflatten(1, (k.shape[1], -1))  # [B, Hkv, heads that share a key head, N, L, D]
+        # One dimension more, for the heads that share a key head.
         u, before, k, total = (x[:, :, None] for x in (u_v - u_k @ before, before, k, total))
         return (decayed_products(q, k, total) @ u + (q * total.exp()) @ before).flatten(1, 2), state
 
@@ -91,6 +93,7 @@ def decayed_products(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     decay = own_total[..., :, None, :] - own_total[..., None, :, :]  # from token j to token i, [..., L / l, l, l, D]
     decay = decay.masked_fill((row[:block] > row[:block, None])[..., None], -torch.inf).exp()
     within = (q[..., :, None, :] * own_k[..., None, :, :] * decay).sum(-1)
+    # Each block's products go into the columns of its own tokens: the others are multiplied by 0.
     places = torch.eye(L // block, dtype=q.dtype, device=q.device)[:, None, :, None]
     return (across + (within[..., None, :] * places).flatten(-2)).flatten(-3, -2)
 

@@ -131,18 +131,20 @@ def short(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Return causal softmax attention [B, H, T, E], which keeps all weights for the gradient: for short windows."""
     B, H, T = q.shape[:3]
     scale, bias, sink, window, *_ = scoring
-    groups, o_dtype = H // k.shape[1], q.dtype
+    groups = H // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    o_dtype = q.dtype
+    dtype = torch.promote_types(q.dtype, torch.float32)
     # The masks first, outside the autograd function, so that gradients of a learned bias pass through them.
-    dtype, masks = torch.promote_types(q.dtype, torch.float32), []
+    masks = []
     for start in range(0, T, SHORT_BLOCK):
         end = min(start + SHORT_BLOCK, T)
-        first = 0 if window is None else max(0, start + 1 - window)
-        mask = _causal_mask(start, end, first, window, dtype, q.device)
+        first_key = 0 if window is None else max(0, start + 1 - window)  # that any query of the block sees
+        mask = _causal_mask(start, end, first_key, window, dtype, q.device)
         if bias is not None:
             i = torch.arange(start, end, device=q.device)[:, None]
-            j = torch.arange(first, end, device=q.device)[None, :]
+            j = torch.arange(first_key, end, device=q.device)[None, :]
             mask = evaluate_bias(bias, *_sequence_and_head(B, H, q.device), i, j).to(dtype) + mask
         masks.append(mask)
     # Batched over B * H, for `torch.bmm`.
@@ -183,8 +185,8 @@ class _Short(torch.autograd.Function):
         start, block_weights, logsumexps = 0, [], []
         for mask in masks:
             end = start + mask.shape[-2]
-            keys = slice(end - mask.shape[-1], end)
-            weights = torch.bmm(q[:, start:end], k_t[..., keys])
+            keys = slice(end - mask.shape[-1], end)  # a block's keys end with its last query
+            weights = torch.bmm(q[:, start:end], k_t[..., keys])  # scores, until the softmax below
             weights.unflatten(0, (-1, heads)).add_(mask)
             if with_sum:
                 logsumexps.append(weights.logsumexp(-1))
@@ -211,9 +213,9 @@ class _Short(torch.autograd.Function):
         for n, (weights, shape) in enumerate(zip(block_weights, ctx.shapes, strict=True)):
             end = start + weights.shape[-2]
             keys = slice(end - weights.shape[-1], end)
-            part = g[:, start:end]
-            dv[:, keys] += torch.bmm(weights.transpose(1, 2), part)
-            dscores = torch.baddbmm(row_terms[:, start:end], part, v_t[..., keys]).mul_(weights)
+            g_block = g[:, start:end]
+            dv[:, keys] += torch.bmm(weights.transpose(1, 2), g_block)
+            dscores = torch.baddbmm(row_terms[:, start:end], g_block, v_t[..., keys]).mul_(weights)
             torch.bmm(dscores, k[:, keys], out=dq[:, start:end])
             dk[:, keys] += torch.bmm(dscores.transpose(1, 2), q[:, start:end])
             # Masks follow the five inputs q, k, v, heads, with_sum; one that only hides keys needs no gradient.
@@ -229,6 +231,11 @@ def _sequence_and_head(B: int, H: int, device: torch.device) -> tuple[Tensor, Te
 
 
 def _key_range(start: int, end: int, length: int, block: int, window: int | None) -> slice:
+    """Return the rows of the keys that a block of queries reads; some may be after its last query.
+
+    Arguments: start and end, the rows of the keys at the block's queries; length, of all keys; block, queries per
+    block.
+    """
     if window is not None:
         return slice(max(0, start + 1 - window), end)
     # Round up to one of 16 sizes. If each block needed a little more memory than the previous one, the allocator could
@@ -328,7 +335,9 @@ def windowed_tiles(length: int, window: int | None, first: Tensor | None, device
             return (i >= j) & (j > i - window)
 
     if first is not None:
+        # A later query of a tile sees no earlier key than the tile's first query.
         begin = torch.maximum(begin, first[:, ::TILE].int() // TILE)  # [1 or B, n]
+    # How many tiles each row reads, and their numbers: begin, begin + 1, ...
     return BlockMask.from_kv_blocks(
         (row - begin + 1)[:, None].int(),
         ((begin[..., None] + row) % n)[:, None].int(),
@@ -434,8 +443,8 @@ def _attend_on_cuda(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, compiles:
     """
     B, H, T, D = q.shape
     num_keys, window = k.shape[2], scoring.window
-    is_plain = scoring.bias is None and scoring.sink is None and window is None
-    if num_keys == T and is_plain:
+    is_only_causal = scoring.bias is None and scoring.sink is None and window is None
+    if num_keys == T and is_only_causal:
         return fused(q, k, v, scoring)
     # Uncompiled FlexAttention would hold all scores.
     if num_keys == T and compiles and D >= FLEX_FROM:

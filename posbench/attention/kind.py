@@ -68,6 +68,10 @@ class KVCache:
 
 
 def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
+    """Return gates of G heads repeated for `heads` heads; also those in the tuples of combined schemes. None stays.
+
+    Gates of one head broadcast, so they are repeated only if `also_one`.
+    """
     if gates is None or not isinstance(gates, Gates):
         return gates if gates is None else tuple(_with_heads(member, heads, also_one) for member in gates)
     G = gates.at_query.shape[1]

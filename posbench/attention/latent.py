@@ -93,6 +93,7 @@ class Latent(_OwnKeys):
         c = F.rms_norm(linear(x, self.W_c.to(x.dtype)), self.norm_weight.shape, self.norm_weight.to(x.dtype), EPS)
         shared = F.pad(linear(x, self.W_r.to(x.dtype)), (0, D - self._rotated))  # hooks get D channels
         shared = apply_hook(scheme, "k", shared[:, None], pos, past)[..., : self._rotated]  # [B, 1, T, r]
+        # A cache holds [B, heads, T, .]: the latent is one head.
         c, shared = self._cached(scheme, cache, c[:, None], shared)
         k, v = (linear(c[:, 0], W.to(c.dtype)).unflatten(-1, (H, -1)).transpose(1, 2) for W in (self.W_k, self.W_v))
         return torch.cat((shared.expand(-1, H, -1, -1), k), dim=-1), v

@@ -99,14 +99,14 @@ class LinearAttention(NonSoftmax):
         log_decay = scheme.log_decay()
         assert log_decay is not None
         a = sums.decay_per_head(log_decay, self.shape.num_heads, q)
-        state, total = cache.state if cache is not None and cache.state else (None, None)
+        state, key_state = cache.state if cache is not None and cache.state else (None, None)
         # The denominator has q and k without the change by position, so it stays positive.
         numerator, state = sums.products(turned_q, turned_k, v, a, state)
-        totals, total = sums.running_sum(k, a, total)
+        key_sums, key_state = sums.running_sum(k, a, key_state)
         if cache is not None:
             cache.advance(q.shape[2])
-            cache.state = (state, total)
-        return numerator / (q * totals).sum(-1, keepdim=True)
+            cache.state = (state, key_state)
+        return numerator / (q * key_sums).sum(-1, keepdim=True)
 
     def _quadratic(
         self,
@@ -185,7 +185,8 @@ class DecayAttention(NonSoftmax):
         B, H, T = len(v), self.shape.num_heads, v.shape[2]
         if cache is not None:
             v = cast(Tensor, cache.append(v)[0])
-        bias = scheme.bias(v.new_zeros(()).expand(B, H, T, v.shape[3]), torch.zeros_like(v), gates, at)
+        no_queries = v.new_zeros(()).expand(B, H, T, v.shape[3])
+        bias = scheme.bias(no_queries, torch.zeros_like(v), gates, at)
         (v,) = self._wide(v)
         rows = []
         for _, keys, weights in sums.weight_blocks(bias, B, H, T, v.shape[2], v, self.normalise):

@@ -83,7 +83,8 @@ class Softmax(Kind):
         q = apply_hook(scheme, "q", parts["q"], pos, past)
         k, values = self._keys_and_values(parts, x, scheme, pos_of_keys, past, cache)
         dropped = 0 if cache is None else cache.filled - k.shape[2]  # keys that no query sees any more
-        bias, reads_rows = scheme.bias(q, k, gates, at), scheme.log_decay() is None  # else it reads only slopes
+        bias = scheme.bias(q, k, gates, at)
+        reads_rows = scheme.log_decay() is None  # a bias with a log-decay reads only slopes
         # A user's scheme may widen q and k differently.
         if q.shape[-1] != k.shape[-1] or not (bias is None or callable(bias)):
             raise ConfigError(
@@ -94,7 +95,9 @@ class Softmax(Kind):
             )
         # Documents are a bias of -inf, which reads an entry per key.
         if at.documents is not None:
-            bias, reads_rows = partial(_bias_within_documents, bias, at.documents, at.first_query - at.first_key), True
+            num_cached = at.first_query - at.first_key  # keys before the first query
+            bias = partial(_bias_within_documents, bias, at.documents, num_cached)
+            reads_rows = True
         # `j` counts the cached keys; the bias counts from the first key of the input.
         if bias is not None and dropped:
             bias = partial(_bias_of_cached_keys, bias, dropped)
@@ -103,8 +106,8 @@ class Softmax(Kind):
         o = apply_hook(scheme, "o", o, pos, past)
         if self.output_gate is None:
             return o
-        gates = linear(x, self.output_gate.to(x.dtype)).sigmoid()  # [B, T, H] or [B, T, H D]
-        return o * gates.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
+        shares = linear(x, self.output_gate.to(x.dtype)).sigmoid()  # [B, T, H] or [B, T, H D]
+        return o * shares.unflatten(-1, (self.shape.num_heads, -1)).transpose(1, 2)
 
     def _keys_and_values(
         self,
@@ -151,6 +154,7 @@ def _mean_keys(length: int, window: int | None) -> float:
     if length == 0:
         return 0.0
     seen = min(length, window or length)
+    # Each query sees `seen` keys, but the first `seen` queries only half as many on average.
     return seen - seen**2 / (2 * length)
 
 

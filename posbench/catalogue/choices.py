@@ -28,6 +28,7 @@ def conf_dir() -> Path:
 @cache
 def conf_dirs() -> tuple[Path, ...]:
     """Return the folders of YAML files: posbench's, and the `conf/` of each package that registers schemes."""
+    # An entry point is `package.module:Class`.
     modules = {point.value.partition(":")[0].partition(".")[0] for point in entry_points(group="posbench.schemes")}
     folders = [conf_dir()]
     # posbench's own folder is in the list already.

@@ -174,6 +174,7 @@ def load(kind: str, base: type[T]) -> type[T]:
 
 
 def _execute(path: Path, name: str) -> None:
+    """Run a file as the module `name`. Raises: ConfigError, with the line, if that fails."""
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     # Registered before it runs, as dataclasses need.
@@ -190,6 +191,10 @@ def _execute(path: Path, name: str) -> None:
 
 
 def _place(path: Path) -> Path:
+    """Return the resolved path of a file that a run recorded, or of the file that the user named in its place.
+
+    A missing file is not refused here. Raises: ConfigError if the file is not trusted.
+    """
     # Only files that the user named, or that are below the working directory and not in a run folder, may run.
     place = path.expanduser().resolve()
     if place in _trusted:

@@ -109,6 +109,7 @@ class Config(Group):
 
         Returns: None if the run is no branch, or if `branch_name` did not make its own name.
         """
+        # A branch of `ladder_s` is called `ladder_s-2M`.
         trunk = self.experiment_name.rpartition("-")[0]
         tokens = self.train.tokens
         is_named = self.train.is_branch and tokens is not None and branch_name(trunk, tokens) == self.experiment_name
@@ -134,6 +135,7 @@ class Config(Group):
         ]
         arms = self.train.arms or {}
         words = []
+        # The overrides in `every` hold for all arms; an arm's own come after them.
         for arm, own in arms.get(self.scheme.name, {}).items():
             words.append([*shared, *arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *own])
         return words
@@ -195,6 +197,7 @@ def settings() -> dict[str, Any]:
     groups = [("", Config), *get_type_hints(Config).items()]
     groups += [("scheme", SchemeConfig), ("data", TaskConfig), ("data", DataConfig)]
     types: dict[str, Any] = {}
+    # Text and tasks share keys of `data`; the type of the later group holds.
     for group, cls in groups:
         if not is_dataclass(cls):
             continue

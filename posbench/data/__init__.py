@@ -50,6 +50,7 @@ def vocab_size(config: Config) -> int:
         return config.model.vocab_size
     if config.is_task:
         return len(build_task(config.data).tokens)
+    # These tokenizers are not trained, so they need no texts.
     if config.tokenizer.kind in ("file", "hub"):
         return tokenizer.vocab_size(tokenizer.TOKENIZERS[config.tokenizer.kind](config.tokenizer, ()))
     return config.tokenizer.num_entries

@@ -138,7 +138,7 @@ def call_hooks(
         B, positions = len(pos), pos[:, 0]
     weights = next((parameter.dtype for parameter in scheme.parameters()), torch.float32)
     prepared = round_prepared(weights, scheme.prepare(pos, T))
-    at = Placement(prepared, 0, 0, T, positions, T)
+    at = Placement(prepared, first_query=0, first_key=0, length=T, positions=positions, position_limit=T)
     rows = None if cache is None else cache.rows
     x = apply_hook(scheme, "embed", torch.zeros(B, T, shape.d_model, dtype=weights), prepared, at.past(rows))
     x = apply_hook(scheme, "hidden", x.to(dtype or weights), prepared, at.past(rows))

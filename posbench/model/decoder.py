@@ -79,7 +79,7 @@ class Decoder(nn.Module):
             module, _, rest = name.removesuffix(".weight").partition(".")
             if module == "scheme" or ".kind." in name:
                 continue
-            layer, _, inside = rest.partition(".")
+            layer, _, inside = rest.partition(".")  # `inside` is "" outside the layers
             if inside.startswith("attention.qkv"):
                 rows = cast(Block, self.blocks[int(layer)]).attention.rows()
                 suffix = inside.removeprefix("attention.qkv")
@@ -124,7 +124,9 @@ class Decoder(nn.Module):
             positions = self._positions_in_documents(tokens, offset, caches[0] if caches else None)
         if caches is None and self.piece and tokens.shape[1] > self.piece and not torch.is_grad_enabled():
             return self._hidden_in_pieces(tokens, offset, self.piece, positions)
+        # Tokens of the window before these ones, and of the whole window.
         begin, length = (caches[0].filled, caches[0].length) if caches else (0, tokens.shape[1])
+        # The first layer's cache also holds the last embeddings, for a hook `embed` that looks back.
         rows = caches[0].rows if caches else None
         x, placements = self._embed(tokens, offset, begin, length, positions, rows)
         layer_caches: Sequence[KVCache | None] = caches or [None] * len(placements)
@@ -166,19 +168,20 @@ class Decoder(nn.Module):
         """
         first = offset + begin  # position of the first of these tokens
         end = begin + tokens.shape[1]  # tokens of the window so far
-        reach = 0  # one more than the largest position, 0 if positions are consecutive
+        position_limit = 0  # one more than the largest position, 0 if positions are consecutive
         documents = None  # the row at which each token's document begins
         if positions is not None and self.bos_id is not None:
-            reach = offset + length
+            position_limit = offset + length
             documents = torch.arange(offset, offset + end, device=tokens.device) - positions[:, :end]
         elif positions is not None:
-            # Tasks have the same reach in every batch, so that a compiled step compiles once.
-            reach = self.scheme.shape.longest or int(positions.max()) + 1
+            # Tasks have the same limit in every batch, so that a compiled step compiles once.
+            position_limit = self.scheme.shape.longest or int(positions.max()) + 1
         longest = self.scheme.longest
-        if longest is not None and (reach or offset + end) > longest:
+        tokens_needed = position_limit or offset + end
+        if longest is not None and tokens_needed > longest:
             raise ConfigError(
                 f"the scheme is defined up to {longest} tokens, and this window reaches position "
-                f"{(reach or offset + end) - 1}: use a shorter window"
+                f"{tokens_needed - 1}: use a shorter window"
             )
         if positions is None:
             pos = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -186,19 +189,20 @@ class Decoder(nn.Module):
             pos = positions[:, None, begin:end]
             positions = positions[:, :end]
         # Layers that share a scheme share its prepared positions.
-        placements: dict[int, Placement] = {}
-        for row in self.scheme.shared_with:
-            if row not in placements:
-                prepared = round_prepared(self.embedding.weight.dtype, self.scheme[row].prepare(pos, length))
-                placements[row] = Placement(prepared, first, offset, length, positions, reach, documents)
+        placements: dict[int, Placement] = {}  # by the first layer with the scheme
+        for layer in self.scheme.shared_with:
+            if layer not in placements:
+                prepared = round_prepared(self.embedding.weight.dtype, self.scheme[layer].prepare(pos, length))
+                placements[layer] = Placement(prepared, first, offset, length, positions, position_limit, documents)
         at = placements[0]
         x = apply_hook(self.scheme.first, "embed", self.embedding(tokens), at.pos, at.past(rows))
-        return x.to(self.compute_dtype or x.dtype), [placements[row] for row in self.scheme.shared_with]
+        return x.to(self.compute_dtype or x.dtype), [placements[layer] for layer in self.scheme.shared_with]
 
     def _hidden_in_pieces(self, tokens: Tensor, offset: int, piece: int, positions: Tensor | None) -> Tensor:
+        """Return the residual stream after the last norm, as `hidden`, read in pieces of `piece` tokens."""
         length = tokens.shape[1]
         starts = range(0, length, piece)
-        rows: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}  # the last embeddings so far, which `_embed` reads and replaces
         pairs = (
             self._embed(tokens[:, start : start + piece], offset, start, length, positions, rows) for start in starts
         )
@@ -207,6 +211,7 @@ class Decoder(nn.Module):
         # All pieces pass one layer before the next, so memory holds only the whole stream and the cache of one layer.
         for n, (block, scheme) in enumerate(zip(self.blocks, self.scheme, strict=True)):
             cache = cast(Block, block).attention.kind.new_cache(length)
+            # Piece m in layer n.
             for m in range(len(pieces)):
                 pieces[m] = block(pieces[m], placements[m][n], scheme, cache)
         return torch.cat([self.norm(x) for x in pieces], dim=1)
@@ -221,11 +226,13 @@ class Decoder(nn.Module):
 
         If `divisor`, 0-d, is given, the loss is the sum over targets that are not negative, divided by `divisor`.
         """
-        x, targets = self.hidden(tokens, positions=positions).flatten(0, 1), targets.flatten()
+        x = self.hidden(tokens, positions=positions).flatten(0, 1)
+        targets = targets.flatten()
         gradient_of = self._losses_and_gradient
-        has_any_rows = gradient_of is losses_and_gradient and not is_plain()  # else their number must be fixed
+        # Code that is compiled or transformed by torch.func needs a fixed number of rows.
+        may_drop_rows = gradient_of is losses_and_gradient and not is_plain()
         # Rows that are not scored need no logits.
-        if divisor is not None and has_any_rows:
+        if divisor is not None and may_drop_rows:
             scored = targets >= 0
             x, targets = x[scored], targets[scored]
         return mean_cross_entropy(x, self.unembedding.weight, targets, gradient_of, divisor=divisor)
@@ -250,7 +257,7 @@ class Decoder(nn.Module):
         rows = min(_ROWS, max(1, _LOGITS // self.embedding.num_embeddings))
         # With a gradient, autograd keeps every chunk anyway.
         if torch.is_grad_enabled():
-            rows = x.numel()
+            rows = x.numel()  # more than there are: one chunk
         parts = zip(x.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         losses = [F.cross_entropy(self._wide_logits(part), target, reduction="none") for part, target in parts]
         return torch.cat(losses).view(targets.shape)
@@ -264,7 +271,8 @@ class Decoder(nn.Module):
     def _wide_logits(self, x: Tensor) -> Tensor:
         # Multiply rounded numbers but do not round the logits: in bfloat16 they would shift a mean loss by up to 6e-4
         # nats.
-        wide, weight = torch.promote_types(x.dtype, torch.float32), self.unembedding.weight.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = self.unembedding.weight.to(x.dtype)
         if x.is_cuda and x.dtype != wide and not torch.is_grad_enabled():
             return torch.mm(x, weight.t(), out_dtype=wide)  # the same products, on the fast bfloat16 units
         return F.linear(x.to(wide), weight.to(wide))
@@ -280,9 +288,9 @@ def initialise(model: Decoder, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if name.startswith("scheme."):
             if hasattr(parameter, "is_drawn"):
-                single = re.sub(r"members\.\d+\.", "", name)  # its name if the scheme is not combined with others
+                own_name = re.sub(r"members\.\d+\.", "", name)  # if the scheme is not combined with others
                 with torch.no_grad():
-                    parameter.copy_(_draw(seed, single, tuple(parameter.shape), config.init_std))
+                    parameter.copy_(_draw(seed, own_name, tuple(parameter.shape), config.init_std))
             continue
         # Norm weights and biases keep their constructor's values.
         if parameter.ndim < 2:

@@ -90,12 +90,12 @@ class Attention(nn.Module):
         # Split before transposing: the gradients of the parts are then written where the projection reads them.
         split = packed.split(tuple(heads.values()), dim=2)
         parts = {part: heads_of_part.transpose(1, 2) for part, heads_of_part in zip(heads, split, strict=True)}
-        raw = parts.get("k" if self.kind.shared_kv else "v")
+        before_norm = parts.get("k" if self.kind.shared_kv else "v")
         # A shared K = V is the key before its norm with `value_norm`, after it without.
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q": self.q_norm(parts["q"]), "k": self.k_norm(parts["k"])}
-        if self.kind.value_norm and raw is not None:
-            parts["v"] = F.rms_norm(raw, (self.head_dim,), eps=self.norm_eps)
+        if self.kind.value_norm and before_norm is not None:
+            parts["v"] = F.rms_norm(before_norm, (self.head_dim,), eps=self.norm_eps)
         elif self.kind.shared_kv:
             parts["v"] = parts["k"]
         o = self.kind.mix(parts, x, scheme, at, cache)
@@ -134,7 +134,7 @@ class _Gated(torch.autograd.Function):
         gate_up, sigmoid = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         gated = gradients[0] * sigmoid
-        dup = gated * gate
+        dup = gated * gate  # silu(gate) = gate sigmoid(gate)
         # silu' = sigmoid + silu (1 - sigmoid)
         dgate = torch.addcmul(gated + dup, dup, sigmoid, value=-1).mul_(up)
         return torch.cat((dgate, dup), dim=-1)

@@ -57,6 +57,7 @@ class _MeanLoss(torch.autograd.Function):
         # 2410.10989). Otherwise [N, V] float32 logits, their softmax and its gradient would be the largest tensors of a
         # small model's step.
         dx, dweight = torch.empty_like(x), torch.zeros_like(weight)
+        # `dpart` is a view of dx, written by `product` below.
         for part, target, dpart in zip(x.split(rows), targets.split(rows), dx.split(rows), strict=True):
             if divisor is None:
                 losses, gradient = gradient_of(product(part, rounded), target)

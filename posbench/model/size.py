@@ -29,15 +29,16 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     """Return the parameters of a decoder without its position scheme's, by `embedding` (both tables) and `body`."""
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
-    normalised = sum(kind.takes_qk_norm for kind in architecture.kinds)  # layers
-    vectors = model.d_model * (2 * model.num_layers + 1)  # norms
+    layers_with_qk_norm = sum(kind.takes_qk_norm for kind in architecture.kinds)
+    others = model.d_model * (2 * model.num_layers + 1)  # norms: two in each layer, and the last one
     if model.qk_norm:
-        vectors += model.head_width * 2 * normalised
+        others += model.head_width * 2 * layers_with_qk_norm
     if model.qkv_bias:
-        vectors += model.head_width * _parts_heads(architecture)
+        others += model.head_width * _parts_heads(architecture)
+    # The kinds' own parameters, such as sinks and gates.
     for kind in architecture.kinds:
-        vectors += sum(parameter.numel() for parameter in kind.parameters())
-    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + vectors}
+        others += sum(parameter.numel() for parameter in kind.parameters())
+    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + others}
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:

@@ -60,9 +60,10 @@ class Path(Definition):
     sizes = ("rank", "convolution")
 
     def gates(self, x: Array, h: int) -> list[Array]:
-        W, g = self.weights, h // self.group
+        W = self.weights
         # Heads that share a key head share its reflections.
-        channels = slice(g * self.D, (g + 1) * self.D)
+        key_head = h // self.group
+        channels = slice(key_head * self.D, (key_head + 1) * self.D)
         w = x @ (W["B"][channels] @ W["A"]).T
         if "convolution" in W:
             w = convolved(w, W["convolution"][channels])
@@ -70,7 +71,7 @@ class Path(Definition):
             w = w / (1 + np.exp(-w))
         reflections = []
         for direction, token in zip(w, x, strict=True):
-            b = 2 / (1 + np.exp(-(W["u"][g] @ token + W["c"][g])))
+            b = 2 / (1 + np.exp(-(W["u"][key_head] @ token + W["c"][key_head])))
             # 1 - b w w^T for the unit vector w along `direction`.
             reflections.append(np.eye(self.D) - b * np.outer(direction, direction) / float(direction @ direction))
         return reflections
@@ -151,11 +152,13 @@ class GrapeAp(Definition):
         return np.asarray(self.weights["W"][h * self.width : (h + 1) * self.width] @ x)
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:
-        P, slope, total = self.width, alibi_slopes(len(rows.queries))[h], 0.0
+        P, slope = self.width, alibi_slopes(len(rows.queries))[h]
+        total = 0.0
         for between in range(s + 1, t + 1):
             # R_l n(p_l): every pair of channels turns by l radians.
             p = rows.gates[h][between]
             angles = (float(rows.positions[between]),) * (P // 2)
+            # torch's rms_norm adds the epsilon of the number format to the mean square.
             turned = rotation_by(angles, P) @ p / sqrt(float(p @ p) / P + np.finfo(float).eps)
             total += slope * -log1p(exp(-float(rows.gates[h][t] @ turned) / P))
         return total

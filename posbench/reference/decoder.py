@@ -36,10 +36,11 @@ def logits(
         scheme_options = {name: value for name, value in entry.options.items() if name != "window"}
         scheme_weights = _with_prefix(W, f"scheme.layers.{n}.")
         layers.append(define(replace(entry, options=scheme_options), replace(config, scheme=entry), scheme_weights))
-        layers[n].window(len(tokens))
+        layers[n].window(len(tokens))  # which rescaled frequencies depend on
     # Embedding, then each layer: norm, attention, norm, SwiGLU.
     positions = positions or range(offset, offset + len(tokens))
     embedded = np.stack([W["embedding.weight"][token] for token in tokens])
+    # Only a scheme of all layers adds to the embeddings, so the first layer's serves.
     x = layers[0].after_hook("embed", embedded, positions)
 
     def norm(x: Array, weight: Array) -> Array:
@@ -95,6 +96,7 @@ def _with_prefix(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _parts(packed: Array, config: Config, attention: str) -> tuple[list[Array], list[Array], list[Array]]:
+    """Return q, k and v, H arrays [T, D] each, from the packed projection [T, .]; a part that is not there is empty."""
     model = config.model
     D, H, Hkv = model.head_width, model.num_heads, model.kv_heads
     heads = [packed[:, n * D : (n + 1) * D] for n in range(packed.shape[1] // D)]

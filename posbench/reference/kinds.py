@@ -115,6 +115,7 @@ def gdn(
 
     `S_t = S_(t-1) a_t (1 - b_t k_t k_t^T) + b_t v_t k_t^T` and `o_t = S_t q_t / sqrt(D)`, normalised and gated. a_t is
     a number, or with the option decay=channel the diagonal of a matrix (arXiv 2510.26692, equation 1).
+    Arguments: learned, the kind's tensors by name, and its options.
     """
     scheme, q, k, v, x, _ = inputs
     group = len(q) // len(learned["A_log"])
@@ -140,12 +141,12 @@ def gdn(
     outputs = []
     for h in heads:
         values = scheme.after_hook("v", convolved("v", v[h], h // group), hook_positions[h], h)
-        D, m = values.shape[1], h // group  # m: the key head
+        D, key_head = values.shape[1], h // group
         state = np.zeros((D, rows.keys[h].shape[1]))
         o = []
         for t, key in enumerate(rows.keys[h]):
-            a = np.exp(-exp(learned["A_log"][m]) * np.log1p(np.exp(decay_gates[t, m])))
-            b = sigmoid(learned["W_b"][m] @ x[t])
+            a = np.exp(-exp(learned["A_log"][key_head]) * np.log1p(np.exp(decay_gates[t, key_head])))
+            b = sigmoid(learned["W_b"][key_head] @ x[t])
             state = state * a @ (np.eye(len(key)) - b * np.outer(key, key)) + b * np.outer(values[t], key)
             o.append(state @ rows.queries[h][t] / sqrt(D))
         # Norm and gate of the output.
@@ -167,7 +168,7 @@ def mla(
     """Return the outputs [H][T, D] of latent attention (arXiv 2405.04434, section 2.1): softmax attention of `q`.
 
     The keys of a head are `[W_r x ; W_k c]` before the scheme changes them, and its values `W_v c`, with `c = norm(W_c
-    x)`.
+    x)`. Arguments: learned, the kind's tensors by name, and its options.
     """
     heads, x = len(inputs.q), inputs.x
     c = x @ learned["W_c"].T
@@ -205,7 +206,10 @@ def unit(x: Array) -> Array:
 def _outputs(
     inputs: Inputs, hook_positions: list[list[Any]], attend: Callable[[int, int, Array], Array]
 ) -> list[Array]:
-    # `attend` is a function (h, t, values) that gives the output of head h at query t.
+    """Return the outputs [H][T, D], with the hooks of values and outputs applied.
+
+    Arguments: attend, a function (h, t, values) that gives the output of head h at query t.
+    """
     scheme, heads = inputs.scheme, []
     for h, head_positions in enumerate(hook_positions):
         values = scheme.after_hook("v", inputs.v[h], head_positions, h)
@@ -215,7 +219,10 @@ def _outputs(
 
 
 def _rows(inputs: Inputs, use_hooks: bool = True) -> tuple[Rows, list[list[Any]]]:
-    # Positions are [H][T]: gates may differ from head to head.
+    """Return the queries, keys and gates that a bias reads, and the positions [H][T] that the hooks of heads receive.
+
+    Positions differ from head to head if gates do. Arguments: use_hooks, whether the hooks change q and k.
+    """
     scheme, q, k, v, x, positions = inputs
     heads = range(len(v))
     gates = [scheme.gates(x, h) for h in heads]

@@ -23,7 +23,8 @@ class Rotary(Definition):
 
     def __init__(self, config: Config, weights: Mapping[str, Array], **options: Any) -> None:
         super().__init__(config, weights, **options)
-        self.L = self.length = config.train.context_length
+        self.L = config.train.context_length
+        self.length = self.L  # of the input, until `window` sets it
         # `base: context_length` stands for the training length.
         self.base = float(self.L if isinstance(self.base, str) else self.base)
 
@@ -174,7 +175,8 @@ class Fope(Hope):
         n = int(np.count_nonzero(self.frequencies(D)))
         # A fixed seed gives every layer the same numbers.
         normal = np.random.RandomState(0).standard_normal((2, Hkv, n, n)) * self.gain * sqrt(2 / (n * (n + Hkv)))
-        A, B = np.identity(n) + normal[:, h * Hkv // H]
+        key_head = h * Hkv // H
+        A, B = np.identity(n) + normal[:, key_head]
         angles = p * np.array(self.rescaled_frequencies(D)[:n])
         cosines = np.cos(angles) @ np.float32(A)
         sines = np.sin(angles) @ np.float32(B)
@@ -249,7 +251,8 @@ def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, len
     Sources: linear, arXiv 2306.15595; ntk and dynamic, bloc97 and emozilla 2023; yarn_by_turns, arXiv 2309.00071; yarn,
     the code of its authors; llama3, arXiv 2407.21783; longrope, arXiv 2402.13753; transformers' modeling_rope_utils.py.
     """
-    p, kind, s, L = parameters, parameters["rope_type"], parameters["factor"], parameters.get(_LENGTH, 1)
+    p, kind = parameters, parameters["rope_type"]
+    s, L = p["factor"], p.get(_LENGTH, 1)  # `linear` has no L and does not read it
     r = 2 * len(w)
     if kind == "linear":
         return [f / s for f in w]

@@ -70,6 +70,7 @@ class Placement(NamedTuple):
 
     def distances(self, q: Tensor) -> Tensor:
         """Return all distances 0, 1, 2, ... that queries `q` [B, H, T, .] can have to a key, 1-d int64."""
+        # The last query is at `first_query + T - 1`. Positions with gaps can be farther apart than rows.
         count = self.position_limit or self.first_query + q.shape[2] - self.first_key
         return torch.arange(count, device=q.device)
 
@@ -83,6 +84,7 @@ class Placement(NamedTuple):
         def bias(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # Later keys are masked, so any entry serves their negative distances.
             d = self.distance(b, i, j).clamp(min=0)
+            # FlexAttention passes one index at a time. Sequences with their own positions have more than [rows, keys].
             if h.ndim == 0 or d.ndim != 2:
                 return by_distance[h, d]
             # All heads read the same columns: on a CPU this takes a quarter of the time of the line above.
@@ -325,13 +327,13 @@ def apply_hook(scheme: Scheme, hook: str, x: Tensor, pos: Any, past: EarlierRows
     Raises: ConfigError if the shape differs from x's (q, k may change the last dimension).
     """
     result = scheme.call_hook(hook, x, pos, past)
-    fixed = x.ndim - 1 if hook in ("q", "k") else x.ndim
+    same_dims = x.ndim - 1 if hook in ("q", "k") else x.ndim  # how many of the first dimensions must stay the same
     shape = getattr(result, "shape", ())
-    if len(shape) != x.ndim or shape[:fixed] != x.shape[:fixed]:
+    if len(shape) != x.ndim or shape[:same_dims] != x.shape[:same_dims]:
         returned = list(shape) if isinstance(result, Tensor) else type(result).__name__
         raise ConfigError(
             f"{_source_line(getattr(scheme, hook))}{type(scheme).__name__}.{hook} returns {returned} for "
-            f"{list(x.shape)}: return the same shape{'' if fixed == x.ndim else ' (the last dimension may differ)'}"
+            f"{list(x.shape)}: return the same shape{'' if same_dims == x.ndim else ' (the last dimension may differ)'}"
         )
     return result
 

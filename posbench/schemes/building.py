@@ -89,7 +89,7 @@ def build_scheme(config: SchemeConfig, shape: Shape, seed: int = 0) -> Layers:
         _check_members(config, entry)
     builder = _Builder(shape, seed)
     entries = layer_entries(config, shape.num_layers)
-    keys = [_key(entry) for entry in entries]
+    keys = [_key(entry) for entry in entries]  # equal for layers with equal configurations
     schemes = [builder.build(entry, n) for n, entry in enumerate(entries)]
     layers = Layers(schemes, entries, [keys.index(key) for key in keys])
     # Token embeddings exist once, before layer 0, so no layer can have its own addition to them.
@@ -109,6 +109,10 @@ def unused_schemes(config: SchemeConfig, num_layers: int) -> list[str]:
 
 
 def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
+    """Return the schemes that alternate by layer: those in the list `layers`, or else `config` alone.
+
+    Raises: ConfigError for an unknown option, and for a list in the list.
+    """
     if SCHEMES.get(config.kind) is not Interleaved:
         return [config]
     check_options("scheme", config.kind, Interleaved, config.options)
@@ -125,9 +129,13 @@ def _alternatives(config: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _check_members(config: SchemeConfig, entry: SchemeConfig) -> None:
-    # One layer has one kind of attention, and only layers can alternate.
+    """Raise ConfigError if a scheme combined in `entry`, one layer's scheme in `config`, cannot be part of it.
+
+    One layer has one kind of attention, and only layers can alternate.
+    """
     for part in parts_of(entry.options):
         member = SchemeConfig.from_mapping(dict(part))
+        # {} means that the member leaves the kind of attention to `entry`.
         if member.attention not in ({}, entry.attention):
             raise ConfigError(
                 f"scheme={config.name} holds {member.name}, whose attention is {dict(member.attention)}; the schemes "
@@ -164,6 +172,7 @@ class _Builder:
             # Drawn in float64 and rounded once, because float32 draws differ in the last bits between types of CPU.
             torch.manual_seed(seed_of(self.seed, f"{entry.kind}/{n}"))
             scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
+        # Checked here, because subclasses of Rotary set their width after its constructor.
         if isinstance(scheme, Rotary) and scheme.rescaling is not None:
             scheme.rescaling.check_lists(scheme.width)
         if window is not None:
@@ -175,12 +184,14 @@ class _Builder:
             # Members come from `self.build` too, so they share their own parameters.
             members = [name + "." for name, part in scheme.named_modules() if name and isinstance(part, Scheme)]
             for name, parameter in first.named_parameters():
+                # `per_layer` is False, or the names of the parameters that each layer has for itself.
                 if name.partition(".")[0] not in (cls.per_layer or ()) and not name.startswith(tuple(members)):
                     module, _, attribute = name.rpartition(".")
                     scheme.get_submodule(module).register_parameter(attribute, parameter)
         return scheme
 
     def _with_members(self, option: Any, n: int, attention: dict[str, Any]) -> Any:
+        """Return the list of schemes `option` built for layer `n`; any other option as it is."""
         entries = [
             replace(SchemeConfig.from_mapping(dict(member)), attention=attention) for member in schemes_in(option)
         ]
@@ -207,6 +218,7 @@ def seed_of(seed: int, name: str) -> int:
 
 
 def _differ(first: Scheme, options: Mapping[str, Any]) -> bool:
+    """Return True if `options` hold a member scheme that `first` lacks: one with parameters for each layer."""
     members = {member for value in options.values() if isinstance(value, list) for member in value}
     return any(isinstance(member, Scheme) and member not in first.modules() for member in members)
 
@@ -232,6 +244,7 @@ def _members(entry: SchemeConfig) -> list[SchemeConfig]:
 
 
 def _key(entry: SchemeConfig) -> str:
+    """Return a text that is equal for layers with equal schemes, whatever the names of their YAML files."""
     attention = _kind_of_attention(entry)
     return json.dumps({"kind": entry.kind, "attention": attention, **entry.options}, sort_keys=True, default=str)
 
@@ -262,8 +275,8 @@ def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict
     def changed(part: Entry) -> dict[str, Any]:
         if part.get(WINDOW) is not None:
             return dict(part)
-        new = with_members(part, changed)
-        return new | {option: value} if has_option(part, option) else new
+        with_changed_members = with_members(part, changed)
+        return with_changed_members | {option: value} if has_option(part, option) else with_changed_members
 
     scheme = changed(entry)
     if scheme == entry:

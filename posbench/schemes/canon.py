@@ -38,7 +38,8 @@ class Canon(Scheme):
         self.sites = frozenset(sites)
         # The kernel covers the current token too.
         self.looks_back = require_integer("width", width, 1, "4 is the authors'") - 1
-        # One number per channel and token of the kernel: [C, width], or [heads, 1, D, width].
+        # One number per channel and token of the kernel: [C, width], or [heads, 1, D, width]. They are drawn one after
+        # the other, in the order of SITES, because a set has none.
         heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "o": shape.num_heads}
         for site in (site for site in SITES if site in self.sites):
             sizes = (shape.d_model,) if site == "hidden" else (heads[site], 1, shape.head_dim)

@@ -107,15 +107,17 @@ class Combined(JointProperties, Scheme):  # type: ignore[override]
         return tuple(member.prepare(pos, length) for member in self.parts)
 
     def call_hook(self, hook: str, x: Tensor, pos: Any, past: EarlierRows) -> Any:
-        pairs = list(enumerate(zip(self.parts, pos, strict=True)))
+        numbered = list(enumerate(zip(self.parts, pos, strict=True)))
+        # Each member has gates of its own; the other hooks change one tensor in turn.
         if hook == "gate":
-            return tuple(member.call_hook(hook, x, prepared, past.of_member(n)) for n, (member, prepared) in pairs)
-        for n, (member, prepared) in reversed(pairs) if hook == "o" else pairs:  # o undoes the last hook first
+            return tuple(member.call_hook(hook, x, prepared, past.of_member(n)) for n, (member, prepared) in numbered)
+        for n, (member, prepared) in reversed(numbered) if hook == "o" else numbered:  # o undoes the last hook first
             x = apply_hook(member, hook, x, prepared, past.of_member(n))
         return x
 
     def locate(self, pos: Any, gates: Any) -> tuple[Any, ...]:
-        return tuple(member.locate(*inputs) for member, *inputs in zip(self.parts, pos, gates, strict=True))
+        inputs = zip(self.parts, pos, gates, strict=True)
+        return tuple(member.locate(prepared, gate) for member, prepared, gate in inputs)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias | None:
         inputs = zip(self.parts, gates, at.pos, strict=True)

@@ -32,12 +32,14 @@ class Cope(Scheme):
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         scores = scaled_scores(q, k, self.shape.head_dim)
-        i, j = torch.arange(q.shape[2], device=q.device)[:, None], torch.arange(k.shape[2], device=q.device)
+        i = torch.arange(q.shape[2], device=q.device)[:, None]
+        j = torch.arange(k.shape[2], device=q.device)
         # The sum over t reads later keys too, and the mask of attention comes too late to exclude them.
         counted = scores.sigmoid().masked_fill(at.is_later(i, j), 0.0)
+        # Flipped, a running sum goes from the query back to each key.
         position = counted.flip(-1).cumsum(-1).flip(-1).clamp(max=len(self.e) - 1)  # [B, H, T, keys]
         lower = position.floor().long()
-        D = self.shape.head_dim
+        D = self.shape.head_dim  # another scheme may have appended channels to q
         # All whole positions at once, then the two around p: the vectors are few, pairs of query and key are many. That
         # q . e is divided by sqrt(D) too follows the authors' code; the paper shows it only for q . k.
         at_whole = q[..., :D].to(scores.dtype) @ self.e.to(scores.dtype).t() * D**-0.5  # [B, H, T, positions]

@@ -37,9 +37,8 @@ class Dape(Alibi):
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
         alibi = super().bias(q, k, gates, at)
         scores = scaled_scores(q, k, self.shape.head_dim)  # [B, H, T, keys]
-        B, H, T, keys = scores.shape
-        rows = [torch.arange(n, device=q.device) for n in (B, H, T, keys)]
-        prior = alibi(rows[0][:, None, None, None], rows[1][:, None, None], rows[2][:, None], rows[3])
+        sequence, head, query, key = (torch.arange(size, device=q.device) for size in scores.shape)
+        prior = alibi(sequence[:, None, None, None], head[:, None, None], query[:, None], key)
         # The network mixes heads, so they become the last dimension.
         both = torch.cat((scores, prior.to(scores.dtype).expand_as(scores)), dim=1).movedim(1, -1)
         hidden = F.leaky_relu(F.linear(both, self.inner, self.inner_constant))

@@ -42,8 +42,8 @@ class EarlierRows(NamedTuple):
 def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, looks_back: int, n: int) -> Tensor:
     """Return the rows n tokens before the rows of `x`, with zeros before the document.
 
-    Arguments: last_rows, the cached `looks_back` rows before x, or None (zeros): not read here, because the first of
-    several calls replaces them. Raises: ConfigError for a wrong n.
+    Arguments: last_rows, the cached `looks_back` rows before x, or None (zeros). They are an argument, because the
+    first of several calls replaces them in the cache. Raises: ConfigError for an n outside 0 .. looks_back.
     """
     if not 0 <= n <= looks_back:
         raise ConfigError(
@@ -67,7 +67,8 @@ def _earlier(past: EarlierRows, key: str, x: Tensor, last_rows: Tensor | None, l
         return shifted
     # Rows of the previous document count as zeros too. Positions may begin before x; less the first position of the
     # token's document, each is the number of tokens before it in the document.
-    tokens_before = past.positions[:, -T:] - past.first
+    tokens_before = past.positions[:, -T:] - past.first  # [B, T]
+    # x is [B, T, C] or [B, heads, T, D]: a dimension for the heads, if there are any, and one for the channels.
     return shifted.masked_fill(tokens_before.reshape(-1, *(1 for _ in x.shape[1:-2]), T, 1) < n, 0)
 
 

@@ -52,7 +52,7 @@ def with_factor(entry: Entry, factor: float) -> dict[str, Any]:
     changed = with_members(entry, lambda member: with_factor(member, factor))
     method = entry.get("rescale")
     # `BY_WINDOW` takes no factor, and a mapping (transformers' parameters) holds its own.
-    follows_window = not isinstance(method, str) or method == BY_WINDOW
-    if not follows_window and entry.get("factor") is None:
+    takes_factor = isinstance(method, str) and method != BY_WINDOW
+    if takes_factor and entry.get("factor") is None:
         changed["factor"] = factor
     return changed

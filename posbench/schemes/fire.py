@@ -46,7 +46,7 @@ class Fire(Scheme):
         c, L = F.softplus(self.c), F.softplus(self.L) * self.shape.positions_length
         by_distance = torch.log1p(c * at.distances(q))
         by_query = torch.log1p(c * torch.maximum(L, at.pos.to(L.dtype)))
-        rows = by_distance.expand(self.shape.num_heads, -1)
+        by_head_and_distance = by_distance.expand(self.shape.num_heads, -1)  # equal for all heads
         knots, constants, slopes = self._pieces()
         constants_of_heads, slopes_of_heads = constants.t().contiguous(), slopes.t().contiguous()  # [H, pieces]
 
@@ -54,8 +54,9 @@ class Fire(Scheme):
             distance = at.distance(b, i, j).clamp(min=0)  # later keys are masked
             # FlexAttention passes a scalar h. It cannot compile the gradient of a vector indexed by a difference of
             # positions, but it can for a matrix.
-            log = rows[h, distance] if h.ndim == 0 else by_distance[distance]
-            share = log / at.value_at_query(by_query, b, i)
+            numerator = by_head_and_distance[h, distance] if h.ndim == 0 else by_distance[distance]
+            share = numerator / at.value_at_query(by_query, b, i)
+            # The number of a piece is the number of knots below it.
             piece = torch.zeros_like(share, dtype=torch.long)
             for knot in knots:
                 piece = piece + (share > knot)
@@ -72,6 +73,7 @@ class Fire(Scheme):
         weight, bias = self.hidden_weight[:, 0], self.hidden_bias
         # A unit is on or off in a whole piece, so its state in the middle tells.
         with torch.no_grad():
+            # A unit with weight 0 never switches, so any knot serves it.
             knots = (-bias / weight).nan_to_num(0.0).clamp(0, 1).sort().values
             ends = torch.cat((knots.new_zeros(1), knots, knots.new_ones(1)))
             middles = (ends[1:] + ends[:-1]) / 2

@@ -57,6 +57,6 @@ class Fope(Hope):
         return plain._replace(cos=plain.cos @ self.cos_mix.double(), sin=plain.sin @ self.sin_mix.double())
 
     def q(self, x: Tensor, pos: Any) -> Tensor:
-        group = self.shape.num_heads // self.shape.num_kv_heads
-        cos, sin = (part.repeat_interleave(group, dim=-3) for part in (pos.cos, pos.sin))
+        queries_per_key = self.shape.num_heads // self.shape.num_kv_heads
+        cos, sin = (part.repeat_interleave(queries_per_key, dim=-3) for part in (pos.cos, pos.sin))
         return super().q(x, pos._replace(cos=cos, sin=sin))

@@ -45,6 +45,7 @@ class GrapeAp(Scheme):
     def gate(self, x: Tensor, pos: Turn) -> Tensor:
         """Return p = W_h x of each token, then p / rms(p) rotated by its position: [B, H, T, 2 P]."""
         p = F.linear(x.to(self.W.dtype), self.W).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        # All pairs of channels turn by the same angle, the position in radians.
         cos_sin = Turn(*(part.expand(*part.shape[:-1], self.width // 2) for part in pos))
         return torch.cat((p, turn(F.rms_norm(p, (self.width,)), cos_sin)), dim=-1)
 

@@ -56,15 +56,16 @@ class Path(Scheme):
         return torch.cat((w, b[..., None]), dim=-1).transpose(1, 2)
 
     def bias(self, q: Tensor, k: Tensor, gates: Any, at: Placement) -> Bias:
-        wide, D = torch.promote_types(q.dtype, torch.float32), self.shape.head_dim
+        D = self.shape.head_dim
         if q.shape[-1] != D:
             raise ConfigError(
                 f"path needs queries of {D} channels; another scheme in scheme.of made them {q.shape[-1]} wide"
             )
-        q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        w, b = gates.at_key.to(wide).split((D, 1), dim=-1)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k = q.to(dtype), k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        w, strength = gates.at_key.to(dtype).split((D, 1), dim=-1)
         # Attention adds q . k itself, so the bias is the difference.
-        added = (reflected(q, k, w, b) - q @ k.mT) * D**-0.5
+        added = (reflected(q, k, w, strength) - q @ k.mT) * D**-0.5
         return lambda b, h, i, j: added[b, h, i, j]
 
     def flops_per_token(self, length: int) -> float:
@@ -72,6 +73,7 @@ class Path(Scheme):
         D, H = self.shape.head_dim, self.shape.num_heads
         maps = 2.0 * (sum(parameter.numel() for parameter in self.parameters()) - len(self.c))
         within = 2.0 * H * BLOCK * (5 * D + 2 * BLOCK)  # products with w, the inverse, and what it multiplies
+        # Half of the `length` keys on average: 2 D to score each once more, and 2 D * D for each block of them.
         return maps + within + H * length * D * (1 + D / BLOCK)
 
 
@@ -82,7 +84,7 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     """
     T, rows = k.shape[2], q.shape[2]
     first = (T - rows) // BLOCK  # the block of the first query
-    begin, padding = T - rows - first * BLOCK, -T % BLOCK
+    begin, padding = T - rows - first * BLOCK, -T % BLOCK  # rows of zeros that fill the first and the last block
     q = F.pad(q, (0, 0, begin, padding)).unflatten(2, (-1, BLOCK))  # [B, H, blocks of queries, BLOCK, D]
     k, w, b = (F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, BLOCK)) for x in (k, w, b))
     # In blocks (section 3.2 of the paper): a product of reflections is 1 - W^T M W, M = (1 + b triu(W W^T))^-1 b.
@@ -93,6 +95,7 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     q_dot_w = (q @ w[:, :, first:].mT).tril()  # only reflections up to the query, in its block
     # Scores of keys and queries of the same block, and queries moved back to the start of their block.
     back = q_dot_w @ inverse[:, :, first:].mT
+    # Both become tuples with one tensor for each block of queries.
     inside = (q @ k[:, :, first:].mT - back @ w_dot_k[:, :, first:]).unbind(2)
     q_back = (q - back @ w[:, :, first:]).unbind(2)
     keys_at_end = k - w_dot_k.mT @ inverse @ w  # keys moved to the end of their block
@@ -101,6 +104,7 @@ def reflected(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     queries = q[:, :, 0, :0]  # the queries after the current block, [B, H, rows, D]
     columns = []
     for n in reversed(range(len(keys_and_w))):
+        # The scores of the block's keys, and the products with its w.
         column, along = (queries @ keys_and_w[n].mT).split(BLOCK, dim=-1)
         queries = queries - along @ updates[n]
         if n >= first:  # this block has queries too; queries of earlier blocks do not see its keys

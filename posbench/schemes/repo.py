@@ -30,9 +30,9 @@ class Repo(Scheme):
     def __init__(self, shape: Shape, base: float = 500000.0, width: int | None = None) -> None:
         super().__init__(shape)
         self.base = require_number("base", base, 1.001, 1e15, "500000 is the authors'")
-        wide = require_integer("width", shape.d_model // 8 if width is None else width, 1, "C / 8 in the paper")
-        self.G, self.A = self.normal(wide, shape.d_model), self.normal(wide, shape.d_model)
-        self.u = self.normal(shape.num_kv_heads, wide)
+        width = require_integer("width", shape.d_model // 8 if width is None else width, 1, "C / 8 in the paper")
+        self.G, self.A = self.normal(width, shape.d_model), self.normal(width, shape.d_model)
+        self.u = self.normal(shape.num_kv_heads, width)
 
     def gate(self, x: Tensor, pos: Any) -> Tensor:
         """Return the computed position z of each token, [B, Hkv, T, 1] float64."""

@@ -115,6 +115,7 @@ class Rescaling:
     @property
     def is_streaming(self) -> bool:
         """Return True if the frequencies do not depend on the length of the input."""
+        # Also true without lists, which only `longrope` has.
         has_one_list = self.parameters.get("short_factor") == self.parameters.get("long_factor")
         return self.factor is not None and self.rope_type != "dynamic" and has_one_list
 
@@ -140,7 +141,9 @@ class Rescaling:
 
         Arguments: trained, the frequencies as trained; base, of their geometric series.
         """
-        p, s, L = self.parameters, self.factor_at(length), self.parameters.get(LENGTH, 1)
+        p = self.parameters
+        s = self.factor_at(length)
+        L = p.get(LENGTH, 1)  # `linear` has no L and does not read it
         if self.rope_type == "linear":
             return trained / s
         if self.rope_type in ("ntk", "dynamic"):
@@ -162,7 +165,9 @@ class Rescaling:
         return self._attention_factor(length) ** 2
 
     def _attention_factor(self, length: int) -> float:
-        p, log_s = self.parameters, math.log(max(1.0, self.factor_at(length)))
+        """Return the number that multiplies the rotated channels of both q and k at `length` tokens."""
+        p = self.parameters
+        log_s = math.log(max(1.0, self.factor_at(length)))
         if p.get("attention_factor") is not None:
             return float(p["attention_factor"])
         if self.rope_type == "longrope":
@@ -170,6 +175,7 @@ class Rescaling:
         if self.rope_type not in ("yarn", "yarn_by_turns"):
             return 1.0
         scale, scale_all = p.get("mscale"), p.get("mscale_all_dim")
+        # As in transformers, the two count only together; otherwise the result is YaRN's 0.1 ln s + 1.
         if not (scale and scale_all):
             scale, scale_all = 1, 0
         return float((0.1 * scale * log_s + 1) / (0.1 * scale_all * log_s + 1))
@@ -184,6 +190,7 @@ def _with_larger_base(w: Tensor, s: float) -> Tensor:
 def _ramp_by_pairs(w: Tensor, base: float, L: int, slow: float, fast: float, rounds: bool) -> Tensor:
     """Return the share of each frequency that stays, [r/2]: 1 up to the pair with `fast` turns, 0 from `slow` on."""
     r = 2 * len(w)
+    # The pairs t, as fractions, that make `turns` turns in L tokens: L base ** (-2t / r) / 2 pi = turns.
     low, high = (r * math.log(L / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
     if rounds:
         low, high = math.floor(low), math.ceil(high)
@@ -214,6 +221,7 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
             f"{', '.join(ROPE_TYPES)})"
         )
     wrong = [key for key in parameters if key not in ("rope_type", *keys)]
+    # Keys that are missing or null.
     wrong += [key for key in keys if key not in _OPTIONAL and parameters.get(key) is None]
     if wrong:
         raise ConfigError(

@@ -64,13 +64,16 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        cos, sin, *saved = ctx.saved_tensors
+        cos, sin, *saved_x = ctx.saved_tensors
         grad_x = _rotate_pairs(grads[0], cos, -sin)
-        if not saved:
+        if not saved_x:  # the angles are not learned
             return grad_x, None, None
-        (a, b), (grad_a, grad_b) = (x.to(cos.dtype).chunk(2, dim=-1) for x in (saved[0], grads[0]))
+        # The outputs are a cos - b sin and b cos + a sin.
+        a, b = saved_x[0].to(cos.dtype).chunk(2, dim=-1)
+        grad_a, grad_b = grads[0].to(cos.dtype).chunk(2, dim=-1)
         grad_cos = (grad_a * a + grad_b * b).sum_to_size(cos.shape)
-        return grad_x, grad_cos, (grad_b * a - grad_a * b).sum_to_size(sin.shape)
+        grad_sin = (grad_b * a - grad_a * b).sum_to_size(sin.shape)
+        return grad_x, grad_cos, grad_sin
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -120,6 +123,7 @@ class Rotary(Scheme):
         wrong = [site for site in sites if site not in SITES]
         if wrong or len(set(sites)) != len(sites):
             raise ConfigError(f"scheme.sites={sites} must name each of {list(SITES)} at most once, and nothing else")
+        # A name takes the training length from `shape`; a mapping of transformers' parameters holds its own.
         self._reads_length = base == "context_length" or isinstance(rescale, str)
         if base == "context_length":
             base = shape.positions_length
@@ -185,6 +189,7 @@ class Rotary(Scheme):
     def prepare(self, pos: Tensor, length: int) -> Any:
         """Return the cosines and sines of the rotation angles, [T, r/2] each, and YaRN's factor for q, in float64."""
         angles = self.angles(pos, length)
+        # Subclasses may change norms in other ways, without a rescaling.
         if self.keeps_norms or self.rescaling is None:
             return Turn(angles.cos(), angles.sin())
         temperature = angles.new_ones(self.shape.head_dim)
@@ -194,8 +199,8 @@ class Rotary(Scheme):
     def q(self, x: Tensor, pos: Any) -> Tensor:
         if not isinstance(pos, TemperedTurn):
             return self._rotated("q", x, pos)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return self._rotated("q", x.to(wide) * pos.temperature.to(wide), pos).to(x.dtype)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return self._rotated("q", x.to(dtype) * pos.temperature.to(dtype), pos).to(x.dtype)
 
     def k(self, x: Tensor, pos: Any) -> Tensor:
         return self._rotated("k", x, pos)
@@ -213,7 +218,8 @@ class Rotary(Scheme):
     def _rotated(self, site: str, x: Tensor, cos_sin: Turn | TemperedTurn) -> Tensor:
         if site not in self.sites:
             return x
-        inverse, r = site == "o", self.width
+        inverse = site == "o"
+        r = self.width  # rotated channels
         if r == x.shape[-1]:
             return turn(x, cos_sin, inverse)
         return torch.cat((turn(x[..., :r], cos_sin, inverse), x[..., r:]), dim=-1)

@@ -58,6 +58,7 @@ class SelectiveRope(Scheme):
 
     def locate(self, pos: Any, gates: Any) -> Turn:
         selected, Hkv = gates.sum_at_query, self.shape.num_kv_heads
+        # e^b of each key head, for the heads of this call: H for q and o, Hkv for k and v.
         per_token = self.b.double().exp().unflatten(-1, (Hkv, 1, -1))
         per_token = per_token.repeat_interleave(selected.shape[1] // Hkv, dim=0)  # [heads, 1, D/2]
         turns = pos.double()[..., None] * per_token + selected  # [B, heads, T, D/2]

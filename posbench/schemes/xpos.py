@@ -41,7 +41,8 @@ class Xpos(Rotary):
     def longest(self) -> int:
         """Return the longest input in tokens for which the fastest pair's power fits float32 (30,594 at span 512)."""
         # The limit also keeps the scores of later keys, which are computed before they are masked, from overflowing.
-        return math.floor(_LARGEST * self.span / -math.log(0.4 / 1.4))
+        fastest_zeta = 0.4 / 1.4  # zeta_0
+        return math.floor(_LARGEST * self.span / -math.log(fastest_zeta))
 
     def prepare(self, pos: Tensor, length: int) -> Any:
         """Return cosines and sines for q, times a power of zeta, and for k, times the inverse power."""

@@ -133,7 +133,8 @@ class RunBar:
         rate = row.get("tokens_per_second")
         speed = "first step" if rate is None else f"{short_count(rate)} tok/s"
         figures = f"{loss}  {speed}"
-        step, seconds = row["step"], time.monotonic() - self.last_line
+        step = row["step"]
+        seconds = time.monotonic() - self.last_line
         sweep = self.clock.left(step / self.num_steps) if self.clock else ""
         self.progress.update(self.task, figures=figures + sweep)
         if self.progress.disable and seconds >= SECONDS_BETWEEN_LINES:

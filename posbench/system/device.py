@@ -152,7 +152,10 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 
 def gpu_of_process(count: int) -> int:
-    """Return the index of this process's GPU. A joblib worker takes one that no other worker holds."""
+    """Return the index of this process's GPU, of `count`. A joblib worker takes one that no other worker holds.
+
+    Other processes get 0.
+    """
     # The process that starts a sweep asks too, for stacks, and must not hold a worker's GPU. The number of a worker is
     # not enough, because joblib replaces workers whose memory has grown and keeps counting.
     worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)

@@ -58,10 +58,12 @@ def takes(cls: Any, on_command_line: bool = False) -> Callable[[Callable[..., T]
     """
     hints, keywords = get_type_hints(cls, include_extras=True), []
     for field in fields(cls):
-        hint, default, option = hints[field.name], field.default, hints[field.name].__metadata__[0]
+        hint, default = hints[field.name], field.default
+        option = hint.__metadata__[0]  # Typer's option, or the type on the command line with its own annotation
         if not on_command_line:
-            hint = hint.__origin__
+            hint = hint.__origin__  # the type without its annotation
         elif not isinstance(option, OptionInfo):
+            # None on the command line means the dataclass's default, which may have another type.
             hint, default = option, None
         keywords.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
 

@@ -15,7 +15,8 @@ _state = {"plain": False}
 @contextmanager
 def plain_code() -> Iterator[None]:
     """Run plain code in place of our own gradient functions within the context."""
-    previous, _state["plain"] = _state["plain"], True
+    previous = _state["plain"]
+    _state["plain"] = True
     try:
         yield
     finally:

@@ -77,7 +77,8 @@ def batch_of(config: Config, vocab_size: int, device: Device) -> Batch:
     """Return a training batch on the device: random tokens [B, T + 1], or problems of the configured task."""
     if config.is_task:
         return Problems(config.data).batches(config.train, config.seed).batch(0).each(device.send)
-    size, generator = (config.train.batch_size, config.train.context_length + 1), torch.Generator().manual_seed(0)
+    size = (config.train.batch_size, config.train.context_length + 1)
+    generator = torch.Generator().manual_seed(0)
     return Batch(torch.randint(vocab_size, size, generator=generator).to(device.torch))
 
 
@@ -91,6 +92,7 @@ def contenders(words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[s
         if not optimizers:
             timed[scheme] = [*common, f"scheme={scheme}"]
             continue
+        # If the words set the optimizer several times, the last one counts.
         for optimizer in optimizers[-1]:
             timed[f"{scheme} {optimizer}"] = [*common, f"{key}{optimizer}", f"scheme={scheme}"]
     return timed
@@ -173,11 +175,12 @@ def bench(
     result = bench_training(words, schemes, rounds, steps)
     device = result["device"]
     compiled = "compiled" if device["compiled"] else "not compiled"
-    rate, first = result["matmul_flops_per_second"] / 1e9, next(iter(result["schemes"]))
+    gflops = result["matmul_flops_per_second"] / 1e9  # GFLOP/s
+    first = next(iter(result["schemes"]))
     console.print(f"{device['name']}, {device['dtype']}, {compiled}, {device['threads']} threads")
     console.print(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
-        f"matmul {rate:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
+        f"matmul {gflops:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
     )
     if datasheet := datasheet_rate(device["name"]):
         console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")

@@ -56,6 +56,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
     data = []
     for row in rows:
         path = row.run.path
+        # A run is in <experiment>/<scheme>/seed=<number>.
         experiment, scheme, folder = path.absolute().parts[-3:]
         number = folder.removeprefix("seed=")
         seed = int(number) if number.isdecimal() else None  # of a copy with another name
@@ -71,6 +72,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:
     """Print a table for each experiment, and why runs failed. `rows` are sorted by experiment."""
+    # A run is in <experiment>/<scheme>/seed=<number>.
     for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
         members = list(group)
         states = [_STATE_WORDS.get(row.state, row.state) for row in members]
@@ -86,6 +88,7 @@ def summarise(run: Run) -> RunSummary:
     """Return a run's state by manifest, metrics and file names, without checking weights or results."""
     try:
         manifest = run.manifest
+        # The manifest of a finished run has the loss, so its log need not be read.
         rows = [] if manifest.loss is not None else run.logged
         evaluated = [key for key in run.evaluated() if key.under or key.protocol != _VALIDATION]
     except (ConfigError, OSError) as error:

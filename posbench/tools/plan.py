@@ -105,7 +105,10 @@ def plan(words: Sequence[str], search: bool = False) -> Plan:
 
 
 def _detectable(config: Config, schemes: int) -> str:
-    # The test finds these gaps in 80 % of cases.
+    """Return which gaps a search's test finds in 80 % of cases, as text, by number of seeds.
+
+    Arguments: schemes, how many there are; all pairs of them count if none were planned.
+    """
     pairs = len(fixed_pairs(config.experiment.primary)) or math.comb(schemes, 2)
     # The spread of gaps over seeds in the experiment's finished runs, if there are any.
     spread = math.nan
@@ -127,6 +130,7 @@ def _detectable(config: Config, schemes: int) -> str:
 
 
 def _time_machine(config: Config, mfu: float) -> tuple[str, float]:
+    """Return the name of this machine's device, and the model FLOP/s that training reaches on it, not compiled."""
     config = replace(config, train=replace(config.train, compile=False))
     device, entries, architecture = choose_device(config.train), vocab_size(config), build_architecture(config)
     flops_per_token = training_flops_per_token(architecture, entries)
@@ -143,7 +147,7 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     Runs that start from a checkpoint of another one come last: branches (shorter runs) and arms (other settings).
     """
     swept = sweep_of(words)
-    seeds = len(swept.pop("seed", [""]))
+    seeds = len(swept.pop("seed", [""]))  # one if no seeds are swept
     # Seeds and swept values are set for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     trunks, others = [], []
@@ -239,6 +243,7 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
     table.add_row("memory", f"about {short_bytes(plan.largest.memory)} per GPU")
     on_gpus = f"{_time(hours)} on one {device} at {mfu:.0%} of {DATASHEET[device] / 1e12:,.3g} TFLOP/s"
     if gpus > 1:
+        # A run takes `hours / runs` on average; each GPU trains one after the other.
         wall_hours = math.ceil(plan.runs / gpus) / plan.runs * hours
         on_gpus += f"; {_time(wall_hours)} on {gpus} of them, one run on each"
     table.add_row("on a GPU", on_gpus)

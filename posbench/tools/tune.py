@@ -111,10 +111,11 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     common = [word for word in words if word.partition("=")[0] not in ("scheme", "seed")]
     config = compose([*common, f"scheme={choices[0]}"])
     folder = Path(config.runs_dir) / config.experiment_name
-    run = (*common, f"runs_dir={quoted(str(search_folder(folder)))}", "experiment_name='lr=${scheme.lr}'")
+    # Hydra fills in the rate of each run, so that each rate has a folder.
+    run_words = (*common, f"runs_dir={quoted(str(search_folder(folder)))}", "experiment_name='lr=${scheme.lr}'")
     schemes = {compose([*common, f"scheme={choice}"]).scheme.name: choice for choice in choices}
     rates = rates_around(config.train.lr)
-    return Tuning(run, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
+    return Tuning(run_words, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
 
 
 def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
@@ -177,6 +178,7 @@ def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
     console.out(f"Left to train: {sum(left.values())} of {count_of(total, 'run')} (branches are not counted):")
     for (rate, seed), schemes in tuning.missing().items():
         console.out(f"  seed {seed} at {rate:g}: {', '.join(schemes)}")
+    # Until all rates of a scheme have their first seeds, it has no kept rates.
     if any(not search.losses.get(scheme, pd.DataFrame()).size or not search.kept(scheme) for scheme in tuning.schemes):
         console.out(f"  then the two best rates of each scheme, to {tuning.planned} seeds")
     console.out("The same command goes on. Nothing is ranked before the search is finished.")

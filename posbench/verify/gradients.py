@@ -78,6 +78,7 @@ def gradients_of(
 
 
 def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") -> Tensor:
+    """Return a random sum of the logits, 0-d float64 on the CPU. Arguments: setting, as of `gradients_of`."""
     device = model.embedding.weight.device
     tokens, positions = (x.to(device) for x in random_model.batch)
     if setting == "text":
@@ -95,7 +96,9 @@ def _scalar(model: Decoder, random_model: RandomModel, setting: str = "text") ->
 
 
 def _difference(model: Decoder, random_model: RandomModel, parameter: Tensor, direction: Tensor, step: float) -> float:
-    start, value_at = parameter.detach().clone(), {}
+    """Return the derivative of the sum of logits as the parameter moves along `direction`, by finite differences."""
+    start = parameter.detach().clone()
+    value_at = {}  # the sum after so many steps
     for steps in (-2, -1, 1, 2):
         parameter.data.copy_(start + steps * step * direction)
         value_at[steps] = float(_scalar(model, random_model))

@@ -38,7 +38,7 @@ def shift(random_model: RandomModel) -> float:
     # Tokens beyond the scheme's longest input are dropped.
     if scheme.longest is not None:
         tokens = tokens[:, : max(1, scheme.longest - SHIFT)]
-    moves = [(0, SHIFT)]
+    moves = [(0, SHIFT)]  # positions of the first token whose logits are compared
     if scheme.longest is None:
         # FIRE is absolute only beyond the training length, so schemes that promise to be absolute are also tested
         # there. Schemes that promise to be relative are also tested further out.
@@ -60,6 +60,7 @@ def radians_per_token(random_model: RandomModel) -> float:
         # Schemes whose hooks do not receive a `Turn` count as 1. Angles are known only up to whole turns.
         if isinstance(turns, Turn):
             z = torch.complex(turns.cos, turns.sin)
+            # The angle from each token to the next, of the pair with the largest mean.
             fastest = max(fastest, float((z[..., 1:, :] * z[..., :-1, :].conj()).angle().abs().mean(-2).max()))
     return fastest
 
@@ -90,6 +91,7 @@ def round_trip(random_model: RandomModel) -> float:
             angles = scheme.angles(torch.arange(random_model.length), random_model.length)
             for site in scheme.sites:
                 turned = getattr(scheme, site)(random_model.heads[site], pos)
+                # The hook `o` is itself the inverse rotation.
                 back = torch.cat((rotate(turned[..., :r], angles, inverse=site != "o"), turned[..., r:]), dim=-1)
                 worst = max(worst, distance(back, random_model.heads[site]))
     return worst
@@ -129,7 +131,8 @@ def _offset_form_error(random_model: RandomModel, scheme: Rotary, kind: Softmax)
             return rows
         return np.stack([R[p] @ rows[p] for p in range(T)])
 
-    worst, sinks = 0.0, scheme.shape.num_heads * [-math.inf]
+    worst = 0.0
+    sinks = scheme.shape.num_heads * [-math.inf]  # a logit without weight
     if kind.sink is not None:
         sinks = kind.sink.tolist()
     for h in range(scheme.shape.num_heads):
@@ -219,7 +222,7 @@ def path_errors(
         narrow = copy.deepcopy(random_model.narrow).to(device)
         narrow.compute_dtype = dtype
         tokens = random_model.tokens.to(device)
-        usual = [None for _ in narrow.architecture.kinds]
+        usual = [None for _ in narrow.architecture.kinds]  # None: attention chooses
         whole = ((name, kernels, None) for name, kernels in random_model.kernels(narrow).items())
         # Every kernel on the whole window, then the usual ones in pieces.
         for path, kernels, piece in [*whole, ("pieces", usual, PIECE)]:
@@ -229,7 +232,7 @@ def path_errors(
                 warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # that takes a minute
                 logits = narrow(tokens, offset=random_model.far)[0]
             yield f"{device} {path}", error(logits, random_model.far_logits) / stretch / random_model.sensitivity
-        # Each hook by itself.
+        # Each hook by itself, with weights in float32 against the same scheme in float64.
         for scheme, exact in zip(dict.fromkeys(narrow.scheme), random_model.schemes, strict=True):
             rounded = random_model.hook_positions(scheme, random_model.far, device)
             precise = random_model.hook_positions(exact, random_model.far)

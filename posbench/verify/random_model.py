@@ -109,7 +109,7 @@ def random_tokens(length: int = LENGTH) -> Tensor:
 
 
 def _largest_score(q: Tensor, k: Tensor, bias: Bias | None, scale: float, window: int | None) -> float:
-    # Keys with a weight of 1 % or more count.
+    """Return the largest |q . k| scale + |bias| of a query and a key whose softmax weight is 1 % or more."""
     B, H, T, _ = q.shape
     products = scale * q @ k.repeat_interleave(H // k.shape[1], dim=1).mT
     b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, T, T)), indexing="ij")
@@ -131,6 +131,8 @@ def rounding_in(model: Decoder, tokens: Tensor) -> str:
 
 
 class _Casts(TorchDispatchMode):
+    """A mode that finds the first cast of float64 numbers to fewer digits by a line of `files`: see `sentence`."""
+
     def __init__(self, files: set[str]) -> None:
         super().__init__()
         self.files, self.sentence = files, ""
@@ -246,7 +248,8 @@ class RandomModel:
     def score_scale(self) -> float:
         """Return how much larger the scores of softmax attention are than `USUAL_SCORE`, at least 1."""
         # Rounding errors of float64 grow in proportion to the scores of keys with a visible weight.
-        model, largest = copy.deepcopy(self.wide), [USUAL_SCORE]
+        model = copy.deepcopy(self.wide)
+        largest = [USUAL_SCORE]  # then of each layer with a softmax
 
         def watched(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
             largest.append(_largest_score(q, k, scoring.bias, scoring.scale, scoring.window))
@@ -311,6 +314,7 @@ class RandomModel:
         """Return the argument `pos` of each of the scheme's methods q, k, v and o, from position `first` on."""
         at = self._at(scheme, first, device)
         dtype = next((p.dtype for p in scheme.parameters()), torch.float64)
+        # Any layer's kind serves: all of them compute gates and positions alike.
         _, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(
             self.stream.to(device, dtype), scheme, at, None
         )
@@ -330,6 +334,7 @@ class RandomModel:
     @cached_property
     def has_bias(self) -> bool:
         """Return whether any layer adds a bias to its scores."""
+        # Any layer's kind serves: all of them compute gates and positions alike.
         for scheme in self.schemes:
             at = self._at(scheme, 0, "cpu")
             gates, pos, key_pos = self.wide.architecture.kinds[0].gates_and_positions(self.stream, scheme, at, None)

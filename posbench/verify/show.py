@@ -81,6 +81,7 @@ def tabulate(certificates: Sequence[Certificate]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for row in certificates:
+        # Shortened to the width of the column: rel, abs or unc.
         measured = _marked(row.measured[:3], row.measured == row.promised)
         cells = [_marked(str(check), check.holds) for check in _columns(row).values()]
         verdict = Text("ok", style="green")
@@ -202,4 +203,5 @@ def _row(name: str, folders: Sequence[Path]) -> tuple[str, str, str, str]:
     group = "kinds of attention" if config.attention else scheme.group
     text = description("scheme", name, *folders) or (inspect.getdoc(scheme_class(config.kind)) or "").partition("\n")[0]
     promise = "relative" if scheme.is_relative else "absolute"
-    return group, config.kind.rpartition("/")[2], promise, text
+    kind_without_folder = config.kind.rpartition("/")[2]  # of a class in the user's file
+    return group, kind_without_folder, promise, text

@@ -25,9 +25,9 @@ def build_task(config: TaskConfig) -> Task:
 
     Raises: ConfigError for an unknown task or option, and for a class without tokens or with wrong problems.
     """
-    ours = parse_class_path(config.task) is None
+    is_ours = parse_class_path(config.task) is None
     base: type = Task
-    cls = class_named(config.task, dict(tasks()), "data.task", base) if ours else load(config.task, base)
+    cls = class_named(config.task, dict(tasks()), "data.task", base) if is_ours else load(config.task, base)
     check_options("data", config.task, cls.__init__, config.options)
     try:
         task = cls(**config.options)
@@ -42,6 +42,7 @@ def build_task(config: TaskConfig) -> Task:
             tokens, answers = map(np.asarray, task.problems(length, 2, np.random.default_rng(0)))
         except ValueError as error:
             raise ConfigError(f"data={config.task} cannot draw problems of length {length}: {error}") from error
+        # A mask of answers for each problem, or one for all.
         is_valid = tokens.ndim == 2 and len(tokens) == 2 and answers.shape in (tokens.shape, tokens.shape[1:])
         is_valid = is_valid and bool(answers.any(axis=-1).all()) and not answers[..., 0].any()
         if not is_valid or tokens.min() < 0 or tokens.max() >= len(task.tokens):

@@ -38,7 +38,8 @@ class Addition(Task):
         # Carries, from the least digit on.
         for place in range(length):
             total[:, place + 1] += total[:, place] // 10
-        step = 1 if self.least_first else -1
+        step = 1 if self.least_first else -1  # -1 turns the digits around
         plus, equals = np.full((number, 1), PLUS), np.full((number, 1), EQUALS)
         tokens = np.hstack((first[:, ::step], plus, second[:, ::step], equals, total[:, ::step] % 10))
-        return tokens, np.arange(3 * length + 3) > 2 * length + 1
+        equals_at = 2 * length + 1
+        return tokens, np.arange(3 * length + 3) > equals_at

@@ -32,7 +32,8 @@ class Copy(Task):
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         word = rng.integers(self.letters, size=(number, length))
         sign = np.full((number, 1), self.letters)
-        return np.hstack((word, sign, word[:, :: self.step])), np.arange(2 * length + 1) > length
+        is_answer = np.arange(2 * length + 1) > length  # everything after the sign
+        return np.hstack((word, sign, word[:, :: self.step])), is_answer
 
 
 class Reverse(Copy):

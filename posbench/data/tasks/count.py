@@ -34,15 +34,16 @@ class Count(Task):
     def chance(self, length: int) -> float:
         """Return the accuracy of always answering 0 for words of `length` letters."""
         even = np.full(self.largest + 1, 1 / (self.largest + 1))
-        used, full = np.ones(1), 0.0  # distribution of the number of letters used up by earlier questions
-        # A count of 0 is more common than others when other letters have filled the word.
+        used = np.ones(1)  # distribution of the number of letters used up by earlier questions
+        share_after_full = 0.0  # of the questions whose letter finds the word full, so that its count is 0
         for _ in range(self.questions):
-            full += used[length:].sum() / self.questions
+            share_after_full += used[length:].sum() / self.questions
             used = np.convolve(used, even)
-        return float(even[0] + (1 - even[0]) * full)
+        return float(even[0] + (1 - even[0]) * share_after_full)
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         order = rng.random((number, self.letters)).argsort(axis=1)  # letters of the questions first
+        # Question n's letter fills the places from the end of the previous one up to ends[:, n].
         ends = rng.integers(self.largest + 1, size=(number, self.questions)).cumsum(axis=1)
         ranks = (np.arange(length)[:, None] >= ends[:, None]).sum(axis=-1)  # indices into `order`
         fillers = rng.integers(self.questions, self.letters, size=(number, length))
@@ -52,6 +53,7 @@ class Count(Task):
         counts = (word[:, None] == asked[..., None]).sum(axis=-1)
         questions = np.stack((asked, self.letters + 2 + counts), axis=-1).reshape(number, -1)
         first, sign = np.full((number, 1), self.letters), np.full((number, 1), self.letters + 1)
+        # Questions begin at `length + 2`, and every second of their tokens is an answer.
         is_answer = np.arange(length + 2 + 2 * self.questions) % 2 == (length + 1) % 2
         is_answer[: length + 2] = False
         return np.hstack((first, word, sign, questions)), is_answer

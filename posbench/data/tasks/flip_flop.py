@@ -42,4 +42,5 @@ class FlipFlop(Task):
         # A read repeats the bit of the last write.
         bit = np.where(is_read, np.take_along_axis(bit, last_write, axis=1), bit)
         is_answer = np.stack((np.zeros_like(is_read), is_read), axis=-1)
+        # In `tokens` the bits come after the three instructions.
         return np.stack((step, 3 + bit), axis=-1).reshape(number, -1), is_answer.reshape(number, -1)

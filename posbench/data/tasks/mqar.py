@@ -44,12 +44,14 @@ class Mqar(Task):
         keys = rng.random((number, self.keys)).argsort(axis=1)[:, :length]
         pairs = np.stack((keys, self.keys + rng.integers(self.values, size=(number, length))), axis=-1)
         # Sorting exponentials with rates w draws without replacement with weights w.
-        size = (number, length * self.room)
-        slots = (rng.standard_exponential(size) / slot_weights(size[1], self.power)).argsort(axis=1)[:, :length]
+        num_slots = length * self.room
+        rates = slot_weights(num_slots, self.power)
+        slots = (rng.standard_exponential((number, num_slots)) / rates).argsort(axis=1)[:, :length]
         rows = np.arange(number)[:, None]
-        queries = np.full((*size, 2), self.keys + self.values)
+        filler = self.keys + self.values  # the last token
+        queries = np.full((number, num_slots, 2), filler)
         queries[rows, slots] = pairs
-        is_answer = np.zeros((number, length + size[1], 2), bool)
+        is_answer = np.zeros((number, length + num_slots, 2), bool)
         is_answer[rows, length + slots, 1] = True
         return np.hstack((pairs, queries)).reshape(number, -1), is_answer.reshape(number, -1)
 

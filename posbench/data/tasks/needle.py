@@ -31,12 +31,13 @@ class Needle(Task):
         return 1 / self.letters
 
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
+        # Besides the word: the key and its value, and at the end the sign, the key and its value.
         tokens = rng.integers(self.letters, size=(number, length + 5))
         place = rng.integers(length + 1, size=number)
         if self.depth is not None:
             place[:] = round(self.depth * length)
         rows = np.arange(number)
         tokens[rows, place] = tokens[:, -2] = self.letters + rng.integers(self.keys, size=number)
-        tokens[:, -3] = self.letters + self.keys
-        tokens[:, -1] = tokens[rows, place + 1]
+        tokens[:, -3] = self.letters + self.keys  # the sign
+        tokens[:, -1] = tokens[rows, place + 1]  # the letter after the key is its value
         return tokens, np.arange(length + 5) == length + 4

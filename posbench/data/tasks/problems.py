@@ -88,12 +88,13 @@ class Problems(Dataset):
         """Return a batch with a random problem for each of `lengths`, padded on the right to `longest` items."""
         number, width = len(lengths), self.task.width(longest)
         tokens, answers = np.zeros((number, width), np.int64), np.full((number, width - 1), -1)
-        read = np.empty(number, np.int64)
+        read = np.empty(number, np.int64)  # tokens that are read of each problem
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
             drawn, is_answer = self._draw(length, len(rows), split, rng)
             end = drawn.shape[1]
-            tokens[rows, :end], read[rows] = drawn, end - 1
+            tokens[rows, :end] = drawn
+            read[rows] = end - 1  # the last token is only predicted
             answers[rows, : end - 1] = np.where(is_answer[:, 1:], drawn[:, 1:], -1)
         return Batch(tokens, answers, self._positions(read, width - 1, rng, split == "train"))
 
@@ -106,6 +107,7 @@ class Problems(Dataset):
         to the split.
         """
         selected, answers = [], []
+        # An eighth or more of different problems belong to each split, so that a few tries are usual.
         for _ in range(16 + number):
             # Always the same number at once, whatever is asked for: so a larger `number` begins with the same problems.
             tokens, is_answer = self.task.problems(length, _PROBLEMS_AT_ONCE, rng)
@@ -124,8 +126,12 @@ class Problems(Dataset):
     def _positions(
         self, read: NDArray[np.int64], width: int, rng: np.random.Generator, is_training: bool
     ) -> NDArray[np.int64] | None:
-        # `read`, [B], is how many tokens of each problem are read; None stands for 0, 1, 2, ...
-        num_positions, columns = self.config.window, np.arange(width)
+        """Return the positions of the tokens that are read, [B, width], or None for 0, 1, 2, ...
+
+        Arguments: read, how many tokens of each problem are read, [B]; the others, up to `width`, are padding.
+        """
+        columns = np.arange(width)
+        num_positions = self.config.window
         assert num_positions is not None
         # Positions go up to the length of the longest problem allowed in tests; padding has the last one.
         if self.config.positions == "subset":

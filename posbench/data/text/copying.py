@@ -47,7 +47,11 @@ def copied(windows: NDArray[np.integer], distance: int, least: int) -> NDArray[n
 def _copies(
     windows: NDArray[np.integer], length: int, distances: Sequence[int]
 ) -> Iterator[tuple[int, int, NDArray[np.int32], NDArray[np.bool_]]]:
-    # Tokens that have nothing more than `distance` back are left out.
+    """Yield (i, distance, length of the longest match, is the prediction right) for token i of all windows, [N] each.
+
+    The copier looks through the `length` tokens before i, more than `distance` tokens back. Tokens with nothing so far
+    back are left out.
+    """
     windows = windows.astype(np.int32)
     rows = np.arange(len(windows))
     matched = np.zeros(windows.shape, np.int32)  # tokens before position j that match those before i

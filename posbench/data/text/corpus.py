@@ -79,6 +79,7 @@ class Split:
         first, last = self.document_of([lo, hi])
         numbers = np.arange(first, min(last, self.num_documents - 1) + 1)
         texts_from = self.starts[numbers] + 1  # after the BOS
+        # The tokens of each document between `lo` and `hi`, without its BOS; negative if there are none.
         counted = np.minimum(self.starts[numbers + 1], hi) - np.maximum(texts_from, lo)
         shares = np.maximum(counted, 0) / np.maximum(self.starts[numbers + 1] - texts_from, 1)
         return round(float((shares * self.document_bytes[numbers]).sum()))
@@ -106,6 +107,7 @@ class TextBatches:
         self.batch_size = batch_size
         self.seed = seed
         spare = split.num_tokens - 1  # tokens that can be a target
+        # As many as fit after any offset below `context_length`.
         self.windows_per_epoch = max(1, (spare - context_length + 1) // context_length)
         # The first window begins at an offset drawn for each epoch, so that the cuts move.
         self._num_phases = min(context_length, spare - self.windows_per_epoch * context_length + 1)
@@ -129,6 +131,7 @@ class TextBatches:
         return phase + int(order[place]) * self.context_length
 
     def _draw_epoch(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        """Return the offset of an epoch's first window, in tokens, and the order of its windows."""
         # NumPy promises that raw draws of a bit generator never change (NEP 19), but not that shuffles do not.
         draws = np.random.Philox(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch + 1)
         return int(draws[-1] % self._num_phases), np.argsort(draws[:-1], kind="stable")
@@ -199,7 +202,7 @@ class SplitWriter:
         self._tokens, self._starts, self._bytes = (
             files.enter_context((folder / f"{name}.{kind}").open("wb")) for kind in ("tokens", "starts", "bytes")
         )
-        self._starts.write(bytes(8))
+        self._starts.write(bytes(8))  # the first document begins at token 0
 
     def add(self, document: bytes, tokens: NDArray[Any]) -> None:
         """Append a document: its UTF-8 text, and its token ids, BOS first."""

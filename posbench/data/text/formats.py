@@ -75,6 +75,7 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 
 
 def _value(row: Any, column: str, origin: str) -> Any:
+    """Return `row[column]`. Raises: ConfigError, which begins with `origin`, if there is no such field."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:
@@ -112,6 +113,7 @@ def _csv_texts(path: Path, column: str, lines: Iterator[str]) -> Iterator[str]:
         chain([first], lines), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
     )
     header = next(rows, [])
+    # Called for its error if the column is missing.
     _value(dict.fromkeys(header), column, str(path))
     for row in filter(None, rows):
         if len(row) != len(header):
@@ -139,6 +141,7 @@ def _table_texts(path: Path, column: str) -> Iterator[Any]:
             file.seek(0)
             batches = ipc.open_stream(file)
             names = batches.schema.names
+        # Called for its error if the column is missing.
         _value(dict.fromkeys(names), column, str(path))
         for batch in batches:
             yield from (value.as_py() for value in batch.column(column))

@@ -51,8 +51,10 @@ def gram_hashes(text: str) -> Hashes:
 
 
 def _word_hashes(data: bytes) -> Hashes:
+    """Return a hash of each word of a text in UTF-8, in order."""
     bytes_ = np.frombuffer(data, np.uint8)
     inside = np.concatenate(([False], _IS_WORD[bytes_], [False]))
+    # Where a word begins or ends, in turn.
     edges = np.flatnonzero(inside[1:] != inside[:-1])
     begins, ends = edges[::2], edges[1::2]
     # The polynomial of the word's bytes in `_BASE`, modulo 2^64: a difference of two prefix sums, divided by a power.
@@ -155,9 +157,10 @@ def _decoded(tokenizer: Tokenizer, document: NDArray[Any]) -> Iterator[str]:
 
 
 def _in_train(known: Hashes, tokenizer: Tokenizer, train: Split) -> NDArray[np.bool_]:
-    # `known` is in ascending order.
+    """Return which of the hashes `known`, in ascending order, also occur in the train text."""
     is_in_train = np.zeros(len(known), bool)
     mask = np.uint64((1 << _FILTER_BITS) - 1)
+    # Indexed by the last bits of a hash: a quick first test, before the search.
     may_be_known = np.zeros(1 << _FILTER_BITS, bool)
     may_be_known[known & mask] = True
     for number in range(train.num_documents):

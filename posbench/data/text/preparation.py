@@ -129,7 +129,8 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 def warnings(corpus: Corpus, data: str) -> list[str]:
     """Return lines that warn of few documents, or of much text that occurs in train too."""
-    total, lines = sum(split.num_documents for split in corpus.splits.values()), []
+    total = sum(split.num_documents for split in corpus.splits.values())
+    lines = []
     counts = {name: corpus.splits[name].num_documents for name in SPLITS[1:]}
     if few := [name for name, n in counts.items() if 0 < n < FEW_DOCUMENTS]:
         is_long = sum(split.num_bytes for split in corpus.splits.values()) > _LONG * total
@@ -150,6 +151,7 @@ def warnings(corpus: Corpus, data: str) -> list[str]:
 
 
 def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
+    """Return the folder in the cache for the text of a configuration, which may not exist."""
     # Everything that decides the content is part of the name.
     data = {key: value for key, value in asdict(config.data).items() if key not in _NOT_TEXT}
     tokenizer = asdict(config.tokenizer)
@@ -191,7 +193,8 @@ def _write_corpus(
         if not held_out and (sentence := source.cut_few_files()):
             notice(sentence)
     streams = _streams(source, held_out)
-    budget, writers = config.data.token_budget, dict[str, SplitWriter]()
+    budget = config.data.token_budget
+    writers: dict[str, SplitWriter] = {}  # empty until the tokenizer is there
 
     def is_full() -> bool:
         return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
@@ -206,7 +209,8 @@ def _write_corpus(
     if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, so nothing was read yet
         head += islice(documents, _MEASURED)
         _warn_if_lossy(config, tokenizer, head, notice)
-    bos, entries, lengths = find_bos(tokenizer), vocab_size(tokenizer), byte_lengths(tokenizer)
+    bos, entries = find_bos(tokenizer), vocab_size(tokenizer)
+    lengths = byte_lengths(tokenizer)  # bytes of each token; None if they are not known
     assert bos is not None
     dtype = "<u2" if entries <= 1 << 16 else "<u4"
     with ExitStack() as files:
@@ -218,7 +222,7 @@ def _write_corpus(
     # this is done again.
     if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
         notice(sentence)
-        source.repaired = 0
+        source.repaired = 0  # counted again
         return _write_corpus(config, source, folder, notice, held_out, are_cut=True)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
@@ -273,6 +277,7 @@ def _write_tokens(
 
 
 def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]]:
+    """Return {split: iterator over its documents}, as far as they are read."""
     # A text that is only scored needs no train text if it has other splits.
     streams = source.streams()
     if held_out == WHOLE and not source.by_document:
@@ -285,6 +290,7 @@ def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]
 def _documents(
     streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
+    """Yield (split, text) for each document that is not blank; no more train text once `is_full()`."""
     for name in SPLITS:
         for text in streams.get(name, ()):
             if name == "train" and is_full():
@@ -297,6 +303,7 @@ def _documents(
 def _sample(
     documents: Iterator[tuple[str, str]], head: list[tuple[str, str]], num_bytes: int, notice: Say
 ) -> Iterator[str]:
+    """Yield train text of about `num_bytes`, to train a tokenizer on. Append every document that is read to `head`."""
     sampled = 0
     for split, text in documents:
         # Kept, because a source is read only once.
@@ -312,6 +319,7 @@ def _sample(
 
 
 def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, str]], notice: Say) -> None:
+    """Print a warning if the tokenizer does not give back the first piece of each document in `head`."""
     texts = [next(pieces(text)) for _, text in head]
     encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in encodings]
@@ -328,7 +336,9 @@ def _warn_if_lossy(config: Config, tokenizer: Tokenizer, head: list[tuple[str, s
 def _check_splits(
     source: Source, streams: Iterable[str], splits: Mapping[str, Split], notice: Say, held_out: bool | str
 ) -> None:
-    config, counts = source.config, {name: split.num_documents for name, split in splits.items()}
+    """Raise ConfigError for a split without documents, unless the configuration asks for none: then say so."""
+    config = source.config
+    counts = {name: split.num_documents for name, split in splits.items()}
     needed = streams if held_out else SPLITS
     for name in needed:
         if counts[name]:

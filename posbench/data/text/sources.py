@@ -250,10 +250,10 @@ class Files(Source):
             is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
             if file.is_file() and file.name not in _METADATA and not is_hidden:
                 files.append(file)
-        data = _without_caches(files)
-        if len(data) < len(files):
-            self.skipped["cached .arrow"] += len(files) - len(data)
-        files = data
+        own_files = _without_caches(files)
+        if len(own_files) < len(files):
+            self.skipped["cached .arrow"] += len(files) - len(own_files)
+        files = own_files
         suffixes = {suffix_of(file) for file in files}
         # Text files next to files of rows, such as .parquet, describe them, like the README of a data set.
         readable = suffixes.intersection(ROW_SUFFIXES) or suffixes.intersection(TEXT_SUFFIXES)
@@ -300,7 +300,7 @@ class Hub(Source):
 
 
 def _without_caches(files: list[Path]) -> list[Path]:
-    # The `datasets` library caches Arrow files in the folder of a data set.
+    """Return the files that are not caches: the `datasets` library keeps Arrow files in the folder of a data set."""
     # `state.json` of `save_to_disk` names the files of the data set. `map` and `shuffle` write `cache-*.arrow`.
     shards: dict[Path, set[str]] = {}
     for folder in {file.parent for file in files if file.suffix == ".arrow"}:

@@ -169,7 +169,10 @@ def _parsed(content: bytes, name: str) -> Tokenizer:
 
 
 def _adapted(tokenizer: Tokenizer, bos: str | None) -> Tokenizer:
-    # BOS is `bos` if given, else a token with a usual name, else the new token `<|bos|>`.
+    """Return the tokenizer without truncation and padding, and with a BOS that `find_bos` finds.
+
+    BOS is `bos` if given, else a token with a usual name, else the new token `<|bos|>`.
+    """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     number = find_bos(tokenizer)
@@ -246,6 +249,7 @@ def encoded(
     letter = min(letters, default="x")
     context = encoder.encode(letter, add_special_tokens=False).ids
     numbered = _numbered_pieces(documents, is_cut)
+    # Of the document so far: the BOS and its pieces.
     tokens = [np.array([bos], np.uint32)]
     while batch := list(islice(numbered, _PIECES_AT_ONCE)):
         texts = [piece if n == 1 else letter + piece for _, _, piece, n, _ in batch]
@@ -269,6 +273,7 @@ def encoded(
 
 
 def _numbered_pieces(documents: Iterable[tuple[str, str]], is_cut: bool) -> Iterator[tuple[str, str, str, int, bool]]:
+    """Yield (split, text, piece, its number from 1, is it the last) for each piece of each document."""
     for split, text in documents:
         parts = list(pieces(text)) if is_cut else [text]
         for n, piece in enumerate(parts, 1):
@@ -290,6 +295,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _cut(text: str, low: int, high: int) -> int:
+    """Return the last index between `low` and `high` at which a cut changes no token, or `high` if there is none."""
     for space in (" ", "\n"):
         index = text.rfind(space, low, high)
         while index > low:
@@ -309,7 +315,7 @@ def byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int32] | None:
     for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
         if not letters.issuperset(token):
             return None
-        lengths[number] = len(token)
+        lengths[number] = len(token)  # a letter stands for a byte
     for number, added in tokenizer.get_added_tokens_decoder().items():
         lengths[number] = 0 if added.special else len(added.content.encode())
     return lengths

@@ -71,18 +71,18 @@ def judge(entry: Entry, port: Values, right: Values, inputs: Inputs, rounding: f
     if is_close(port, right, limits):
         return Verdict(entry.name, tensors, largest, where, True, "right")
     wrong = wrong_values(entry, right, inputs)
-    same = [mistake for mistake, values in wrong.items() if is_close(port, values, limits)]
-    if same:
+    matching = [mistake for mistake, values in wrong.items() if is_close(port, values, limits)]
+    if matching:
         summaries = {mistake.name: mistake.summary for mistake in MISTAKES}
-        explanation = "looks like " + ", or ".join(f"{name} ({summaries[name]})" for name in same)
+        explanation = "looks like " + ", or ".join(f"{name} ({summaries[name]})" for name in matching)
     else:
         explanation = f"no known mistake; wrong from {_first_wrong(port, right, limits, inputs)} on"
     return Verdict(entry.name, tensors, largest, where, False, explanation)
 
 
 def _largest(port: Values, right: Values, inputs: Inputs) -> tuple[float, str]:
-    # NaN counts as infinite.
-    found = {}
+    """Return the largest distance of a port's tensors from the right ones, and its place; NaN counts as infinite."""
+    found = {}  # place -> distance
     for name, array in port.items():
         distances = np.nan_to_num(distance(array, right[name]), nan=np.inf, posinf=np.inf)
         found[_place(name, distances, int(distances.argmax()), inputs)] = float(distances.max())
@@ -91,6 +91,7 @@ def _largest(port: Values, right: Values, inputs: Inputs) -> tuple[float, str]:
 
 
 def _first_wrong(port: Values, right: Values, limits: Values, inputs: Inputs) -> str:
+    """Return the first place at which a tensor is farther from the right one than its limit, or ""."""
     for name, array in port.items():
         distances = distance(array, right[name])
         # `not <=`, so that NaN counts as wrong.
@@ -105,6 +106,7 @@ def _place(name: str, distances: Array, index: int, inputs: Inputs) -> str:
 
 
 def _check_names(path: Path, port: Mapping[str, Array], known: set[str], names: Sequence[str]) -> None:
+    """Raise ConfigError if no tensor of a port is known, or, without chosen `names`, if one is not."""
     if not known & port.keys():
         raise ConfigError(
             f"{path} has no tensor of the entries, only {', '.join(sorted(port)[:5]) or 'none'}: name tensors "

@@ -158,6 +158,7 @@ class Rotation(Attention):
         return turned(inputs.q, matrices) * factor**q_power, turned(inputs.k, matrices) * factor**k_power
 
     def _turned_back(self, o: Array, inputs: Inputs) -> Array:
+        """Return the outputs o [H, T, D] rotated as `inverse` says."""
         if "o" not in self.sites or self.inverse == "none":
             return o
         matrices = self.matrices(inputs)
@@ -165,7 +166,7 @@ class Rotation(Attention):
             return turned(o, matrices.transpose(0, 2, 1))
         if self.inverse == "negated":  # a table of cosines and sines, all of them negated
             matrices[:, self._rotated(o.shape[2])] *= -1
-        return turned(o, matrices)
+        return turned(o, matrices)  # negated or forward
 
     def matrices(self, inputs: Inputs) -> Array:
         """Return the rotation matrix of each position, [T, D, D]."""
@@ -173,13 +174,14 @@ class Rotation(Attention):
         frequencies = self.frequencies(D, inputs.length)
         rotated = self._rotated(D)
         order = [*rotated, *(channel for channel in range(D) if channel not in rotated)]
-        rounds, round_positions, round_angles = (
+        round_frequencies, round_positions, round_angles = (
             FORMATS[name] for name in (self.frequency_format, self.position_format, self.angle_format)
         )
         matrices = np.zeros((len(inputs.positions), D, D))
+        # `matrix` is a view, filled below.
         for matrix, position in zip(matrices, inputs.positions, strict=True):
             p = self.direction * round_positions(np.array([position + self.first_position], float))
-            angles = round_angles(p * rounds(np.array(frequencies)))
+            angles = round_angles(p * round_frequencies(np.array(frequencies)))
             half_split = rotation_by(tuple(angles), D)  # of a head whose channels are in `order`
             for t, frequency in enumerate(frequencies):
                 if frequency == 0:
