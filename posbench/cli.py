@@ -499,9 +499,10 @@ def pack(
     """
     runs_folder = place_named(experiment, runs_dir)
     folders = [folder for folder in (runs_folder, search_folder(runs_folder)) if folder.is_dir()]
-    # With OUTPUT there is one file, so the runs of the search are not packed. Without OUTPUT and without a
-    # folder, `pack_experiment` says what is wrong.
-    for folder in folders[:1] if output else folders or [runs_folder]:
+    if output is not None:
+        folders = folders[:1]  # there is one file, so the runs of the search are not packed
+    # `pack_experiment` says what is wrong if there is no folder.
+    for folder in folders or [runs_folder]:
         written = pack_experiment(folder, output, say, weights)
         console().out(f"{written}: {written.stat().st_size:,} bytes")
 

@@ -272,14 +272,20 @@ def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict
     Raises: ConfigError if no part has the option.
     """
 
+    is_taken = False
+
     def changed(part: Entry) -> dict[str, Any]:
+        nonlocal is_taken
         if part.get(WINDOW) is not None:
             return dict(part)
         with_changed_members = with_members(part, changed)
-        return with_changed_members | {option: value} if has_option(part, option) else with_changed_members
+        if has_option(part, option):
+            is_taken = True
+            with_changed_members[option] = value
+        return with_changed_members
 
     scheme = changed(entry)
-    if scheme == entry:
+    if not is_taken:
         raise ConfigError(
             f"{FULL_ATTENTION}.{option}={value}: no layer of {entry.get('name')} without a window takes {option}: give "
             f"{option}={value} for all of its layers"

@@ -138,5 +138,7 @@ def test_an_option_goes_to_the_layers_without_a_window_only():
     row = {"name": "both", "kind": "interleaved", "layers": [near, far, nope]}
     changed = with_option_in_full_attention(row, "rescale", "yarn")
     assert changed["layers"] == [near, {**far, "rescale": "yarn"}, nope]
+    same = with_option_in_full_attention({**row, "layers": [near, {**far, "base": 500}]}, "base", 500)
+    assert same["layers"] == [near, {**far, "base": 500}]  # the value that it has already
     with pytest.raises(ConfigError, match=r"full_attention\.rescale=yarn: no layer of both without a window takes"):
         with_option_in_full_attention({**row, "layers": [near, nope]}, "rescale", "yarn")
