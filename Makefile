@@ -42,7 +42,7 @@ EXTEND := train -m experiment=extend runs_dir=runs/reference
 ROUND_7 := $(EXTEND) scheme=alibi,canon_nope
 ROUND_7a := $(EXTEND) scheme=window_rope_nope 'scheme.layers=[window_qk_rope,window_qk_rope,nope]'
 ROUND_7b := $(EXTEND) scheme=window_rope_nope scheme.name=window_full_rope 'scheme.layers=[window_qk_rope,window_qk_rope,qk_rope]'
-ROUND_6 := train -m $(MUON) data=sotu seed=0,1 scheme.lr=$(RATE) experiment_name=prose_muon
+ROUND_6 := train -m $(MUON) data=sotu scheme=vo_rope,nope seed=1,2 scheme.lr=$(RATE) experiment_name=prose_muon
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)
 	$(BIN)/posbench $(ROUND_$(R)) --jobs $(JOBS)
