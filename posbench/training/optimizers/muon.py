@@ -106,8 +106,8 @@ class Muon(Optimizer):
     def record(self) -> dict[str, Any]:
         """Return the share of parameters that Muon trains, its number format, and the size of other matrices."""
         sizes = {name: p.numel() for name, p in self.parameters.items()}
-        # Matrices of the position scheme or the kind of attention, which AdamW trains; a weight decay of 0 is not of a
-        # matrix.
+        # Matrices of the position scheme or the kind of attention, which AdamW trains: of these parameters, only
+        # matrices have a weight decay.
         others = [name for name in self.decays if name not in self.rows and name not in _TABLES]
         own_matrices = [name for name in others if self.decays[name]]
         dtype = self.dtype or next(iter(self.weights.values())).dtype
