@@ -402,7 +402,7 @@ def _with_trained_positions(config: Config) -> Config:
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
-    """Raise ConfigError if a scheme of the user's has the name of a scheme of posbench."""
+    # Raise ConfigError if a scheme of the user's has the name of a scheme of posbench.
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -413,7 +413,7 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """Return the settings of the scheme `name` as Hydra composes them, for a scheme that is named inside another."""
+    # Return the settings of the scheme `name` as Hydra composes them, for a scheme that is named inside another.
     hydra = HydraConfig.get()
     words: Any = OmegaConf.to_container(
         hydra.overrides.hydra, resolve=False
@@ -437,7 +437,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
-    """Return the message that explains an error of Hydra, OmegaConf or YAML."""
+    # Return the message that explains an error of Hydra, OmegaConf or YAML.
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])

@@ -104,7 +104,7 @@ def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Raise ConfigError for flags that are unknown or do not go together, and for Hydra's own folders of runs."""
+    # Raise ConfigError for flags that are unknown or do not go together, and for Hydra's own folders of runs.
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -189,7 +189,7 @@ class SweepJob:
         return outcome
 
     def _number(self) -> int:
-        """Return the number of the current job in the whole sweep."""
+        # Return the number of the current job in the whole sweep.
         number = int(HydraConfig.get().job.num)
         # None: all jobs are launched, and the launcher's numbers are the sweep's.
         if self.numbers is None:
@@ -307,7 +307,7 @@ class PosbenchSweeper(Sweeper):
         self.task.say(line)
 
     def _run(self, jobs: Sequence[Job], first: int) -> None:
-        """Run jobs, of which the first has the number `first` in the sweep, and append their outcomes in this order."""
+        # Run jobs, of which the first has the number `first` in the sweep, and append their outcomes in this order.
         numbered = dict(enumerate(jobs, first))
         outcomes = self._stacked_outcomes(numbered)
         single = {number: job for number, job in numbered.items() if number not in outcomes}
@@ -315,7 +315,7 @@ class PosbenchSweeper(Sweeper):
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
-        """Run the jobs that can train as one, and return their outcomes by number; the others are left."""
+        # Run the jobs that can train as one, and return their outcomes by number; the others are left.
         unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
         if not unfinished:
             return {}
@@ -360,7 +360,7 @@ class PosbenchSweeper(Sweeper):
         return outcomes
 
     def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
-        """Launch jobs, and return the outcomes of those that ended, and the numbers of those that began."""
+        # Launch jobs, and return the outcomes of those that ended, and the numbers of those that began.
         self.task.numbers = list(jobs)
         if self.task.journal:
             for file in self.task.journal.iterdir():
@@ -374,7 +374,7 @@ class PosbenchSweeper(Sweeper):
         return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
-        """Return the job of these overrides. Raises: ConfigError if its configuration, or the job, is refused."""
+        # Return the job of these overrides. Raises: ConfigError if its configuration, or the job, is refused.
         composed = self.loader.load_sweep_config(self.master, list(words))
         with open_dict(composed):
             composed.hydra.job.num = composed.hydra.job.id = number
@@ -481,7 +481,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    """Return {key: override} of the command line, and of the experiment's sweep for keys that it does not have."""
+    # Return {key: override} of the command line, and of the experiment's sweep for keys that it does not have.
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
     # `hydra.sweeper.params` count only if the user names an experiment or sets them: otherwise these are the sweep of

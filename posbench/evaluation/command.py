@@ -119,7 +119,7 @@ def _evaluate(
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
-    """Score one run, and return its results and errors. Without `say`, as in other processes, notices are returned."""
+    # Score one run, and return its results and errors. Without `say`, as in other processes, notices are returned.
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:

@@ -191,7 +191,7 @@ class _Clock:
 
 
 def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: Say) -> None:
-    """Say about how long the scoring of a subject will take, from the time of one short window."""
+    # Say about how long the scoring of a subject will take, from the time of one short window.
     import torch
 
     scorer = _SubjectScorer(run, corpus, replace(request, under=()))
@@ -214,7 +214,7 @@ def _duration(seconds: float) -> str:
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
-    """Raise ConfigError if the run was trained with another tokenizer or, unless another is requested, other text."""
+    # Raise ConfigError if the run was trained with another tokenizer or, unless another is requested, other text.
     prints = run.manifest.fingerprints
     fingerprints = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     # Another text cannot have the run's fingerprint.

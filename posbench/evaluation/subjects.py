@@ -140,7 +140,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
 
 
 def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a subject's results are of this model, as computed by these versions."""
+    # Raise ConfigError unless a subject's results are of this model, as computed by these versions.
     subject = run.manifest.subject or {}
     if (run.weights_digest, subject.get("config", source.config_digest)) != (source.digest, source.config_digest):
         raise ConfigError(

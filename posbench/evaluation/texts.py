@@ -83,7 +83,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
-    """Return a run's configuration with another text, tokenized by the run's own tokenizer."""
+    # Return a run's configuration with another text, tokenized by the run's own tokenizer.
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
     # A packed run has no such file, and a tokenizer of the kind `file` needs a path.

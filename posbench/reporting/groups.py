@@ -98,7 +98,7 @@ def groups_page(groups: Groups, group_by: str) -> Page:
 
 
 def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
-    """Return a line for each way in which the groups differ besides `group_by`."""
+    # Return a line for each way in which the groups differ besides `group_by`.
     shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
     shared = [column for column in shared if column not in group_by.split(",")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
@@ -111,7 +111,7 @@ def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
 
 
 def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
-    """Return what the paragraph of the page says. Arguments: is_rate, whether the groups are learning rates."""
+    # Return what the paragraph of the page says. Arguments: is_rate, whether the groups are learning rates.
     # Mean losses: a row per scheme, a column per group, NaN if the scheme has no run there.
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
     # Only schemes with several groups have a best one.

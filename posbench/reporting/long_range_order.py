@@ -50,7 +50,7 @@ def long_range_order_section(c: Comparison) -> list[Section]:
 
 
 def _picture(c: Comparison, copyable: Worth) -> Plot:
-    """Return the picture of what order beyond 32 tokens is worth to each scheme on copyable targets."""
+    # Return the picture of what order beyond 32 tokens is worth to each scheme on copyable targets.
     figures = in_order(copyable.figures, c.schemes)
     marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
     marks["is_open"] = ~figures["is_used"].astype(bool)

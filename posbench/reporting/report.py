@@ -95,7 +95,7 @@ def report(
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the subjects of the last `posbench eval`, if the report is about a folder that has others too; else ()."""
+    # Return the subjects of the last `posbench eval`, if the report is about a folder that has others too; else ().
     folder = folder_of(Path(places[0]))
     file = folder / LAST_SUBJECTS
     if len(places) > 1 or not file.is_file():
@@ -125,7 +125,7 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
 
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
-    """Return what `--json` prints: the content of the first screen, and the paths of the files."""
+    # Return what `--json` prints: the content of the first screen, and the paths of the files.
     printed: dict[str, object] = {
         "title": page.title,
         "schemes": page.numbers,
@@ -156,7 +156,7 @@ def _default_output(folder: Path, options: ReportOptions) -> Path:
 
 
 def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportOptions) -> list[str]:
-    """Return a line for each place of which no run is in the report."""
+    # Return a line for each place of which no run is in the report.
     paths = [Path(path) for path in chosen["path"]]
     reason = "none of its runs was chosen with --schemes or --seeds"
     if not options.schemes and not options.seeds:

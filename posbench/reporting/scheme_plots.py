@@ -152,7 +152,7 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
-    """Return what a scheme prepared for the positions `rows`: a tensor with positions second to last, or a tuple."""
+    # Return what a scheme prepared for the positions `rows`: a tensor with positions second to last, or a tuple.
     if isinstance(pos, tuple):
         # Named tuples take their fields as arguments, plain ones a sequence.
         parts = [_rows(part, rows) for part in pos]

@@ -63,7 +63,7 @@ def losses_page(
 
 
 def _facts(c: Comparison, margin: float) -> dict[str, Any]:
-    """Return what the paragraph of the page says, for the macro `losses_paragraph`."""
+    # Return what the paragraph of the page says, for the macro `losses_paragraph`.
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
     # Schemes with a lower, or a higher, loss than the baseline with every seed.
     lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
@@ -95,7 +95,7 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    """Return which schemes' losses change least and most up to the longest length, or None if none was scored."""
+    # Return which schemes' losses change least and most up to the longest length, or None if none was scored.
     cells = c.at(metric="loss", last=0).dropna(subset="change")  # figures of whole windows, not of ranges of positions
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:

@@ -75,7 +75,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if the models were scored by different programs."""
+    # Raise ConfigError if the models were scored by different programs.
     # Other versions of transformers or of the adapter may compute other losses for the same weights.
     by_versions: dict[str, list[str]] = {}
     for name, fact in facts.items():
@@ -93,7 +93,7 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
-    """Return the facts about a model that the page's paragraph and set-up show."""
+    # Return the facts about a model that the page's paragraph and set-up show.
     run = _run_of(c)
     manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None

@@ -86,7 +86,7 @@ def _lede(runs: pd.DataFrame) -> str:
 
 
 def _at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the runs at each scheme's best rate by task, and the learning-rate search of each task that has one."""
+    # Return the runs at each scheme's best rate by task, and the learning-rate search of each task that has one.
     parts, searches = [], {}
     for name, of_task in runs.groupby("data.name", sort=False):
         # Each task has a search of its own.
@@ -295,7 +295,7 @@ def _by_number(option: str) -> tuple[str, list[float]]:
 
 
 def _cells(t: TaskScores, accuracy: pd.DataFrame) -> pd.DataFrame:
-    """Return a picture's cells, shaded from chance (white) to 1. Arguments: accuracy, the value of each cell."""
+    # Return a picture's cells, shaded from chance (white) to 1. Arguments: accuracy, the value of each cell.
     points = []
     for row, values in accuracy.iterrows():
         for column, value in values.items():

@@ -218,7 +218,7 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
-    """Write all of a pack but the weights: `index`, which gets the runs' files and headers, and the tables."""
+    # Write all of a pack but the weights: `index`, which gets the runs' files and headers, and the tables.
     import pyarrow
 
     texts: dict[str, int] = {}  # content of a file -> its number
@@ -260,7 +260,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
-    """Write the last weights of each run in bfloat16, and return {run: SHA-256 of its file}."""
+    # Write the last weights of each run in bfloat16, and return {run: SHA-256 of its file}.
     import torch
     from safetensors.torch import save
 

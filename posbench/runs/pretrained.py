@@ -183,7 +183,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE settings with the training length and the factor that transformers would use."""
+    # Return the RoPE settings with the training length and the factor that transformers would use.
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
     original = config.get(LENGTH) or rope.get(LENGTH)

@@ -324,7 +324,7 @@ class Run:
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
-    """Return the entries of a result's header that follow from its run and its key."""
+    # Return the entries of a result's header that follow from its run and its key.
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     if key.anchor:
         names["anchor"] = key.anchor

@@ -210,7 +210,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
 
 
 def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
-    """Return the finished run that `path` means: its only run, or the one of this seed. Raises: ConfigError if none."""
+    # Return the finished run that `path` means: its only run, or the one of this seed. Raises: ConfigError if none.
     runs = runs_named([str(path)], runs_dir)
     candidates = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
     if len(candidates) != 1:
@@ -231,7 +231,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    """Return the weights of a run at its checkpoint `folder`. None means its last weights, which may be in a pack."""
+    # Return the weights of a run at its checkpoint `folder`. None means its last weights, which may be in a pack.
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -327,7 +327,7 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    """Return what differs between a branch and its trunk, besides their lengths, so that it cannot begin there."""
+    # Return what differs between a branch and its trunk, besides their lengths, so that it cannot begin there.
 
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]

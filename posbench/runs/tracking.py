@@ -127,7 +127,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
-    """Return (tokens, kind) of the rows in the recordings of a wandb run on this disk."""
+    # Return (tokens, kind) of the rows in the recordings of a wandb run on this disk.
     rows = set()
     # wandb's own program reads its recordings.
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):

@@ -153,7 +153,7 @@ def opened(
 
 
 def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
-    """Say what the run will train, and what the user may not expect and should know before it does."""
+    # Print what the run will train, and what the user should know before it begins.
     line = f"{manifest.run_name}: {short_count(manifest.tokens)} tokens"
     # None: problems of a task have no end. `manifest.tokens` may include the tokens of the model that the run began
     # with, so epochs count the steps of this run's schedule instead.
@@ -322,7 +322,7 @@ class Training:
             self.manifest = replace(self.manifest, branched_at=self.state.steps_done)
 
     def _introduce_weights(self, start: Start, fresh: Sequence[str], unused: Sequence[str]) -> None:
-        """Say what the run starts from. Arguments: fresh and unused, as `load` returns them."""
+        # Say what the run starts from. Arguments: fresh and unused, as `load` returns them.
         tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
         line = (
             f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
@@ -446,7 +446,7 @@ class Training:
                 )
 
     def _remedy(self, steps: int) -> str:
-        """Return what the user can do about a loss that is not finite. Arguments: steps, how many have been taken."""
+        # Return what the user can do about a loss that is not finite. Arguments: steps, how many have been taken.
         scheme, state = self.config.scheme, self.state
         # A user's own class is verified by its file.
         name = scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name
@@ -630,7 +630,7 @@ class Training:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn errors that follow from a signal into Stopped, and errors of files into ConfigError."""
+        # Turn errors that follow from a signal into Stopped, and errors of files into ConfigError.
         try:
             yield
         except Exception as error:

@@ -136,7 +136,7 @@ class Stack:
         return torch.compile(operations, fullgraph=True)
 
     def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """Take a step by replaying a CUDA graph of it, which is recorded after _WARMUP ordinary steps."""
+        # Take a step by replaying a CUDA graph of it, which is recorded after _WARMUP ordinary steps.
         if self.graph is None and self.taken <= _WARMUP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -164,7 +164,7 @@ class Stack:
         rates: Tensor,
         rows: dict[str, Tensor],
     ) -> Tensor:
-        """Take one step, and return losses and norms [R, 2]. Arguments: rates [R]; rows, batches' fields [R, B, .]."""
+        # Take one step, and return losses and norms [R, 2]. Arguments: rates [R]; rows, batches' fields [R, B, .].
         fixed = {}  # the same for all micro-batches
         # Only tasks have answers. The mean number of them per micro-batch divides each micro-batch's summed loss.
         if "answers" in rows:
@@ -210,7 +210,7 @@ class Stack:
         rates: Tensor,
         healthy: Tensor,
     ) -> None:
-        """Update the weights and moments of the copies that are `healthy`, bool [R]; the others stay as they are."""
+        # Update the weights and moments of the copies that are `healthy`, bool [R]; the others stay as they are.
         of_muon = {name: gradient for name, gradient in gradients.items() if name in self.names_of_muon}
         of_adamw = {name: gradient for name, gradient in gradients.items() if name not in self.names_of_muon}
         updates = self._adamw(of_adamw, moments, healthy) | self._muon(of_muon, moments, healthy)
@@ -244,7 +244,7 @@ class Stack:
     def _muon(
         self, gradients: Mapping[str, Tensor], moments: Mapping[str, dict[str, Tensor]], healthy: Tensor
     ) -> dict[str, Tensor]:
-        """Return Muon's updates of unit rate, and update the momentum (see `posbench.training.optimizers.muon`)."""
+        # Return Muon's updates of unit rate, and update the momentum (see `posbench.training.optimizers.muon`).
         directions = {}
         for name, gradient in gradients.items():
             momentum = moments[name]["momentum"]

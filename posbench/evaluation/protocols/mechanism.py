@@ -326,7 +326,7 @@ def attention_weights(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Tensor, T
 
 @contextmanager
 def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
-    """In a `with` block, call `record` with the number of each softmax layer and {name: tensor} of its attention."""
+    # In a `with` block, call `record` with the number of each softmax layer and {name: tensor} of its attention.
     from posbench.attention import Softmax
 
     kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
@@ -420,7 +420,7 @@ def _table(
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
-    """Return `length` + 1 tokens: length // 2 random ones, and then the same again and again."""
+    # Return `length` + 1 tokens: length // 2 random ones, and then the same again and again.
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
     # Skip BOS, which only begins documents.
     half += half >= bos_id
