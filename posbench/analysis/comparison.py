@@ -70,9 +70,10 @@ class Comparison(ComparedRuns):
             return {}
         unfinished = {}
         for scheme in self.schemes:
-            left = self.search.left(scheme) if scheme in self.search.losses else 0
-            if left:
-                unfinished[scheme] = left
+            # A scheme without a search needs none.
+            runs_left = self.search.left(scheme) if scheme in self.search.losses else 0
+            if runs_left:
+                unfinished[scheme] = runs_left
         return unfinished
 
     @property
@@ -88,6 +89,7 @@ class Comparison(ComparedRuns):
         undecidable = []
         for scheme in self.schemes:
             losses = self.search.losses[scheme][self.search.kept(scheme)]  # a row per seed, a column per kept rate
+            # Infinite: diverged. Every column has such a row.
             if np.isinf(losses).any().all():
                 undecidable.append(scheme)
         return undecidable

@@ -209,4 +209,5 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
     experiment = config_of(str(finished["path"].iloc[0])).get("experiment", {})
     planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
     at_best, search = at_best_rates(summary[is_searched], planned)
+    # Runs of experiments without a search stay as they are.
     return pd.concat([summary[~is_searched], at_best]).sort_index(), search

@@ -262,6 +262,7 @@ def _load(
 
 def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
     with _explained(source):
+        # A GGUF file is named; of a folder only safetensors files are read.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
             config=config,

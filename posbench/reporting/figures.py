@@ -199,7 +199,7 @@ def matrix(plot: Plot, look: Looks) -> Figure:
 def training(plot: Plot, look: Looks) -> Figure:
     """Draw the loss during training, mean over seeds. Arguments: plot, with points scheme, seed, x and y."""
     # Means of parts, because single batches are too noisy to compare.
-    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())  # 1 to 50, or 0 for the first point
+    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())  # 1 to 50
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
     # The steep start would leave no room for the differences.
     later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
@@ -587,6 +587,7 @@ def inline_svg(drawing: str, prefix: str) -> str:
     # An element of a page has no XML prolog.
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # Without a height, a picture that is narrower than planned keeps its shape.
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 style="max-width: \2"', body, count=1)  # text stays its size
     body = re.sub(r'\bid="', f'id="{prefix}-', body)

@@ -199,6 +199,7 @@ def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
     table = pivot(cells, titles, "group", "loss", Format(half="loss_half", bold="is_best"))
     baseline = next(iter(groups.values())).wanted_baseline
     best_groups = cells[cells["is_best"]].set_index("scheme")["group"]
+    # No group may have a run of the baseline.
     if not is_rate or baseline not in best_groups:
         return table
     # Gaps are taken within each seed, although the rates of the two schemes may differ.
@@ -283,7 +284,7 @@ def interactions(groups: Groups) -> pd.DataFrame:
 
 def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
     """Return the table of `interactions`."""
-    first, second = groups
+    first, second = groups  # the values that the two groups share, as text
     titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
     titles |= {"left": "lower loss", "right": "higher loss"}
     frame = figures.assign(half=half(figures, "difference"), p=figures["p"].astype(object).fillna("not tested"))

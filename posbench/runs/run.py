@@ -69,7 +69,7 @@ class Run:
         content = self.content("config.yaml")
         try:
             mapping = yaml.safe_load(content)
-            # Older runs recorded them, and `Config` refuses unknown keys.
+            # Older runs recorded settings that posbench no longer has, and `Config` refuses unknown keys.
             for group, name in _REMOVED_SETTINGS:
                 mapping.get(group, {}).pop(name, None)
             return Config.from_mapping(mapping)

@@ -264,8 +264,10 @@ def _start_from_folder(folder: Path) -> Start:
     config = pretrained.read_config(folder)
     folder_check.check_config(config, folder / "config.json")
     files = pretrained.weight_files(folder)
+    # This name becomes a part of the name of a folder, so other characters are replaced.
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes, positions = pretrained.sizes(config, name), folder_check.positions_in(config)
+    sizes = pretrained.sizes(config, name)
+    positions = folder_check.positions_in(config)
     is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
     # transformers 5 uses both tables too.
     if is_untied:

@@ -368,7 +368,7 @@ class Training:
         with self.bar:
             if state.steps_done == 0:
                 self.validate()  # with the initial weights
-            first_step = state.steps_done  # 0, or more after a resume
+            first_step = state.steps_done  # 0, or more if the run goes on from a checkpoint
             row_steps, row_seconds = 0, 0.0  # timed steps since the last logged row, and their time
             self.bar.advance(first_step)
             began = time.perf_counter()  # when the time of the current stretch of steps began
@@ -397,7 +397,8 @@ class Training:
                 # The first step compiles and would distort the speed.
                 if n > first_step:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
-                # The host reads the losses, and so waits for the device, only if something is due.
+                # The host reads the losses, and so waits for the device, only after the first step, which is timed
+                # separately, and if something is due.
                 if n == first_step or is_logged or is_validated or is_ordered or is_saved:
                     self._fetch_losses()
                     seconds = time.perf_counter() - began

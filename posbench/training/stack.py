@@ -39,6 +39,7 @@ def stack_key(config: Config) -> str | None:
     # Only these optimizers have stacked code. Runs that continue a model, or mask documents, train alone.
     if config.train.optimizer not in ("adamw", "muon") or config.train.from_run or config.data.document_mask:
         return None
+    # All other settings must be equal.
     mapping = config.to_mapping()
     settings = {key: value for key, value in mapping.items() if key not in _NAMES}
     settings["train"] = {key: value for key, value in mapping["train"].items() if key not in _NUMBERS}
@@ -296,6 +297,7 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     for name in tensors[0]:
         stacked[name] = torch.stack([of_run[name].detach() for of_run in tensors])
         for of_run, view in zip(tensors, stacked[name], strict=True):
+            # A parameter stays the same object with other memory; in a dict, such as of moments, the view replaces it.
             if isinstance(of_run[name], nn.Parameter):
                 of_run[name].data = view
             else:

@@ -53,13 +53,14 @@ class Accuracy(EvalProtocol):
     ) -> Scored:
         rows = score_problems(model, split.at_length(length, settings.problems), settings.batch_tokens, advance)
         task, answers = split.problems.task, int(rows["answers"].sum())
+        longest_trained = split.problems.config.lengths[1]
         return rows.astype({"nll": np.float32}), {
             "problems": len(rows),
             "targets_total": answers,
             "nll_mean": float(rows["nll"].sum()) / answers,
             "accuracy": int(rows["right"].sum()) / answers,
             "exact": float((rows["right"] == rows["answers"]).mean()),
-            "chance": task.chance(split.problems.config.lengths[1]),
+            "chance": task.chance(longest_trained),
             "learnt": task.learnt,
         }
 

@@ -250,6 +250,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the scores `previous_token`, `first_token` and `induction` of heads, a series by (layer, head) each."""
     by_name = {}
+    # Score -> its measure, and the distance in the column `first`: 1 is the token before.
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
         measured = where(rows, measure=measure, first=first).groupby(["layer", "head"])

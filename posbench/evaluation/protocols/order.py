@@ -256,7 +256,7 @@ def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
         row = {"scheme": scheme}
         for worth in THRESHOLDS:
             onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), worth) for run in runs])
-            median = float(onsets.quantile(0.5, interpolation="lower"))
+            median = float(onsets.quantile(0.5, interpolation="lower"))  # as in `onset_table`
             row[f"{worth:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
         rows.append(row)
     return Table.of(rows)
@@ -310,7 +310,7 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
-        # The lower of the intervals over seeds and over documents.
+        # The lower of the intervals over seeds and over documents; `fmin` takes the other one if one is NaN.
         lower_ends = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
         fails = np.flatnonzero(~(lower_ends >= REACH))  # NaN, an interval that is not known, fails too
         last = places["last"].to_numpy()

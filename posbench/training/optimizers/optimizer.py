@@ -62,9 +62,11 @@ class Optimizer(ABC):
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.weights = {name: shard_of(p) for name, p in self.parameters.items()}
+        # `shard_of` returns a parameter itself unless it is sharded.
         self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
         decayed = decayed_parameters(model)
         self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
+        # Factors on the learning rate, 1 for most parameters.
         self.factors = dict.fromkeys(self.parameters, 1.0)
         self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
         self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
