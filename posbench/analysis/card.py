@@ -140,11 +140,11 @@ def card_of(run: Run) -> Card | None:
     as_it_is = _as_it_is(losses)
     up_to_trained = [length for length in as_it_is if length <= T]
     reference = max(up_to_trained, default=None)
-    back, farthest = None, None
+    back, farthest = None, None  # None: order was not scored
     order = _nearest(results, Order.name, T)
     if order is not None:
         back, farthest = order_reach(order.windows)
-    heads = None
+    heads = None  # not scored
     mechanism = _nearest(results, MECHANISM.name, T)
     if mechanism is not None:
         heads = _heads(mechanism.windows)
@@ -235,14 +235,16 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
 
 
 def _steps(as_it_is: dict[int, Result]) -> list[Step]:
+    # Arguments: as_it_is, length -> result without options, on the same targets.
     steps = []
     for length in sorted(as_it_is):
+        # Only lengths of which half was scored too.
         if length % 2 == 0 and length // 2 in as_it_is:
             windows = as_it_is[length].windows
             at_half_length = as_it_is[length // 2]
             change = difference(windows, at_half_length.windows)
-            scored = min(int(result.header["windows"]) for result in (as_it_is[length], at_half_length))
-            steps.append(Step(change.nats, change.half, length, scored))
+            num_windows = min(int(result.header["windows"]) for result in (as_it_is[length], at_half_length))
+            steps.append(Step(change.nats, change.half, length, num_windows))
     return steps
 
 

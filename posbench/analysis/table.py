@@ -160,7 +160,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 
 
 def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
-    """Return the result that gives a run its loss: the validation as trained; of a subject, see below; else None."""
+    """Return the result that gives a run its loss: the validation as trained, or None without one.
+
+    For a subject it is the result at the longest length up to its training length.
+    """
     if not manifest.subject:
         for result in stored:
             if result.protocol == VALIDATION.name and not result.key.under:

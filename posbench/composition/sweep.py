@@ -494,6 +494,6 @@ def _overrides(composed: DictConfig) -> dict[str, Override]:
     overrides: dict[str, Override] = {}
     # The command line comes last, so that it takes precedence.
     for override in OverridesParser.create().parse_overrides([*swept, *by_origin["task"]]):
-        override.config_loader = GlobalHydra.instance().config_loader()
+        override.config_loader = GlobalHydra.instance().config_loader()  # expands `glob(*)`
         overrides[override.get_key_element()] = override
     return overrides

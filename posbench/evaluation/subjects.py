@@ -208,6 +208,7 @@ def _manifest(
 
 
 def _show_positions(run: Run, request: Request, console: Console) -> None:
+    # Print what config.json says about positions, and the rotations in use at the longest length to score.
     subject = run.manifest.subject
     assert subject is not None
     T = run.config.train.context_length

@@ -26,7 +26,7 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.decoder = config.build()
         dtype = torch.get_default_dtype()  # transformers sets it to the `dtype` of from_pretrained
-        self.decoder.compute_dtype = dtype if dtype is torch.bfloat16 else None
+        self.decoder.compute_dtype = dtype if dtype is torch.bfloat16 else None  # None: that of the weights
         if torch.empty(0).device.type != "meta":  # from_pretrained builds on `meta` and will load weights
             initialise(self.decoder, seed=0)
         # Tied embeddings, and scheme parameters that layers share, are stored once.

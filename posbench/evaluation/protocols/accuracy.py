@@ -60,8 +60,8 @@ class Accuracy(EvalProtocol):
             "nll_mean": float(rows["nll"].sum()) / answers,
             "accuracy": int(rows["right"].sum()) / answers,
             "exact": float((rows["right"] == rows["answers"]).mean()),
-            "chance": task.chance(longest_trained),
-            "learnt": task.learnt,
+            "chance": task.chance(longest_trained),  # accuracy of guessing
+            "learnt": task.learnt,  # accuracy at the longest trained length that counts as having learnt the task
         }
 
     def metrics(self, columns: Any) -> Sequence[Metric]:

@@ -313,6 +313,7 @@ def attention_weights(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Tensor, T
     keys = k.double().repeat_interleave(H // k.shape[1], dim=1)
     scores, bias_values = (q.double() @ keys.mT) * scale, None
     if bias is not None:
+        # A bias is a function of batch, head, query and key.
         b, h = torch.arange(B, device=q.device).view(-1, 1, 1, 1), torch.arange(H, device=q.device).view(-1, 1, 1)
         bias_values = bias(b, h, i, j).double().expand(B, H, T, T)
         scores = scores + bias_values
@@ -389,9 +390,9 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
+    """Yield the norms of the channel pairs of q and k, summed over tokens, if the scheme rotates these tensors."""
     from posbench.schemes.rotary import Rotary
 
-    """Yield the norms of the channel pairs of q and k, summed over tokens, if the scheme rotates these tensors."""
     # Rotation does not change these norms; what changes them in another way is not measured.
     for site in ("q", "k"):
         if isinstance(scheme, Rotary) and site in scheme.sites and scheme.keeps_norms:
@@ -405,6 +406,7 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
+    # A row per window (of `starts`), head and distance or channel pair; the other arguments are those of a `Measured`.
     B, heads, count = sums.shape
     return pd.DataFrame(
         {

@@ -250,7 +250,8 @@ def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
 
     Arguments: lines, a row per run and scoring: scheme, seed, tokens, FAR.
     """
-    rows, budget = [], float(compared.runs["tokens"].iloc[0])
+    rows = []
+    budget = float(compared.runs["tokens"].iloc[0])  # tokens that all runs were trained on
     for scheme in compared.schemes:
         runs = [run for _, run in lines[lines["scheme"] == scheme].groupby("seed")]
         row = {"scheme": scheme}
