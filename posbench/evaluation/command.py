@@ -70,8 +70,8 @@ def evaluate_runs(
         # n-gram models of the same batches, for comparison.
         if request.wants_ngrams:
             failed = set(chain.from_iterable(failures.values()))
-            read = [run for run in scorable if run.name not in failed and not run.config.is_task]
-            add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
+            text_runs = [run for run in scorable if run.name not in failed and not run.config.is_task]
+            add_ngrams(text_runs, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     # Also after Ctrl-C: what was scored is shown.
     finally:
         _show_tables(console, evaluations, request.lengths)

@@ -206,6 +206,7 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
             _unreachable[server] = _first_line(error)
             say(f"wandb records offline: {server} cannot be used ({_unreachable[server]})")
             wandb.teardown()  # otherwise it keeps trying, and the id stays in use
+    # There is no key, or the server cannot be used.
     if mode == "online":
         mode = "offline"
     return wandb.init(**about, mode=mode)
