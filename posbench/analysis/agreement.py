@@ -18,6 +18,7 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
     """Return whether these runs learn tasks, not text. Raises: ConfigError if only some of them do."""
     # An unreadable run does not say what it learnt.
     readable = summary[summary["status"] != UNREADABLE]
+    # Without a readable run there may be no column `data.source`; the default only gives a mask of the right length.
     on_task = readable.get("data.source", readable["scheme"]) == "task"
     if on_task.any() and not on_task.all():
         raise ConfigError("some of these runs learn a task and others read text: report each kind separately")
@@ -26,7 +27,7 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
     """Return whether these runs are models that were not trained here. Raises: ConfigError if only some are."""
-    # A subject has taken no step.
+    # A subject (a model that was not trained here) has taken no step.
     are_subjects = summary.get("num_steps", summary["seed"]) == 0
     if are_subjects.any() and not are_subjects.all():
         raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
@@ -66,6 +67,7 @@ def finished_runs(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _why_left_out(run: Any) -> str:
+    # `damaged`, `diverged` and `reason` are text, or None or NaN if there is nothing to say.
     if run.status == "finished":
         if isinstance(run.damaged, str):
             return run.damaged
@@ -83,10 +85,13 @@ def check_agreement(runs: pd.DataFrame, group_by: str = "") -> None:
     """
     differing = list(disagreements(runs))
     if differing:
+        # Runs can be grouped only by columns. Other names, such as `the tokenizer`, are descriptions.
         settings = [name for name, _ in differing if name in runs.columns]
         remedy = ""
         if settings:
-            columns = filter(None, (group_by, settings[0]))
+            columns = [settings[0]]
+            if group_by:
+                columns = [group_by, settings[0]]
             remedy = f", or group them with --by {','.join(columns)}"
         raise ConfigError(f"{disagreement('share a table', differing)}\nChoose runs with --schemes or --seeds{remedy}")
 
@@ -98,21 +103,21 @@ def disagreement(purpose: str, differing: Sequence[tuple[str, str]]) -> str:
 
 
 def disagreements(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for each setting that keeps these runs out of one table; text: its values by run."""
+    """Yield (setting, text) for each setting that keeps these runs out of one table; the text has its values by run."""
     # If a scheme and seed occur in several runs, only these are reported, with the settings in which they differ.
-    twice = runs[runs.duplicated(["scheme", "seed"], keep=False)]
-    if len(twice):
-        first = twice.sort_values(["scheme", "seed"]).iloc[:2]
-        yield "runs of one scheme and seed", " and ".join(first["path"])
+    repeated = runs[runs.duplicated(["scheme", "seed"], keep=False)]
+    if len(repeated):
+        example = repeated.sort_values(["scheme", "seed"]).iloc[:2]
+        yield "runs of one scheme and seed", " and ".join(example["path"])
         for column in settings_of(runs):
-            if column.startswith(("model.", "train.")) and twice[column].astype(str).nunique() > 1:
+            if column.startswith(("model.", "train.")) and repeated[column].astype(str).nunique() > 1:
                 yield column, counts(runs, column)
     else:
         yield from differences(runs)
 
 
 def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (setting, text) for what differs besides scheme and seed."""
+    """Yield (setting, text) for what differs besides scheme and seed; the text has the values by run."""
     for name, description in (("data", "the text or its splits"), ("tokenizer", "the tokenizer")):
         if runs[f"fingerprint.{name}"].nunique() > 1:
             yield description, counts(runs, f"fingerprint.{name}")
@@ -129,6 +134,7 @@ def differences(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    # A scheme with a learning rate of its own may differ in it from the others.
     with_own_rates = bool(runs["own_rate"].any())
     ignored = {"device.compiled", "device.stacked"}  # the fingerprint leaves them out too
     if with_own_rates:
@@ -139,6 +145,7 @@ def _differing_settings(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
         differing = [column for column in differing if column == "model.name" or not column.startswith("model.")]
     for column in differing:
         yield column, counts(runs, column)
+    # The fingerprints differ, but no setting that is a column does.
     if not differing and not with_own_rates:
         yield "the configuration", counts(runs, "fingerprint.config")
 
@@ -153,6 +160,7 @@ def _unlike_weights(runs: pd.DataFrame) -> list[str]:
 
 
 def _differing_options(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    # All runs of one scheme must agree in these, also in the learning rate, which may differ between schemes.
     columns = [column for column in settings_of(runs) if column.startswith("scheme.") or column == "train.lr"]
     for scheme, of_scheme in runs.groupby("scheme"):
         for column in columns:
@@ -169,5 +177,6 @@ def counts(runs: pd.DataFrame, column: str) -> str:
         owner = f"{first['scheme']} seed {first['seed']}"
         if len(of_value) > 1:
             owner = f"{len(of_value)} runs"
+        # Long values are cut, so that a line stays readable.
         texts.append(f"{value[:16]} ({owner})")
     return ", ".join(texts)

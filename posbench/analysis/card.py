@@ -130,20 +130,21 @@ class Card:
 
 def card_of(run: Run) -> Card | None:
     """Return the card of a subject, or None if it has no results."""
+    # Results on the run's own text; `run.results` also returns what is damaged.
     results = [result for result in run.results()[0] if result.key.data is None]
     subject = run.manifest.subject
     if not results or subject is None:
         return None
     T = run.config.train.context_length
     losses = _on_the_same_targets([result for result in results if result.protocol == "fixed"])
-    usual = _as_it_is(losses)
-    within = [length for length in usual if length <= T]
-    reference = max(within, default=None)
-    back, farthest = None, None
+    as_it_is = _as_it_is(losses)
+    up_to_trained = [length for length in as_it_is if length <= T]
+    reference = max(up_to_trained, default=None)
+    back, farthest = None, None  # None: order was not scored
     order = _nearest(results, Order.name, T)
     if order is not None:
         back, farthest = order_reach(order.windows)
-    heads = None
+    heads = None  # not scored
     mechanism = _nearest(results, MECHANISM.name, T)
     if mechanism is not None:
         heads = _heads(mechanism.windows)
@@ -155,34 +156,37 @@ def card_of(run: Run) -> Card | None:
         is_instructed=bool(subject.get("is_instructed")),
         has_rotations=bool(subject.get("rotations")),
         has_bos=any(map(_has_bos, losses.values())),
-        steps=_steps(usual),
+        steps=_steps(as_it_is),
         order_back=back,
         order_longest=farthest,
-        rescaling=_rescaling(losses, usual.get(reference or 0)),
+        rescaling=_rescaling(losses, as_it_is.get(reference or 0)),  # no result has length 0
         reference=reference,
-        base=_choice(losses, "base", True, T),
+        # The model as it is is one of the candidates; the length is within its training length if one was scored there.
+        base=_choice(losses, "base", includes_unchanged=True, at_most=T),
         heads=heads,
     )
 
 
 def _nearest(results: Sequence[Result], protocol: str, length: int) -> Result | None:
-    usual = [result for result in results if result.protocol == protocol and not result.key.under]
-    return min(usual, key=lambda result: abs(result.length - length), default=None)
+    """Return the protocol's result without options whose length is nearest to `length`, or None."""
+    without_options = [result for result in results if result.protocol == protocol and not result.key.under]
+    return min(without_options, key=lambda result: abs(result.length - length), default=None)
 
 
 Losses = dict[tuple[int, tuple[str, ...]], Result]  # length and options -> result
 
 
 def _on_the_same_targets(results: Sequence[Result]) -> Losses:
-    alike: dict[tuple[int, bool], Losses] = {}
+    """Return the results that share one anchor and agree on BOS, so that their losses are of the same targets."""
+    by_targets: dict[tuple[int, bool], Losses] = {}
     for result in results:
         kind = (result.key.anchor, _has_bos(result))
-        alike.setdefault(kind, {})[result.length, result.key.under] = result
-    # Of several anchors, the one with the most lengths.
-    largest = max(alike, key=lambda kind: (len(alike[kind]), kind), default=None)
+        by_targets.setdefault(kind, {})[result.length, result.key.under] = result
+    # Of several groups the one with the most results; between equal ones, the one with the longer anchor.
+    largest = max(by_targets, key=lambda kind: (len(by_targets[kind]), kind), default=None)
     if largest is None:
         return {}
-    return alike[largest]
+    return by_targets[largest]
 
 
 def _has_bos(result: Result) -> bool:
@@ -202,15 +206,16 @@ def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
     for name, run in runs.items():
         fixed = [r for r in run.results()[0] if r.protocol == "fixed" and r.key.data is None]
         results[name] = _as_it_is(_on_the_same_targets(fixed))
+    # The names of the models: the first is the one that the others are compared with.
     first, *others = results
     rows = []
     for name in others:
         for length in sorted(results[name].keys() & results[first].keys()):
             model, baseline = results[name][length], results[first][length]
             if model.windows_digest == baseline.windows_digest:  # the same text, tokenizer and number format
-                apart = difference(model.windows, baseline.windows)
-                half = np.nan if apart.half is None else apart.half
-                rows.append((name, length, apart.nats, half))
+                gap = difference(model.windows, baseline.windows)
+                half = np.nan if gap.half is None else gap.half
+                rows.append((name, length, gap.nats, half))
     return pd.DataFrame(rows, columns=["scheme", "length", "gap", "half"])
 
 
@@ -219,6 +224,7 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
 
     Arguments: results of `fixed`, a row per window and document.
     """
+    # With `targets` too, rows of different targets do not match.
     place = ["document", "start", "targets"]
     both = first.merge(second, on=place, suffixes=("", "_other"), validate="one_to_one")
     both["apart"] = both["nll"] - both["nll_other"]
@@ -228,15 +234,17 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> Difference:
     return Difference(mean, None if np.isnan(half) else half)
 
 
-def _steps(usual: dict[int, Result]) -> list[Step]:
+def _steps(as_it_is: dict[int, Result]) -> list[Step]:
+    # Arguments: as_it_is, length -> result without options, on the same targets.
     steps = []
-    for length in sorted(usual):
-        if length % 2 == 0 and length // 2 in usual:
-            windows = usual[length].windows
-            half = usual[length // 2]
-            apart = difference(windows, half.windows)
-            scored = min(int(result.header["windows"]) for result in (usual[length], half))
-            steps.append(Step(apart.nats, apart.half, length, scored))
+    for length in sorted(as_it_is):
+        # Only lengths of which half was scored too.
+        if length % 2 == 0 and length // 2 in as_it_is:
+            windows = as_it_is[length].windows
+            at_half_length = as_it_is[length // 2]
+            change = difference(windows, at_half_length.windows)
+            num_windows = min(int(result.header["windows"]) for result in (as_it_is[length], at_half_length))
+            steps.append(Step(change.nats, change.half, length, num_windows))
     return steps
 
 
@@ -245,52 +253,60 @@ def order_reach(windows: pd.DataFrame) -> tuple[int, int]:
 
     Arguments: windows, a result of `order`, a row per document and bucket of distances.
     """
-    reach, farthest, counts = 0, int(windows["bucket_end"].max()) - 1, True
+    reach, counts = 0, True
+    farthest = int(windows["bucket_end"].max()) - 1  # the end is not in the bucket
     for end in sorted(set(windows["bucket_end"])):
         bucket = windows[windows["bucket_end"] == end]
         sums = bucket.groupby("document")[["targets", "nll", "shuffled_nll"]].sum()
         lost = (sums["shuffled_nll"] - sums["nll"]).to_numpy()
         targets = sums["targets"].to_numpy()
-        low = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
+        low_end = lost.sum() / targets.sum() - document_error(lost[None], targets)[0]
         # It counts only if all shorter distances are worth REACH too, at the lower end of their intervals.
-        counts = counts and bool(low >= REACH)
+        counts = counts and bool(low_end >= REACH)
         if counts:
             reach = int(end) - 1
     return reach, farthest
 
 
-def _choice(losses: Losses, name: str, with_usual: bool, at_most: int | None) -> Choice | None:
-    # The best at the longest length that has options of this name; `with_usual`, the model as it is may be best.
-    at_length: dict[int, dict[str, Result]] = {}
+def _choice(losses: Losses, name: str, includes_unchanged: bool, at_most: int | None) -> Choice | None:
+    """Return the best value of the option `name` at the longest scored length, of `at_most` tokens if there is one.
+
+    Arguments: includes_unchanged, whether the model as it is may be best too, if it was scored at this length.
+    """
+    at_length: dict[int, dict[str, Result]] = {}  # length -> option, such as `base=1e6` -> its result
     for (length, options), result in losses.items():
+        # Only results with one option; it may be for one type of layer, such as `full_attention.base=1e6`.
         if len(options) == 1 and options[0].partition("=")[0].endswith(name):
             at_length.setdefault(length, {})[options[0]] = result
     within = [length for length in at_length if at_most is None or length <= at_most]
     length = max(within or at_length, default=0)
     if not length:
         return None
-    scored, usual = at_length[length], losses.get((length, ()))
-    if with_usual and usual is not None:
-        scored = {"": usual} | scored
-    best = min(scored, key=lambda option: scored[option].loss)
+    by_option, as_it_is = at_length[length], losses.get((length, ()))
+    if includes_unchanged and as_it_is is not None:
+        by_option = {"": as_it_is} | by_option
+    best = min(by_option, key=lambda option: by_option[option].loss)
     # The difference is to the model as it is; it stays 0 if that was not scored at this length.
-    apart = Difference(0.0, 0.0)
-    if usual is not None:
-        apart = difference(scored[best].windows, usual.windows)
-    return Choice(length, best, list(scored), apart)
+    change = Difference(0.0, 0.0)
+    if as_it_is is not None:
+        change = difference(by_option[best].windows, as_it_is.windows)
+    return Choice(length, best, list(by_option), change)
 
 
 def _rescaling(losses: Losses, reference: Result | None) -> Choice | None:
-    choice = _choice(losses, "rescale", False, None)
+    """Return the best rescaling at the longest length, with its difference to the model as it is at `reference`."""
+    choice = _choice(losses, "rescale", includes_unchanged=False, at_most=None)
     if choice is None or reference is None:
         return None
-    apart = difference(losses[choice.length, (choice.best,)].windows, reference.windows)
-    return replace(choice, difference=apart)
+    change = difference(losses[choice.length, (choice.best,)].windows, reference.windows)
+    return replace(choice, difference=change)
 
 
 def _heads(windows: pd.DataFrame) -> dict[str, Head]:
+    """Return the previous-token head and the induction head: of each kind, the head with the largest share."""
     heads = {}
     for name, by_head in scores(windows).items():
+        # The card names no head for attention to the first token.
         if name != "first_token" and len(by_head):
             layer, head = by_head.index[int(by_head.to_numpy().argmax())]
             heads[name] = Head(f"{layer}.{head}", float(by_head.max()))

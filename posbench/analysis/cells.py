@@ -50,10 +50,12 @@ def measure(
     """
     rows = rows[rows["run"].isin(runs.index)]
     # Weights of an earlier step are another model.
-    older = rows["at_step"] != 0
-    if older.any():
-        notes.append(f"{rows[older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown.")
-    rows = on_the_same_targets(rows[~older], runs, holes)
+    is_older = rows["at_step"] != 0
+    if is_older.any():
+        notes.append(
+            f"{rows[is_older].groupby(['run', 'at_step']).ngroups} evaluations of older weights are not shown."
+        )
+    rows = on_the_same_targets(rows[~is_older], runs, holes)
     _note_missing_lengths(rows, runs, holes)
     places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
     digests: dict[tuple[Any, ...], str] = {}
@@ -63,14 +65,15 @@ def measure(
         fields: dict[str, Any] = dict(zip(_PLACE, place, strict=True))
         digests[place] = of_place["windows_digest"].iloc[0]
         place_as_trained = tuple((fields | {"under": ""}).values())
-        as_trained = digests.get(place_as_trained, digests[place])
+        # Without results as trained at this place, there is nothing that its windows could differ from.
+        digest_as_trained = digests.get(place_as_trained, digests[place])
         problem = ""
         if of_place["windows_digest"].nunique() > 1:
             problem = f"is left out: {_unlike(fields, of_place, runs)} scored different windows"
         else:
             places[place] = dict(_cells(of_place))
             is_by_length = PROTOCOLS[fields["protocol"]].is_by_length
-            if as_trained != digests[place] and is_by_length and fields["under"] not in MARKS:
+            if digest_as_trained != digests[place] and is_by_length and fields["under"] not in MARKS:
                 problem = "scored other windows than as trained, so do not compare the two"
         if problem:
             key = (fields["protocol"], fields["text"], fields["under"], problem)
@@ -83,11 +86,16 @@ def measure(
         figures += _figures(place, of_schemes, places, baseline, training_length)
     frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"])
     perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
+    # Column 10 is the one after `value`.
     frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
     return frame
 
 
 def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Return two runs that scored different windows at a place, as text: `rope seed 0 and alibi seed 0`.
+
+    Raises: ConfigError if these windows are the validation of their own text, which the final losses come from.
+    """
     names = []
     for run in of_place.groupby("windows_digest", observed=True)["run"].first()[:2]:
         names.append(f"{runs.loc[run, 'scheme']} seed {runs.loc[run, 'seed']}")
@@ -100,6 +108,7 @@ def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFram
 
 
 def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: str, runs: pd.DataFrame) -> str:
+    """Return a note about figures with a problem, and the command that scores them again."""
     numbers = [str(length) for length in lengths]
     words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", ",".join(numbers)]
     words += [f"--under {option}" for option in options.split()]
@@ -135,16 +144,16 @@ def on_the_same_targets(
         if shared.empty:
             shared = counts
         anchor = max(shared.index)
-        kept = group[group["anchor"] == anchor]
-        chosen.append(kept)
-        lengths = sorted(set(group["length"]) - set(kept["length"]))
-        if not lengths:
+        same_targets = group[group["anchor"] == anchor]
+        chosen.append(same_targets)
+        other_lengths = sorted(set(group["length"]) - set(same_targets["length"]))
+        if not other_lengths:
             continue
         names = " ".join(dict.fromkeys(runs["experiment"]))
-        wanted = ",".join(map(str, sorted({*lengths, *kept["length"], anchor})))
+        wanted = ",".join(map(str, sorted({*other_lengths, *same_targets["length"], anchor})))
         line = (
-            f"{protocol} at {', '.join(map(str, lengths))} is left out: it was scored on other targets than {anchor} "
-            f"tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
+            f"{protocol} at {', '.join(map(str, other_lengths))} is left out: it was scored on other targets than "
+            f"{anchor} tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
         )
         holes.setdefault((str(protocol), str(text)), []).append(line)
     if not chosen:
@@ -162,11 +171,13 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
         lengths = set(group["length"])
         missing = [tuple(sorted(lengths - scored.get(run, set()))) for run in runs.index]
         for lacking, of_lengths in runs.groupby(pd.Series(missing, runs.index)):
+            # These runs have every length.
             if not lacking:
                 continue
             names = []
             for scheme, of_scheme in of_lengths.groupby("scheme"):
                 name = str(scheme)
+                # The seeds are named only if other seeds of the scheme have these lengths.
                 if len(of_scheme) < (runs["scheme"] == scheme).sum():
                     seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
                     name += f" (of seeds {seeds})"
@@ -187,18 +198,21 @@ _SEED_RANGE = ("lowest", "highest")
 
 
 def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
+    """Yield each scheme with its cell. Arguments: rows, of one place, in which all runs scored the same windows."""
+    # `document` and `run` are places in the sorted arrays of documents and runs, one per row.
     documents, document = np.unique(rows["document"], return_inverse=True)
-    numbers, first, run = np.unique(rows["run"], return_index=True, return_inverse=True)
-    shape = (len(numbers), len(documents))
-    index = run * shape[1] + document  # of each row in a flattened table of runs and documents
+    run_numbers, first_rows, run = np.unique(rows["run"], return_index=True, return_inverse=True)
+    shape = (len(run_numbers), len(documents))
+    cell_of_row = run * shape[1] + document  # of each row in a flattened table of runs and documents
     # Sums by run and document, as one flat histogram.
-    values = np.bincount(index, rows["value"], math.prod(shape)).reshape(shape)
-    counts = np.bincount(index, rows["count"], math.prod(shape)).reshape(shape)
-    schemes = np.asarray(rows["scheme"].iloc[first])
-    seeds = np.asarray(rows["seed"].iloc[first])
+    values = np.bincount(cell_of_row, rows["value"], math.prod(shape)).reshape(shape)
+    counts = np.bincount(cell_of_row, rows["count"], math.prod(shape)).reshape(shape)
+    schemes = np.asarray(rows["scheme"].iloc[first_rows])
+    seeds = np.asarray(rows["seed"].iloc[first_rows])
     for scheme in np.unique(schemes):
         of_scheme = np.flatnonzero(schemes == scheme)
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
+        # All runs have the same targets, so the counts of one hold for all.
         yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
 
@@ -209,6 +223,10 @@ def _figures(
     baseline: str,
     training_length: int,
 ) -> Iterable[dict[str, Any]]:
+    """Return the figures of one place, a dict per scheme.
+
+    Arguments: cells, of this place, by scheme; places, the cells of all places, with which gap and change are computed.
+    """
     fields = dict(zip(_PLACE, place, strict=True))
     rows = {}
     for scheme, cell in cells.items():
@@ -234,11 +252,12 @@ def _figures(
     if PROTOCOLS[fields["protocol"]].is_by_length:
         place_at_training_length = tuple((fields | {"under": "", "length": training_length}).values())
         references["change"] = places.get(place_at_training_length, {})
-    # Only seeds that both have are compared.
+    # The pairs hold each cell and the one that is subtracted from it. Only seeds that both have are compared.
     for name, reference in references.items():
         pairs = {}
         for scheme, cell in cells.items():
             other = reference.get(scheme)
+            # A cell has no difference to itself: the baseline has no gap, and the training length no change.
             if other is not None and other is not cell and set(cell.seeds) & set(other.seeds):
                 pairs[scheme] = cell, other
         for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
@@ -247,6 +266,10 @@ def _figures(
 
 
 def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
+    """Return the mean of the first cell minus the second's, with its intervals, a dict per pair: {name}, {name}_low...
+
+    The first cells of all pairs have the same documents, and so have the second ones.
+    """
     if not pairs:
         return []
     rows, first_means, second_means = [], [], []
@@ -254,6 +277,7 @@ def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dic
         seeds = [seed for seed in first.seeds if seed in second.seeds]
         a = first.values[list(map(first.seeds.index, seeds))]
         b = second.values[list(map(second.seeds.index, seeds))]
+        # A mean over all targets per seed.
         rows.append(interval_of(name, a.sum(1) / first.counts.sum() - b.sum(1) / second.counts.sum()))
         first_means.append(a.mean(0))  # over seeds, [documents]
         second_means.append(b.mean(0))

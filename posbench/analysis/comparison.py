@@ -70,9 +70,10 @@ class Comparison(ComparedRuns):
             return {}
         unfinished = {}
         for scheme in self.schemes:
-            left = self.search.left(scheme) if scheme in self.search.losses else 0
-            if left:
-                unfinished[scheme] = left
+            # A scheme without a search needs none.
+            runs_left = self.search.left(scheme) if scheme in self.search.losses else 0
+            if runs_left:
+                unfinished[scheme] = runs_left
         return unfinished
 
     @property
@@ -88,6 +89,7 @@ class Comparison(ComparedRuns):
         undecidable = []
         for scheme in self.schemes:
             losses = self.search.losses[scheme][self.search.kept(scheme)]  # a row per seed, a column per kept rate
+            # Infinite: diverged. Every column has such a row.
             if np.isinf(losses).any().all():
                 undecidable.append(scheme)
         return undecidable
@@ -153,8 +155,9 @@ def build(
     compared, search = choose_rates(summary)
     runs, left_out = finished_runs(compared)
     if search:
-        later = summary[summary["searched"] & (summary["seed"] >= search.planned)]
-        for (scheme, rate), seeds in later.groupby(["scheme", "train.lr"])["seed"]:
+        # `choose_rates` left these seeds out.
+        beyond_planned = summary[summary["searched"] & (summary["seed"] >= search.planned)]
+        for (scheme, rate), seeds in beyond_planned.groupby(["scheme", "train.lr"])["seed"]:
             numbers = ", ".join(map(str, sorted(seeds)))
             left_out.append(
                 f"{scheme} at {rate:g}, seeds {numbers}: beyond the {search.planned} planned seeds, so the test does "
@@ -164,15 +167,15 @@ def build(
     experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
     wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
-    losses.columns.name = None
+    losses.columns.name = None  # else pandas would carry the name `scheme` into later tables
     # A scheme without some of the seeds is ranked by how far it is from the complete schemes with the same seeds.
     complete = losses.loc[:, losses.notna().all()]
-    level = losses.mean()
+    mean_level = losses.mean()
     if complete.shape[1]:
-        level = losses.sub(complete.mean(axis=1), axis=0).mean()
-    ranked = sorted((float(value), str(scheme)) for scheme, value in level.items())
+        mean_level = losses.sub(complete.mean(axis=1), axis=0).mean()
+    ranked = sorted((float(value), str(scheme)) for scheme, value in mean_level.items())
     losses = losses[[scheme for _, scheme in ranked]]
-    base = wanted_baseline if wanted_baseline in losses else str(losses.columns[0])
+    used_baseline = wanted_baseline if wanted_baseline in losses else str(losses.columns[0])
     if baseline and baseline not in losses:
         raise ConfigError(
             f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(map(str, losses.columns))}"
@@ -180,19 +183,23 @@ def build(
     notes: list[str] = []
     length = int(runs["train.context_length"].iloc[0])
     holes: dict[tuple[str, str], list[str]] = {}
-    cells = measure(rows, runs, base, length, notes, holes)
+    cells = measure(rows, runs, used_baseline, length, notes, holes)
     if summary.get("damaged") is not None:
         for text in summary["damaged"].dropna():
             notes += text.splitlines()
-    second, at_second, late = None, None, list[str]()
+    # None and [] hold unless a finished search compares two rates of each scheme.
+    second: pd.DataFrame | None = None  # losses at the second kept rates
+    at_second: pd.DataFrame | None = None  # the runs at these rates
+    late: list[str] = []
     if search and search.is_complete(losses.columns):
         second = search.second(losses.columns).reindex(losses.index)
         at_second = _runs_at_second_rates(summary, search, losses.columns)
         late = [str(scheme) for scheme in losses if search.is_late_at_best(str(scheme))]
-    split = split_in_two(runs)
-    fewest = fewest_seeds(split)
-    tests, primary = planned_tests(runs["path"]), experiment.get("primary") or ()
-    pairs = compare(losses, second, margin, primary, fewest, tests, late)
+    split_schemes = split_in_two(runs)
+    fewest = fewest_seeds(split_schemes)
+    planned = planned_tests(runs["path"])
+    primary = experiment.get("primary") or ()
+    pairs = compare(losses, second, margin, primary, fewest, planned, late)
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -201,12 +208,12 @@ def build(
         second=second,
         cells=cells,
         pairs=pairs,
-        ngrams=_ngrams(rows, losses, base),
+        ngrams=_ngrams(rows, losses, used_baseline),
         long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest),
         search=search,
-        planned_tests=tests,
+        planned_tests=planned,
         primary=primary,
-        split_in_two=split,
+        split_in_two=split_schemes,
         late_at_best=late,
         left_out=left_out,
         notes=notes,
@@ -216,6 +223,7 @@ def build(
 
 
 def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: Iterable[str]) -> pd.DataFrame:
+    # Each scheme keeps two rates, the best first.
     is_planned = summary["searched"] & (summary["seed"] < search.planned)
     parts = []
     for scheme in schemes:
@@ -241,12 +249,14 @@ def fewest_seeds(split_in_two: Sequence[str]) -> int:
 
 
 def _ngrams(rows: pd.DataFrame, losses: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return the losses of n-gram models and their gaps to the baseline, a row per order."""
     table = []
     of_ngrams = rows[rows["protocol"] == NGRAM]
+    # Rows of n-gram models have the order in the column `first`, and the model's name as the scheme.
     orders = of_ngrams[["first", "scheme"]].drop_duplicates().sort_values("first")
     for order, name in orders.itertuples(index=False):
         per_seed = means(of_ngrams[of_ngrams["scheme"] == name], ["seed"]).reindex(losses.index)
-        # Only orders that every seed has are compared.
+        # NaN: a seed without this order. Only orders that every seed has are compared.
         if per_seed.notna().all():
             row = {"scheme": name, "order": int(order), "seeds": len(per_seed)}
             row |= interval_of("loss", per_seed.to_numpy()) | interval_of("gap", (per_seed - losses[baseline]).dropna())

@@ -40,15 +40,20 @@ def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None
         record = _recorded(folder)
         # Reference experiments are part of the repository, and are never written to.
         if tests > record.get(baseline, 0) and not folder.resolve().is_relative_to(REFERENCE):
+            # In a folder that cannot be written, the command goes on without a record.
             with suppress(OSError):
                 write_json(folder / FILE, record | {baseline: tests})
 
 
 def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
-    # A run of a search for learning rates belongs to the experiment itself.
+    """Return the folders of the experiments that these runs belong to, as keys, each once."""
     folders = dict[Path, None]()
     for path in map(Path, paths):
-        experiment, parent = path.parents[1], path.parents[2]
+        # A run is in <experiment>/<scheme>/seed=<n>.
+        experiment = path.parents[1]
+        parent = path.parents[2]
+        # A run of a search for learning rates is in <experiment>-tune/lr=<rate>/<scheme>/seed=<n>, and belongs to the
+        # experiment itself.
         if experiment.name.startswith("lr=") and parent.name.endswith("-tune"):
             experiment = parent.with_name(parent.name.removesuffix("-tune"))
         folders[experiment] = None
@@ -56,6 +61,7 @@ def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
 
 
 def _recorded(experiment: Path) -> dict[str, int]:
+    """Return the tests planned in this experiment by baseline. Raises: ConfigError if the record is damaged."""
     file = experiment / FILE
     try:
         record = read_json(file)

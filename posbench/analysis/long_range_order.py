@@ -54,7 +54,7 @@ class Worth:
 
     def decided(self, scheme: str) -> tuple[int, int]:
         """Return to how many schemes this order is worth less than to `scheme`, of how many tested pairs with it."""
-        tested = self.pairs.dropna(subset="order_p_claimed")
+        tested = self.pairs.dropna(subset="order_p_claimed")  # NaN: not tested
         is_more = tested["more"] == scheme
         is_decided = tested["order_p_claimed"] <= LEVEL
         return int((is_more & is_decided).sum()), int((is_more | (tested["less"] == scheme)).sum())
@@ -112,13 +112,15 @@ def long_range_order(
 
 
 def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
-    here = as_trained(rows, runs, protocol="order", length=length, first=FAR_FIRST, last=FAR_LAST, metric=metric)
-    by_seed = means(here, ["seed", "scheme"]).unstack()
+    of_metric = as_trained(rows, runs, protocol="order", length=length, first=FAR_FIRST, last=FAR_LAST, metric=metric)
+    by_seed = means(of_metric, ["seed", "scheme"]).unstack()
+    # Categories, which the tidy table uses for schemes, become plain names.
     by_seed.columns = list(map(str, by_seed.columns))
     return by_seed
 
 
 def _used(figures: pd.DataFrame, by_seed: pd.DataFrame, fewest: int) -> pd.DataFrame:
+    """Return the figures with p of the test against 0 (NaN for too few seeds), after Holm's correction, and is_used."""
     p = []
     for scheme in figures["scheme"]:
         worth = by_seed[scheme].dropna().to_numpy(float)

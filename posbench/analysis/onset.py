@@ -27,15 +27,16 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
     """Return final losses of these runs and their finished branches: scheme, seed, tokens, loss, onset in tokens."""
     points = []
     for run in runs.to_dict("records"):
-        row = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
-        points.append(row | {"tokens": run["tokens"], "loss": run["loss"]})
+        columns = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
+        points.append(columns | {"tokens": run["tokens"], "loss": run["loss"]})
         path = Path(str(run["path"]))
         for tokens in config_of(str(path))["train"].get("branch_tokens") or ():
-            # The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, beside `demo`.
+            # A run is in <folder>/<experiment>/<scheme>/seed=<n>. The experiment of a branch of `demo` with 2 million
+            # tokens is `demo-2M`, in the same folder as `demo`.
             folder = path.parents[2] / branch_name(path.parents[1].name, tokens)
             branch = run_at(folder / path.parent.name / path.name)
             if state_of(branch) == FINISHED and branch.manifest.loss is not None:
-                points.append(row | {"tokens": branch.manifest.tokens, "loss": branch.manifest.loss})
+                points.append(columns | {"tokens": branch.manifest.tokens, "loss": branch.manifest.loss})
     return pd.DataFrame(points).astype({"tokens": float})
 
 
@@ -67,15 +68,16 @@ def fit(points: pd.DataFrame) -> Fit | None:
 
     Arguments: points, with columns tokens, onset and loss.
     """
-    after = points[points["tokens"] > points["onset"]]
-    if len(after) < FEWEST_POINTS:
+    after_onset = points[points["tokens"] > points["onset"]]
+    if len(after_onset) < FEWEST_POINTS:
         return None
-    design, loss = _design((after["tokens"] - after["onset"]).to_numpy()), after["loss"].to_numpy()
+    design = _design((after_onset["tokens"] - after_onset["onset"]).to_numpy())
+    loss = after_onset["loss"].to_numpy()
     coefficients = np.linalg.lstsq(design, loss)[0]
     # Two coefficients were fitted, so two degrees of freedom are gone.
-    variance = float(((loss - design @ coefficients) ** 2).sum()) / (len(after) - 2)
+    variance = float(((loss - design @ coefficients) ** 2).sum()) / (len(after_onset) - 2)
     covariance: Floats = variance * np.linalg.inv(design.T @ design).astype(np.float64)
-    return Fit(coefficients, covariance, len(after), math.sqrt(variance))
+    return Fit(coefficients, covariance, len(after_onset), math.sqrt(variance))
 
 
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
@@ -93,19 +95,18 @@ def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, floa
     Arguments: points, with columns scheme, seed, tokens and loss. Returns: None for fewer than FEWEST_SEEDS seeds, or
     if a seed's share is unknown.
     """
-    # Logarithms, because shares are ratios.
-    logs = []
-    curves = {}
+    logs = []  # ln(share) by seed: shares are ratios, so their mean and interval are taken over logarithms
+    curves = {}  # scheme -> seed -> its points, from the fewest tokens to the most
     for name in (scheme, baseline):
         of_scheme = points[points["scheme"] == name].sort_values("tokens")
         curves[name] = dict(iter(of_scheme.groupby("seed")))
     for seed in curves[scheme].keys() & curves[baseline].keys():
-        # The target is the final loss of the worse scheme.
         ours, theirs = curves[scheme][seed], curves[baseline][seed]
         is_better = ours["loss"].iloc[-1] <= theirs["loss"].iloc[-1]
         better, worse, sign = (ours, theirs, 1) if is_better else (theirs, ours, -1)
+        # The target is the final loss of the worse scheme.
         target = worse["loss"].iloc[-1]
-        # Even the shortest run of the better scheme is below the target, so the share is unknown.
+        # If even the shortest run of the better scheme is below the target, the share is unknown.
         if better["loss"].iloc[0] <= target:
             return None
         # The loss is taken as linear in ln(tokens) between the points of a seed.

@@ -136,26 +136,31 @@ def agreements(published: Published, comparison: Comparison) -> list[Agreement]:
         if not both:
             continue
         table = ours.loc[both, ["seeds", "value", "gap", "gap_low", "gap_high"]]
-        base = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
-        if base != comparison.baseline:  # our intervals hold only for gaps to our own baseline
+        # Gaps are to our baseline or, if the publication lacks it, to theirs; None: neither is in both.
+        reference = next((b for b in (comparison.baseline, published.baseline) if b in both), None)
+        # Our intervals hold only for gaps to our own baseline.
+        if reference != comparison.baseline:
             table[["gap", "gap_low", "gap_high"]] = math.nan
-            table["gap"] = table["value"] - table["value"].get(base, math.nan)
+            table["gap"] = table["value"] - table["value"].get(reference, math.nan)
         losses = np.array([theirs.losses[scheme] for scheme in both])
         their_gap: Any = math.nan
-        if base and theirs.metric in ("loss", "perplexity"):
-            their_gap = losses - theirs.losses[base]
+        # Other metrics have no unit in common with our losses: only orders are compared.
+        if reference and theirs.metric in ("loss", "perplexity"):
+            their_gap = losses - theirs.losses[reference]
         table.insert(0, "published", [theirs.values[scheme] for scheme in both])
         table.insert(1, "published_gap", their_gap)
         tau, p = math.nan, math.nan
         if len(both) > 1:
             tau, p = kendalltau(losses, table["value"])
-        place = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
-        pairs.append(Agreement(theirs, place, base, table.drop(columns="value"), float(tau), float(p)))
+        our_place = f"{ours['protocol'].iloc[0]} at {ours['length'].iloc[0]} tokens"
+        pairs.append(Agreement(theirs, our_place, reference, table.drop(columns="value"), float(tau), float(p)))
     return pairs
 
 
 def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.DataFrame:
-    cells = comparison.at(metric="loss", last=0)
+    """Return our losses, indexed by scheme, by the protocol and at the length that match theirs; else no rows."""
+    cells = comparison.at(metric="loss", last=0)  # figures of whole windows, not of ranges of positions
+    # At the training length, non-overlapping windows are what our validation reads.
     if theirs.ratio == 1 and theirs.protocol in (None, NONOVERLAPPING.name):
         protocols = [VALIDATION.name]
     elif theirs.protocol:
@@ -167,8 +172,8 @@ def _counterpart(theirs: PublishedMeasurement, comparison: Comparison) -> pd.Dat
     length_wanted = theirs.ratio * comparison.training_length
     for protocol in protocols:
         lengths = set(cells.loc[cells["protocol"] == protocol, "length"])
-        near = min(sorted(lengths), key=lambda n: abs(math.log(n / length_wanted)), default=None)
-        if near and 1 / NEAR <= near / length_wanted <= NEAR:
-            return comparison.at(protocol, near, metric="loss", last=0).set_index("scheme")
+        nearest_length = min(sorted(lengths), key=lambda n: abs(math.log(n / length_wanted)), default=None)
+        if nearest_length and 1 / NEAR <= nearest_length / length_wanted <= NEAR:
+            return comparison.at(protocol, nearest_length, metric="loss", last=0).set_index("scheme")
     # No rows, because no length is near the published one.
     return cells.set_index("scheme").iloc[:0]

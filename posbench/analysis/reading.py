@@ -30,6 +30,7 @@ def read_runs(
     if reference:
         from posbench.analysis.reference_table import check_same_losses, join_reference  # imports torch and Hydra
 
+        # A release that computes other losses than the reference recorded cannot make comparable runs.
         check_same_losses(reference, console)
         places = [reference, *places]  # first, because the first run defines the experiment
     summary, rows = read(with_searches(places))

@@ -41,14 +41,16 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
     runs, left_out = finished_runs(summary)
     for line in left_out:
         console.out(f"left out: {line}")
-    is_theirs = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
-    same, tables = ["scheme", "seed"], [runs]
+    is_reference = runs["path"].map(lambda path: Path(path).is_relative_to(reference))
+    identity = ["scheme", "seed"]  # columns that two runs share if one repeats the other
+    tables = [runs]
     if is_of_tasks(runs):
-        same.append("data.name")
+        identity.append("data.name")
         tables = [table for _, table in runs.groupby("data.name")]
-    # A user's run with the scheme and seed of a reference run is left out, and both losses are printed.
-    repeated = runs[~is_theirs].merge(runs[is_theirs], on=same)
-    own_runs = runs[~is_theirs & ~runs["path"].isin(repeated["path_x"])]
+    # A user's run with the scheme and seed of a reference run is left out, and both losses are printed. In `repeated`,
+    # columns of the user's run end in `_x` and those of the reference run in `_y`.
+    repeated = runs[~is_reference].merge(runs[is_reference], on=identity)
+    own_runs = runs[~is_reference & ~runs["path"].isin(repeated["path_x"])]
     differing = list(chain.from_iterable(map(differences, tables)))
     if differing:
         schemes = own_runs[["scheme", "scheme.kind"]].drop_duplicates().itertuples(index=False)
@@ -63,7 +65,8 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
             f"no run is left to put beside {reference.name}: it already has the schemes and seeds of your finished "
             "runs, so train another scheme or seed"
         )
-    return summary.drop(index=runs.index[~is_theirs].difference(own_runs.index))
+    # The reference's runs, the user's other finished runs, and all unfinished ones.
+    return summary.drop(index=runs.index[~is_reference].difference(own_runs.index))
 
 
 def check_same_losses(reference: Path, console: Console) -> None:
@@ -96,6 +99,7 @@ def check_same_losses(reference: Path, console: Console) -> None:
         losses.append(float(loss))
     mean, recorded = math.fsum(losses) / len(losses), row["loss"]
     figure = f"mean of the first {len(losses)} losses of {manifest.scheme} seed {manifest.seed}"
+    # Written with `not`, so that a mean that is NaN counts as different.
     if not abs(mean - recorded) <= TOLERANCE:
         commit = f", commit {versions['commit']}" if "commit" in versions else ""
         raise ConfigError(
@@ -125,7 +129,7 @@ def baseline_of(reference: Path) -> Run:
 
 
 def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
-    """Return the commands that train and score schemes comparably to the reference, with the same seeds.
+    """Return text with the commands that train and score schemes comparably to the reference, with the same seeds.
 
     Arguments: schemes, names or class paths; by default `my_scheme.py:MyScheme`, which the user has yet to write.
     """
@@ -135,6 +139,7 @@ def how_to_train(reference: Path, schemes: Sequence[str] = ()) -> str:
             f"{reference.name} does not record the command that trained it; its settings are in {run.path}/config.yaml"
         )
     seeds = sorted({run.manifest.seed for run in find_runs(reference)})
+    # The reference's own command, with the user's schemes and all its seeds.
     words = [f"scheme={','.join(schemes) or 'my_scheme.py:MyScheme'}"]
     for word in run.manifest.command:
         group = re.split("[=.]", word)[0]  # scheme, for scheme=rope and for scheme.base=1e4

@@ -58,12 +58,14 @@ class RateSearch:
     def kept(self, scheme: str) -> list[float]:
         """Return the rates kept for more seeds, best first; empty until all rates have their first seeds."""
         losses = self.losses[scheme]
-        first = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
-        if first.shape[1] < NUM_RATES:
+        # Rates that have a loss with each of the first seeds.
+        complete = losses.reindex(range(FIRST_SEEDS)).dropna(axis=1)
+        if complete.shape[1] < NUM_RATES:
             return []
         # Chosen by the first seeds only, and then ordered by all planned ones.
-        kept = losses[first.mean().nsmallest(KEPT).index].reindex(range(self.planned))
-        return [float(rate) for rate in kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
+        at_kept = losses[complete.mean().nsmallest(KEPT).index].reindex(range(self.planned))
+        # NaN: a seed that some kept rate lacks. A stable sort, so that equal means keep the order of the first seeds.
+        return [float(rate) for rate in at_kept.dropna().mean().sort_values(kind="stable").index.to_numpy()]
 
     def best(self, scheme: str) -> float:
         """Return the rate with the lowest mean loss over the seeds that all compared rates share."""
@@ -79,9 +81,9 @@ class RateSearch:
 
     def using_order(self, scheme: str, rate: float) -> tuple[int, int]:
         """Return how many seeds at this rate use the order of distant tokens by the end, and how many say so."""
-        is_here = (self.runs["scheme"] == scheme) & (self.runs["train.lr"] == rate)
-        is_here &= self.runs["seed"] < self.planned
-        onsets = self.runs.loc[is_here, "onset_tokens"].dropna().astype(float)
+        is_at_rate = (self.runs["scheme"] == scheme) & (self.runs["train.lr"] == rate)
+        is_at_rate &= self.runs["seed"] < self.planned
+        onsets = self.runs.loc[is_at_rate, "onset_tokens"].dropna().astype(float)
         return int(np.isfinite(onsets).sum()), len(onsets)
 
     def is_late_at_best(self, scheme: str) -> bool:
@@ -89,6 +91,7 @@ class RateSearch:
         best, other = self.kept(scheme)
         using, seeds = self.using_order(scheme, best)
         using_at_other, seeds_at_other = self.using_order(scheme, other)
+        # Above 0, because without seeds that say so nothing is known of the other rate.
         return using < seeds and 0 < using_at_other == seeds_at_other
 
     def missing(self, scheme: str, rates: Iterable[float] = ()) -> list[tuple[float, int]]:
@@ -97,10 +100,11 @@ class RateSearch:
         Arguments: rates, to try if the search has just begun.
         """
         losses = self.losses.get(scheme, pd.DataFrame())
+        # The kept rates get all planned seeds.
         seeds, candidates = range(self.planned), list[float]()
         if scheme in self.losses:
             candidates = self.kept(scheme)
-        # First seeds until all rates have them, then the other seeds of the kept rates.
+        # Before rates are kept, all rates get the first seeds.
         if not candidates:
             seeds, candidates = range(FIRST_SEEDS), sorted({*rates, *map(float, losses.columns)})
         is_missing = losses.reindex(index=seeds, columns=candidates).isna()
@@ -117,9 +121,9 @@ class RateSearch:
             return runs_per_scheme(self.planned)
         if self.kept(scheme):
             return len(self.missing(scheme))
-        first = self.losses[scheme].reindex(range(FIRST_SEEDS)).notna()
+        has_first_seeds = self.losses[scheme].reindex(range(FIRST_SEEDS)).notna()
         # Runs whose rate is not known yet are counted.
-        return runs_per_scheme(self.planned) - int(first.to_numpy().sum())
+        return runs_per_scheme(self.planned) - int(has_first_seeds.to_numpy().sum())
 
     @property
     def table(self) -> pd.DataFrame:
@@ -149,7 +153,7 @@ def with_searches(places: Iterable[str | Path]) -> list[Path]:
     for place in map(Path, places):
         experiment = place.with_suffix("") if place.suffix == ".zip" else place
         folder = search_folder(experiment)
-        is_searched = any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder))
+        is_searched = any(run.manifest.seed < FIRST_PILOT for run in find_runs(folder))  # not only by old pilots
         # A path that has nothing itself is left out if its search has runs.
         if not is_searched or place.is_dir() or find_runs(place):
             with_folders.append(place)
@@ -162,11 +166,12 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with runs of a search under their experiment's name, marked in the column `searched`."""
     if summary.empty:
         return summary.assign(searched=False)
-    # The path tells the experiment, whose runs at one rate are named `lr=...`.
+    # A run of a search is in <experiment>-tune/lr=<rate>/<scheme>/seed=<n>, and records `lr=<rate>` as its experiment.
     folders = summary["path"].map(lambda path: Path(path).parents[2].name)
     is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
     if not is_searched.any():
         return summary.assign(searched=False)
+    # Elsewhere the experiment stays as it was recorded.
     experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
     is_branch = ~summary["experiment"].str.fullmatch(_RATE_FOLDER)  # `lr=0.005-2M` is a branch of `lr=0.005`
     is_pilot = summary["seed"] >= FIRST_PILOT
@@ -174,6 +179,7 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     runs = summary.assign(experiment=experiment)[~(is_searched & (is_branch | is_pilot))]
     # The experiment's own folder may repeat runs of the search.
     runs = runs.drop_duplicates(["experiment", "scheme", "seed", "train.lr"])
+    # All runs of an experiment with a search are marked, also those in the experiment's own folder.
     return runs.assign(searched=runs["experiment"].isin(set(experiment[is_searched])))
 
 
@@ -203,4 +209,5 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
     experiment = config_of(str(finished["path"].iloc[0])).get("experiment", {})
     planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
     at_best, search = at_best_rates(summary[is_searched], planned)
+    # Runs of experiments without a search stay as they are.
     return pd.concat([summary[~is_searched], at_best]).sort_index(), search

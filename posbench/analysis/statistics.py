@@ -78,7 +78,8 @@ def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
     Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
     scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # infinite losses are subtracted
+        # Per kept rate: whether every loss is finite, and the one-sided p.
         is_finite, at_rates = [], []
         for losses in kept:
             differences = losses - best
@@ -103,12 +104,13 @@ def equals(differences: Sequence[Floats], margin: float) -> float:
     """Return the p-value of the claim that the mean of each of `differences` [seeds] is closer to 0 than `margin`."""
     # The largest p of the two one-sided tests of each mean.
     p_values = []
-    for difference in differences:
-        p_values += [_above(margin - difference), _above(margin + difference)]
+    for values in differences:
+        p_values += [_above(margin - values), _above(margin + values)]
     return float(np.max(p_values))
 
 
 def _above(difference: Floats) -> Floats:
+    """Return the one-sided p-value of the claim that the mean over the last axis is above 0; 1 if it is exactly 0."""
     seeds, mean = difference.shape[-1], difference.mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         p = stdtr(seeds - 1, -mean / (difference.std(-1, ddof=1) / math.sqrt(seeds)))
@@ -134,32 +136,38 @@ def compare(
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
-    of_scheme = {scheme: losses[scheme].to_numpy(float) for scheme in losses}
+    losses_of = {scheme: losses[scheme].to_numpy(float) for scheme in losses}
     for a, b in combinations(losses.columns, 2):
-        difference = of_scheme[b] - of_scheme[a]
-        difference = difference[~np.isnan(difference)]
-        if len(difference):
-            left, right, sign = (a, b, 1) if difference.mean() >= 0 else (b, a, -1)
-            rows.append({"left": left, "right": right, **_test(sign * difference, margin)})
+        gap = losses_of[b] - losses_of[a]
+        gap = gap[~np.isnan(gap)]
+        if len(gap):
+            # The difference is that of `right` minus `left`, so it is never negative.
+            left, right, sign = (a, b, 1) if gap.mean() >= 0 else (b, a, -1)
+            rows.append({"left": left, "right": right, **_test(sign * gap, margin)})
+    # The test of a zero gives only the names of its columns, for a table without rows.
     pairs = pd.DataFrame(rows, columns=["left", "right", *_test(np.zeros(1), margin)])
     pairs.loc[pairs["seeds"] < fewest, ["p_at_rates", "p_equal"]] = math.nan
+    # p_at_rates: at the learning rates of these runs. p: at both kept rates of the other scheme, after a search.
     pairs["p"] = pairs["p_at_rates"]
     if second is not None:
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
-        # Some seeds of these schemes use no long-range order at their best rate only.
+        # No test decides pairs of undecided schemes: some of their seeds use no long-range order at their best rate
+        # only.
         is_open = (pairs["left"].isin(undecided) | pairs["right"].isin(undecided)) & pairs["p"].notna()
         pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
-    names = map(frozenset, zip(pairs["left"], pairs["right"], strict=True))
-    is_fixed = np.array([pair in fixed for pair in names], dtype=bool)
+    scheme_pairs = map(frozenset, zip(pairs["left"], pairs["right"], strict=True))
+    is_fixed = np.array([pair in fixed for pair in scheme_pairs], dtype=bool)
     is_claimed, planned = np.ones(len(pairs), dtype=bool), size
+    # If pairs were fixed before training, only these are claimed.
     if is_fixed.any():
         is_claimed, planned = is_fixed, len(fixed)
     # Only claimed pairs are corrected, for all that were planned.
     for p in ("p", "p_at_rates", "p_equal"):
         pairs[f"{p}_claimed"] = holm(pairs[p].where(is_claimed), planned)
+    # The strictest level of the correction, that of the smallest p.
     level = LEVEL / max(1, planned, int(is_claimed.sum()))
     rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]
@@ -169,6 +177,10 @@ def compare(
 def _at_both(
     losses: pd.DataFrame, second: pd.DataFrame, left: str, right: str, margin: float, fewest: int
 ) -> tuple[float, float]:
+    """Return the p-values of a pair after a search: that `left` beats `right`, and that both are equal.
+
+    Arguments: as of `compare`. Both are NaN for fewer than `fewest` seeds.
+    """
     runs = pd.DataFrame(
         {
             "left_best": losses[left],
@@ -182,8 +194,10 @@ def _at_both(
     left_best, left_second, right_best, right_second = runs.to_numpy(float).T
     if len(runs) < fewest:
         return math.nan, math.nan
-    with np.errstate(invalid="ignore"):
+    # Equal means close at both best rates, and with either scheme at its second rate.
+    with np.errstate(invalid="ignore"):  # infinite losses are subtracted
         differences = right_best - left_best, right_second - left_best, right_best - left_second
+    # A pair with a diverged run is not shown to be equal.
     p_equal = 1.0
     if np.isfinite(differences).all():
         p_equal = equals(differences, margin)
@@ -215,13 +229,14 @@ def steps(losses: pd.DataFrame) -> pd.DataFrame:
     the sum, and with fewer than FEWEST_SEEDS seeds.
     """
     complete = losses.dropna()  # the same seeds for all steps, so that they add up
+    # The last pair, from the first column to the last, is the sum of the steps.
     pairs = [*zip(losses.columns, losses.columns[1:], strict=False), (losses.columns[0], losses.columns[-1])]
     rows = []
     for left, right in pairs:
         changes = (complete[right] - complete[left]).to_numpy(float)
         row = {"left": left, "right": right, "seeds": len(changes)} | interval_of("change", changes)
         rows.append(row | {"p": _differs(changes)})
-    rows[-1]["p"] = math.nan
+    rows[-1]["p"] = math.nan  # the sum is not tested
     table = pd.DataFrame(rows)
     return table.assign(p=holm(table["p"], len(pairs) - 1))
 
@@ -230,8 +245,8 @@ def _differs(values: Floats) -> float:
     """Return the two-sided p-value of a t-test that the mean of `values` is 0; NaN for fewer than FEWEST_SEEDS."""
     if len(values) < FEWEST_SEEDS:
         return math.nan
-    above = values if values.mean() >= 0 else -values
-    return float(beats(0 * above, [above]))  # paired with zeros
+    positive = values if values.mean() >= 0 else -values  # `beats` tests whether a mean is above 0
+    return float(beats(0 * positive, [positive]))  # paired with zeros
 
 
 def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
@@ -240,6 +255,10 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
+    """Return the columns of `compare` for one pair: seeds, difference with interval, sd and p-values.
+
+    Arguments: difference [seeds], of losses at the rates of the runs, the worse scheme's minus the better one's.
+    """
     row = {"seeds": len(difference)} | interval_of("difference", difference)
     if len(difference) < FEWEST_SEEDS:
         return row | {"sd": math.nan, "p_at_rates": math.nan, "p_equal": math.nan}
@@ -255,13 +274,16 @@ def detectable(sd: float, seeds: int, level: float, rates: int = 1) -> float:
     """
     if seeds < 2 or math.isnan(sd):
         return math.nan
-    # With two rates an upper bound: it holds even if their noise is independent.
+    # An upper bound with two rates: it holds even if their noise is independent.
     return _shift(seeds, level, rates) * sd / math.sqrt(seeds)
 
 
 @cache
 def _shift(seeds: int, level: float, rates: int) -> float:
-    return float(nctdtrinc(seeds - 1, 1 - POWER ** (1 / rates), stdtrit(seeds - 1, 1 - level / 2)))
+    """Return the true mean in standard errors at which the two-sided t-test succeeds with probability POWER."""
+    # Each of several independent tests must succeed with this probability.
+    power = POWER ** (1 / rates)
+    return float(nctdtrinc(seeds - 1, 1 - power, stdtrit(seeds - 1, 1 - level / 2)))
 
 
 def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[str, str]:
@@ -269,18 +291,21 @@ def letters(order: list[str], significant: Collection[frozenset[str]]) -> dict[s
 
     Arguments: order, from best to worst; letters begin at the best.
     """
-    # The compact letter display of Piepho (2004) by insertion and absorption.
+    # The compact letter display of Piepho (2004) by insertion and absorption. A letter stands for a group of schemes
+    # without a significant pair; at first all are in one group.
     groups = [frozenset(order)]
     for pair in significant:
-        split = set()
+        # Each group with both schemes of the pair is replaced by two, each without one of them.
+        smaller = set()
         for group in groups:
             if pair <= group:
-                split |= {group - {scheme} for scheme in pair}
+                smaller |= {group - {scheme} for scheme in pair}
         groups = [group for group in groups if not pair <= group]
-        for group in sorted(split, key=len, reverse=True):
+        for group in sorted(smaller, key=len, reverse=True):
             if not any(map(group.issubset, groups)):  # else another group shows the same
                 groups.append(group)
     place = {name: n for n, name in enumerate(order)}
+    # The group with the best scheme gets the letter a.
     groups.sort(key=lambda group: sorted(place[name] for name in group))
     letters_of = dict.fromkeys(order, "")
     for n, group in enumerate(groups):
@@ -307,8 +332,9 @@ def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
     """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
-    left, right = pairs["left"].to_numpy(), pairs["right"].to_numpy()
-    of_pair = pairs[((left == scheme) & (right == reference)) | ((left == reference) & (right == scheme))]
+    # Either scheme may be the left one.
+    lefts, rights = pairs["left"].to_numpy(), pairs["right"].to_numpy()
+    of_pair = pairs[((lefts == scheme) & (rights == reference)) | ((lefts == reference) & (rights == scheme))]
     if of_pair.empty or math.isnan(of_pair["p_claimed"].iloc[0]):
         return ""
     if better := significant_pairs(of_pair).get(frozenset((scheme, reference))):
@@ -407,9 +433,10 @@ def quantile(weights: Floats) -> float:
 
     Arguments: weights, of the documents, with sum 1.
     """
-    alike = effective(weights)
-    if alike >= ENOUGH_DOCUMENTS or np.ptp(weights) <= 1e-9 * float(weights.max()):
-        return student(alike - 1)
+    documents = effective(weights)
+    are_equal = np.ptp(weights) <= 1e-9 * float(weights.max())
+    if documents >= ENOUGH_DOCUMENTS or are_equal:
+        return student(documents - 1)
     # With unequal weights neither count of degrees of freedom works (Kish's, 1 / sum w^2 - 1, covers too little,
     # Satterthwaite's too much). So it is the value that |m| / sqrt(V) stays below in 95 % of random draws of normal
     # documents with the same weights.
@@ -419,10 +446,12 @@ def quantile(weights: Floats) -> float:
 @cache
 def _drawn_quantile(weights: tuple[float, ...]) -> float:
     w = np.array(weights)
-    random, batch = np.random.default_rng(0), max(1, 2_000_000 // len(w))
-    shares = w**2 / (1 - 2 * w + (w**2).sum())
-    ratios = []
-    for size in np.diff([*range(0, DRAWS, batch), DRAWS]):
+    random = np.random.default_rng(0)  # a fixed seed, so that equal weights always give the same quantile
+    batch = max(1, 2_000_000 // len(w))  # draws at once: a batch has about two million numbers
+    shares = w**2 / (1 - 2 * w + (w**2).sum())  # the factors of e^2 in V, see `document_error`
+    ratios = []  # |m| / sqrt(V) of each draw
+    batch_sizes = np.diff([*range(0, DRAWS, batch), DRAWS])
+    for size in batch_sizes:
         values = random.normal(size=(size, len(w)))
         mean = values @ w
         ratios.append(np.abs(mean) / np.sqrt(np.square(values - mean[:, None]) @ shares))

@@ -14,16 +14,22 @@ def _without_marks(under: object) -> str:
 
 
 def compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> Comparison | None:
-    """Return the Comparison of one model with itself under other options; None without results."""
+    """Return the Comparison of one model with itself under other options; None without results.
+
+    Arguments: model, the model's row of the summary; rows, the tidy table.
+    """
     rows = rows[rows["run"].isin(model.index)].copy()
     if rows.empty:
         return None
     rows["under"] = rows["under"].astype(str).map(_without_marks)  # categories would include other models' options
     name = str(model["scheme"].iloc[0])
+    # "" is the model as it is; it comes first.
     options = sorted({"", *rows["under"]}, key=lambda text: (text != "", text))
     schemes = [row_name(name, text.split()) for text in options]
     number = rows["under"].map(options.index)
+    # Each option becomes a scheme with one run, scored as trained.
     rows = rows.assign(run=number, scheme=number.map(dict(enumerate(schemes))), under="")
+    # The losses are not shown: they only keep the order of the options, because schemes are sorted by loss.
     runs = [model.assign(scheme=scheme, loss=float(n)) for n, scheme in enumerate(schemes)]
     # There is one model and no seed, so the unit of doubt is the document.
     return build(pd.concat(runs, ignore_index=True), rows, baseline=name, doubt="documents")

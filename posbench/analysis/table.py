@@ -106,6 +106,10 @@ class _Rows:
 
 
 def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
+    """Return the summary's row of a run, and append its scores to `rows`. Arguments: number, of the run in the summary.
+
+    The row of a run that cannot be read has the status UNREADABLE and little else.
+    """
     try:
         manifest, status, logged = run.manifest, state_of(run), run.logged
         stored: Sequence[Result] = ()
@@ -116,13 +120,15 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
     except ConfigError as error:
         return _unreadable(run, str(error))
     _add_results(number, manifest, stored, rows)
-    final, first = _final(manifest, stored), _number(initial_loss(logged))
+    final = _final(manifest, stored)
+    first_loss = _number(initial_loss(logged))
     loss, bits_per_byte = _number(manifest.loss), _number(manifest.bits_per_byte)
+    # A stored result counts more than the manifest's last validation.
     if final:
         loss, bits_per_byte = final.loss, final.bits_per_byte
         _add_ngrams(manifest, stored, rows)
     # A continued run begins with trained weights, so a loss above its first one is no divergence.
-    initial = math.nan if manifest.continued else first
+    initial = math.nan if manifest.continued else first_loss
     row = {
         "experiment": manifest.experiment,
         "scheme": manifest.scheme,
@@ -131,11 +137,12 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
         "reason": manifest.reason,
         "diverged": _divergence(manifest, status, loss, initial),
         "loss": loss,
-        "initial_loss": first,
+        "initial_loss": first_loss,
         "bits_per_byte": bits_per_byte,
         "perplexity": perplexity(loss),
     }
     row |= _answered(final) | _trained(manifest, logged)
+    # Results of a task say which accuracy chance gives, and from which on it counts as learnt: the same in each result.
     for result in stored:
         if "learnt" in result.header:
             row |= {"chance": result.header["chance"], "goal": result.header["learnt"]}
@@ -153,6 +160,10 @@ def _summary(number: int, run: Run, rows: _Rows) -> dict[str, Any]:
 
 
 def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
+    """Return the result that gives a run its loss: the validation as trained, or None without one.
+
+    For a subject it is the result at the longest length up to its training length.
+    """
     if not manifest.subject:
         for result in stored:
             if result.protocol == VALIDATION.name and not result.key.under:
@@ -160,14 +171,15 @@ def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
         return None
     # A subject was never validated; beyond its training length, its loss says nothing about it as trained.
     longest = manifest.identity["train.context_length"]
-    within = []
+    up_to_trained = []
     for result in stored:
         if PROTOCOLS[result.protocol].is_by_length and not result.key.under and result.length <= longest:
-            within.append(result)
-    return max(within, key=lambda result: result.length, default=None)
+            up_to_trained.append(result)
+    return max(up_to_trained, key=lambda result: result.length, default=None)
 
 
 def _answered(final: Result | None) -> dict[str, float]:
+    """Return the share of right answers and of problems with only right answers, or {} if this is no task."""
     if final is None or "right" not in final.table.column_names:
         return {}
     right, answers = final.windows["right"], final.windows["targets"]
@@ -175,6 +187,7 @@ def _answered(final: Result | None) -> dict[str, float]:
 
 
 def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns about a run's training: onsets, tokens, size, optimizer and costs."""
     row: dict[str, Any] = {}
     if not manifest.continued:  # an onset in a continued run is not comparable
         for protocol in PROTOCOLS.values():
@@ -207,8 +220,8 @@ def _origin(manifest: Manifest) -> dict[str, Any]:
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
     settings = {name: _plain(value) for name, value in manifest.identity.items() if name.startswith(SETTINGS)}
-    settings.setdefault("train.optimizer", "adamw")
-    settings.pop("scheme.own_lr", None)
+    settings.setdefault("train.optimizer", "adamw")  # recorded only if it is another one
+    settings.pop("scheme.own_lr", None)  # the column `own_rate` has it
     return settings
 
 
@@ -219,7 +232,7 @@ def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:
-    # The folders of the run still tell experiment, scheme and seed.
+    # The folders of the run still tell experiment, scheme and seed: <experiment>/<scheme>/seed=<n>.
     seed = re.fullmatch(r"seed=([0-9]+)", run.path.name)
     experiment, scheme = "", ""
     if len(run.path.parts) > 2:
@@ -238,13 +251,15 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
     for result in stored:
+        # A protocol that is not registered here, or whose scores are not compared between schemes, has no rows.
         if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
             continue
         protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
         # A row without targets has no mean.
-        scored = columns[protocol.count_column] > 0
-        columns = {name: x[scored] for name, x in columns.items()}
+        has_targets = columns[protocol.count_column] > 0
+        columns = {name: x[has_targets] for name, x in columns.items()}
+        # The step has a column of its own; 0 means the last step.
         options = [option for option in result_key.options if not option.startswith("step=")]
         step = result_key.step or 0
         key = _key(number, manifest, result_key.protocol, result_key.length, step, result.windows_digest)
@@ -263,6 +278,7 @@ def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows
 
 
 def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the first and last position or distance of each row, both in its range."""
     if "bucket_start" in columns:
         return columns["bucket_start"], columns["bucket_end"] - 1  # the end is not in the range
     # Rows of whole windows have no range.
@@ -272,15 +288,18 @@ def _ranges(protocol: EvalProtocol, columns: Mapping[str, Any]) -> tuple[Any, An
 
 def _add_ngrams(manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
     # They are added once for all schemes of a seed.
-    zero, names = np.zeros(1, np.int64), (manifest.experiment, manifest.seed)
-    if names in rows.with_ngrams:
+    experiment_and_seed = (manifest.experiment, manifest.seed)
+    if experiment_and_seed in rows.with_ngrams:
         return
+    zero = np.zeros(1, np.int64)
     for result in stored:
+        # N-gram models that counted other batches than this run read are no fair comparison.
         if result.protocol != NGRAM or result.header["batches"] != manifest.fingerprints.batches:
             continue
-        rows.with_ngrams.add(names)
+        rows.with_ngrams.add(experiment_and_seed)
         for name, sums in result.windows.groupby("order")[["nll", "targets"]].sum().iterrows():
             order = int(str(name))
+            # Run -1 is none of the summary's. The order takes the place of the range of positions.
             key = _key(-1, manifest, NGRAM, result.length, 0, "")
             key |= {"scheme": f"Kneser-Ney {order}", "under": "", "text": "", "anchor": 0, "metric": "loss"}
             value, count = np.array([sums["nll"]]), np.array([float(sums["targets"])])
@@ -293,6 +312,7 @@ def _key(run: int, manifest: Manifest, protocol: str, length: int, at_step: int,
 
 
 def _divergence(manifest: Manifest, status: str, loss: float, initial: float) -> str | None:
+    """Return how a run diverged, as text, or None. Arguments: initial, the loss it began with; NaN: unknown."""
     if status == "died":
         return f"died: {manifest.reason}"
     if loss > initial:

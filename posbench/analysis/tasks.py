@@ -64,10 +64,10 @@ class TaskScores:
         """Return the length in items at which each scheme that learnt stops being accurate, or infinity."""
         limits = {}
         for scheme, accuracy in self.medians.iterrows():
-            beyond = accuracy[accuracy.index >= self.trained].dropna()
-            goal = self.chance + KEPT * (1 - self.chance)
-            # Interpolated between tested lengths, from the trained length on.
-            limits[str(scheme)] = crossing(beyond.index, beyond, goal - 1e-9)
+            from_trained = accuracy[accuracy.index >= self.trained].dropna()
+            kept_accuracy = self.chance + KEPT * (1 - self.chance)
+            # Interpolated between tested lengths. Slightly lower, because an accuracy of exactly this is kept.
+            limits[str(scheme)] = crossing(from_trained.index, from_trained, kept_accuracy - 1e-9)
         return limits
 
     @property
@@ -75,8 +75,9 @@ class TaskScores:
         """Return the schemes, sorted by the length up to which they stay accurate, greatest first; ties by name."""
 
         def place(scheme: str) -> tuple[float, float, float, str]:
-            at_longest: Any = self.medians.loc[scheme].iloc[-1]
-            return -self.kept_to(scheme), -self.limits[scheme], -at_longest, scheme
+            accuracy_at_longest: Any = self.medians.loc[scheme].iloc[-1]
+            # Negative, so that the greatest are first.
+            return -self.kept_to(scheme), -self.limits[scheme], -accuracy_at_longest, scheme
 
         learnt = sorted(self.limits, key=place)
         # Schemes of which no seed learnt the task are last.
@@ -101,6 +102,7 @@ class TaskScores:
     @property
     def is_kept(self) -> bool:
         """Return whether some scheme stays accurate at every tested length."""
+        # An infinite limit says so only if the scheme was also scored at the longest length.
         return any(limit == math.inf and self.kept_to(s) == self.lengths[-1] for s, limit in self.limits.items())
 
     @property
@@ -139,12 +141,12 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: 
     """
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
     # Accuracy at the longest trained length shows whether a run has learnt the task, so runs without it are left out.
-    trained = runs["data.lengths"].map(_longest)
-    at_trained = rows[(rows["length"] == rows["run"].map(trained)) & (rows["under"] == "")]
+    trained_lengths = runs["data.lengths"].map(_longest)
+    at_trained = rows[(rows["length"] == rows["run"].map(trained_lengths)) & (rows["under"] == "")]
     evaluated = runs[runs.index.isin(at_trained["run"])]
     if evaluated.empty:
         raise ConfigError("no run of a task has been evaluated here at its trained length: do it with `posbench eval`")
-    for run in runs.assign(trained=trained).drop(evaluated.index).itertuples():
+    for run in runs.assign(trained=trained_lengths).drop(evaluated.index).itertuples():
         notes.append(f"{run.path}: not evaluated at {run.trained} items, the longest trained length")
     scored = {}
     for name, of_task in evaluated.groupby("data.name", sort=False):
@@ -154,28 +156,31 @@ def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: 
         if not is_shared.all():
             lengths = ", ".join(map(str, sorted(set(task_rows[~is_shared]["length"]))))
             notes.append(f"{name} at {lengths}: left out, runs had different problems")
-        length = trained[of_task.index[0]]
-        if not is_shared[(task_rows["length"] == length) & (task_rows["under"] == "")].all():
+        trained_length = trained_lengths[of_task.index[0]]
+        if not is_shared[(task_rows["length"] == trained_length) & (task_rows["under"] == "")].all():
             raise ConfigError(
-                f"the runs of {name} were scored on different problems at {length} items, the longest trained length: "
-                "evaluate them with the same settings, or report them separately"
+                f"the runs of {name} were scored on different problems at {trained_length} items, the longest trained "
+                "length: evaluate them with the same settings, or report them separately"
             )
         scored[str(name)] = _scores(str(name), of_task, task_rows[is_shared])
     return scored
 
 
 def _longest(lengths: str) -> int:
+    # The setting `data.lengths` of a task is the shortest and the longest trained length, as JSON.
     return int(json.loads(lengths)[1])
 
 
 def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    run = runs.iloc[0]
+    """Return the scores of one task. Arguments: runs, a row per run of the task; rows, their rows of the tidy table."""
+    run = runs.iloc[0]  # all runs of a task have the same lengths, chance and goal
     by_metric = means(rows, [*PLACE, "metric"]).unstack("metric")
     by_metric["problems"] = rows[rows["metric"] == "exact"].groupby(PLACE, observed=True)["count"].sum()
     scores = by_metric.reset_index().astype({"scheme": str, "under": str})
     trained, chance, goal = _longest(run["data.lengths"]), float(run["chance"]), float(run["goal"])
     at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
     learnt = at_trained["accuracy"] >= goal
+    # Every score of a seed says whether the seed has learnt the task.
     scores = scores.join(learnt.rename("learnt"), on=["scheme", "seed"]).fillna({"learnt": False})
     return TaskScores(
         name=name,
@@ -188,9 +193,12 @@ def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:
+    """Return scheme, seed and steps, a row per run of `learners` (scheme, seed); infinite: not while it trained."""
     of_learners = runs[runs.set_index(["scheme", "seed"]).index.isin(learners)]
     steps = []
     for run in of_learners.to_dict("records"):
-        curve = curves([run["path"]], "validation", ["accuracy"])
-        steps.append((run["scheme"], run["seed"], crossing(curve["step"], 1 - curve["accuracy"], 1 - goal)))
+        validations = curves([run["path"]], "validation", ["accuracy"])
+        # `crossing` finds where a curve falls, so it gets the share of wrong answers.
+        learnt_at = crossing(validations["step"], 1 - validations["accuracy"], 1 - goal)
+        steps.append((run["scheme"], run["seed"], learnt_at))
     return pd.DataFrame(steps, columns=["scheme", "seed", "steps"])

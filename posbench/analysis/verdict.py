@@ -177,27 +177,27 @@ def judge_all(
     deaths = _deaths(summary, c.baseline)
     # A scheme whose runs all died is judged too: it has failed.
     candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *deaths]) if scheme != c.baseline]
-    left_out: dict[str, list[str]] = {}
+    why_not: dict[str, list[str]] = {}
     for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline}):
-        left_out[str(scheme)] = [line for line in c.left_out if line.startswith(f"{scheme} ")]
+        why_not[str(scheme)] = [line for line in c.left_out if line.startswith(f"{scheme} ")]
     if options.scheme and options.scheme not in candidates:
         hint = f"{nearest(options.scheme, candidates)} ({', '.join(candidates)})"
-        failures = "".join(f"\n  {line}" for line in left_out.get(options.scheme, ()))
+        failures = "".join(f"\n  {line}" for line in why_not.get(options.scheme, ()))
         raise ConfigError(f"{options.scheme!r} has no finished run to compare with {c.baseline}{hint}{failures}")
     if not candidates:
-        failures = "".join(f"\n  {line}" for line in chain(*left_out.values()))
+        failures = "".join(f"\n  {line}" for line in chain(*why_not.values()))
         raise ConfigError(f"no scheme has a finished run to compare with {c.baseline}: train one{failures}")
     # The plan is recorded before its first test, so that later commands cannot plan less.
     if options.family:
         record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
     if options.scheme:
-        candidates, left_out = [options.scheme], {}
+        candidates, why_not = [options.scheme], {}
     if options.metric == "order":
         c = _by_order(c, options)
     judgements = [_judgement(c, rows, scheme, options, deaths.get(scheme, {})) for scheme in candidates]
     if options.also:
         judgements = [_confirmed_elsewhere(judgements[0], place, options, console)]
-    return judgements, left_out
+    return judgements, why_not
 
 
 def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
@@ -238,16 +238,17 @@ def _confirmed_elsewhere(
 def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
     compared = choose_rates(summary)[0]
     died = compared[(compared["status"] == DIED) & (compared["scheme"] != baseline)].sort_values(["scheme", "seed"])
-    deaths: dict[str, dict[int, str]] = {}
+    deaths: dict[str, dict[int, str]] = {}  # scheme -> seed -> why the run died
     for scheme, seed, reason in died[["scheme", "seed", "reason"]].to_numpy().tolist():
         deaths.setdefault(scheme, {})[seed] = reason
     return deaths
 
 
 def _own(summary: pd.DataFrame, place: Path) -> list[str]:
+    """Return the paths of the runs in `place` and in its search, without those of a reference experiment."""
     folder = folder_of(place)
-    search = search_folder(folder)
-    return [path for path in summary["path"] if _is_below(path, folder) or _is_below(path, search)]
+    search_runs = search_folder(folder)
+    return [path for path in summary["path"] if _is_below(path, folder) or _is_below(path, search_runs)]
 
 
 def _is_below(path: str, folder: Path) -> bool:
@@ -255,6 +256,10 @@ def _is_below(path: str, folder: Path) -> bool:
 
 
 def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
+    """Return the summary, in which runs that cannot share a table with the baseline's are marked as not comparable.
+
+    Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its own runs differ.
+    """
     if (summary.get("data.source", summary["scheme"]) == "task").any():
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
     validated = as_trained(rows, summary, protocol=VALIDATION.name)
@@ -264,6 +269,7 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     runs = runs.assign(windows=validated.groupby("run")["windows_digest"].first())
     baseline = options.baseline or baseline_of(finished)
 
+    # Return (setting, text) for each setting that keeps these runs out of one table.
     def differ(runs: pd.DataFrame) -> list[tuple[str, str]]:
         # Beside a reference, a run of its scheme and seed is no error: `join_reference` leaves it out.
         settings = list(differences(runs) if options.beside else disagreements(runs))
@@ -271,7 +277,7 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
             return [("train.validation_tokens", counts(runs, "windows"))]
         return settings
 
-    # Beside a reference experiment, its runs take the place of the baseline's.
+    # The runs that the others must agree with: the baseline's or, beside a reference experiment, all of its runs.
     is_first = (runs["scheme"] == baseline) & runs.index.isin(finished.index)
     if options.beside:
         reference = folder_of(Path(options.beside))
@@ -308,33 +314,37 @@ def _judgement(
     c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions, deaths: Mapping[int, str]
 ) -> Judgement:
     names = [scheme, c.baseline]
-    table = _judged(c.losses, options).reindex(columns=names)  # without losses of a scheme whose runs all died
-    seeds = {name: table[name].dropna().index.to_list() for name in names}
-    losses = table.dropna()
+    # A scheme whose runs all died has no column of losses; `reindex` gives it one of NaN.
+    of_pair = _judged(c.losses, options).reindex(columns=names)
+    seeds = {name: of_pair[name].dropna().index.to_list() for name in names}
+    losses = of_pair.dropna()
     gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
     mean, low, high = interval(gaps)
-    looks = _looks(c, options)
+    looks = _looks(c, options)  # numbers of seeds at which the scheme is tested
     is_loop = bool(options.family or options.confirm)
-    # Corrected for all candidates and looks of a loop, else for the report's claimed pairs.
-    size = (options.family or options.confirm or 0) * len(looks)
+    # Tests are corrected for all candidates and looks of a loop, else for the report's claimed pairs.
+    num_tests = (options.family or options.confirm or 0) * len(looks)
     if not is_loop:
-        size = int(c.pairs["p_claimed"].notna().sum())
-    drops: tuple[int, ...] = (FIRST_SEEDS,)
-    planned = range(max(looks))
+        num_tests = int(c.pairs["p_claimed"].notna().sum())
+    drops: tuple[int, ...] = (FIRST_SEEDS,)  # numbers of seeds at which the scheme can be dropped without a test
+    planned = range(max(looks))  # seeds
     if options.confirm:  # a winner cannot be dropped, and only its fresh seeds count
         drops, planned = (), CONFIRMING
         deaths = {seed: why for seed, why in deaths.items() if seed in CONFIRMING}
-    decision = _decision(c, losses, drops, looks, size, options, deaths)
+    decision = _decision(c, losses, drops, looks, num_tests, options, deaths)
     runs = c.runs[c.runs["scheme"].isin(names)]
-    look, next_commands, beyond = None, list[list[str]](), None
+    look: dict[str, int] | None = None
+    next_commands: list[list[str]] = []
+    beyond: dict[str, Any] | None = None
     if is_loop:
         look = _look((*drops, *looks), decision.tested, len(gaps))
     if decision.go_on:
-        next_commands = _next_commands(c, names, seeds, planned[: decision.target])
+        next_commands = _next_commands(c, names, seeds, planned[: decision.next_look])
     if options.metric == "order":
-        mean, low, high = -mean, -high, -low  # the values are times -1
+        # `_by_order` stored the values times -1; a judgement has them as they were measured.
+        mean, low, high = -mean, -high, -low
     else:
-        beyond = _beyond(c, rows, names, looks if is_loop else (), size, options)
+        beyond = _beyond(c, rows, names, looks if is_loop else (), num_tests, options)
     return Judgement(
         scheme=scheme,
         baseline=c.baseline,
@@ -369,7 +379,7 @@ class _Decision:
     reason: str
     p: float  # corrected; NaN without a test, or if the scheme failed
     tested: int  # seeds of the last test
-    target: int  # seeds of the next look; 0 after the last
+    next_look: int  # seeds of the next look; 0 after the last
     go_on: bool
 
 
@@ -378,24 +388,31 @@ def _decision(
     losses: pd.DataFrame,
     drops: Sequence[int],
     looks: Sequence[int],
-    size: int,
+    num_tests: int,
     options: JudgeOptions,
     deaths: Mapping[int, str],
 ) -> _Decision:
-    outcome, p, tested = _tested(c, losses, looks, size, options)
-    target = next((look for look in (*drops, *looks) if len(losses) < look), 0)
+    """Return the verdict on a scheme, and whether to go on.
+
+    Arguments: losses, a column for the scheme and one for the baseline, a row per seed that both have; drops and looks,
+    the numbers of seeds at which it can be dropped and is tested; deaths, {seed: reason} of the scheme's dead runs.
+    """
+    outcome, p, tested = _tested(c, losses, looks, num_tests, options)
+    # The first planned number of seeds that is not reached yet.
+    next_look = next((look for look in (*drops, *looks) if len(losses) < look), 0)
     if deaths:
         reasons = [f"seed {seed} diverged: {why}" for seed, why in deaths.items()]
-        return _Decision("failed", "; ".join(reasons), math.nan, tested, target, go_on=False)
+        return _Decision("failed", "; ".join(reasons), math.nan, tested, next_look, go_on=False)
     if outcome != "open":
-        return _Decision(outcome, f"decided by the test of {tested} seeds", p, tested, target, go_on=False)
+        return _Decision(outcome, f"decided by the test of {tested} seeds", p, tested, next_look, go_on=False)
     # Dropped before the first test if it is clearly worse with each of the first seeds.
     is_dropped = False
     if drops and FIRST_SEEDS <= len(losses) < looks[0]:
         gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()
         is_dropped = bool((gaps[:FIRST_SEEDS] > options.equal_below).all())
-    reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, target, is_dropped)
-    return _Decision("open", reason, p, tested, target, go_on=target > 0 and not is_dropped)
+    # A p that is NaN means that nothing was tested.
+    reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, next_look, is_dropped)
+    return _Decision("open", reason, p, tested, next_look, go_on=next_look > 0 and not is_dropped)
 
 
 def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
@@ -410,14 +427,16 @@ def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
 
 
 def _tested(
-    c: Comparison, losses: pd.DataFrame, looks: Sequence[int], size: int, options: JudgeOptions
+    c: Comparison, losses: pd.DataFrame, looks: Sequence[int], num_tests: int, options: JudgeOptions
 ) -> tuple[str, float, int]:
+    """Return the verdict of the test (open if there is none), its corrected p (NaN: no test) and its seeds."""
     tests, names = c.pairs, list(losses.columns)
     if options.family or options.confirm:
+        # None: no finished search, or the scheme is not in it, because all its runs died.
         second = None
         if c.second is not None and names[0] in c.second:
             second = c.second[names]
-        tests = _first_decision(losses, second, looks, size, options.equal_below, c.late_at_best)
+        tests = _first_decision(losses, second, looks, num_tests, options.equal_below, c.late_at_best)
     # Pairs may be in either order.
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
@@ -428,6 +447,7 @@ def _tested(
 
 
 def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
+    """Return the last planned look that was reached: its number (from 1; 0: none), of how many, and its seeds."""
     # The first look counts as reached by its seeds, even if nothing was tested.
     reached = tested
     if not tested and seeds >= planned[0]:
@@ -466,15 +486,15 @@ def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
     return (int(c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)),)
 
 
-def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, target: int, is_dropped: bool) -> str:
+def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, next_look: int, is_dropped: bool) -> str:
     if is_dropped:
         return f"dropped: worse by more than {options.equal_below:g} nats with each of the first {FIRST_SEEDS} seeds"
     if c.unfinished:
         return "not tested: the search for learning rates is unfinished"
-    if target and options.confirm:
-        return f"not confirmed yet: the test is at {target} seeds, {CONFIRMING.start} to {CONFIRMING[-1]}"
-    if target:
-        return f"not decided yet: the next look is at {target} seeds"
+    if next_look and options.confirm:
+        return f"not confirmed yet: the test is at {next_look} seeds, {CONFIRMING.start} to {CONFIRMING[-1]}"
+    if next_look:
+        return f"not decided yet: the next look is at {next_look} seeds"
     if tested:
         return f"not decided by the test of {tested} seeds, the last one"
     return "not tested: see the warnings"
@@ -484,21 +504,25 @@ def _first_decision(
     losses: pd.DataFrame,
     second: pd.DataFrame | None,
     looks: Sequence[int],
-    size: int,
+    num_tests: int,
     margin: float,
     undecided: Sequence[str] = (),
 ) -> pd.DataFrame:
-    tests = compare(losses.head(0))
+    tests = compare(losses.head(0))  # no tests
     # The first look that decides counts: later seeds cannot change it.
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
-            tests = compare(losses.head(look), second, margin=margin, size=size, undecided=undecided)
+            tests = compare(losses.head(look), second, margin=margin, size=num_tests, undecided=undecided)
     return tests
 
 
 def _beyond(
-    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], size: int, options: JudgeOptions
+    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], num_tests: int, options: JudgeOptions
 ) -> dict[str, Any] | None:
+    """Return the figures of both schemes at the longest length beyond the training length, or None.
+
+    Arguments: looks, numbers of seeds to test at; empty: test all seeds once.
+    """
     cells = c.at(metric="loss", last=0)
     # Both schemes must have been scored at the length.
     cells = cells[(cells["length"] > c.training_length) & cells["scheme"].isin(names)]
@@ -516,8 +540,8 @@ def _beyond(
         return None
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
-    # At the rates of the compared runs, corrected as the main verdict is.
-    tests = _first_decision(losses, None, looks or (len(losses),), size, options.equal_below)
+    # Without second rates: the test is at the rates of the compared runs. It is corrected as the main verdict is.
+    tests = _first_decision(losses, None, looks or (len(losses),), num_tests, options.equal_below)
     return {
         "length": length,
         "perplexity": perplexity(float(losses[names[0]].mean())),
@@ -534,6 +558,10 @@ def _beyond(
 def _next_commands(
     c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
+    """Return the commands that train the seeds up to the next look; none if a run does not record its command.
+
+    Arguments: names, the scheme and the baseline; seeds, those that each has; planned, all seeds of the next look.
+    """
     common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
     # Seeds that one of them already has come first, so that few runs complete the pairs.
     wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]

@@ -129,7 +129,7 @@ def hydra_word(word: str) -> str:
     Raises: ConfigError for a list of schemes.
     """
     key, equals, value = word.partition("=")
-    # Merged with an experiment's learning rates instead of replacing them.
+    # The rates are merged with an experiment's instead of replacing them, which `++` tells Hydra.
     if key == "train.lr_of" and value.startswith("{"):
         return f"++{word}"
     # Hydra would silently use the last scheme of a list.
@@ -139,23 +139,25 @@ def hydra_word(word: str) -> str:
     name = key.lstrip("+")
     takes_text = name in GROUPS or is_text(name)
 
+    # Quote one value, which commas or brackets separate from others, if Hydra would misread it.
     def quoted_part(part: re.Match[str]) -> str:
         text = part[0].strip()
+        # Hydra would read these texts as a number, a bool or None.
         is_mistaken = takes_text and (_NOT_TEXT.fullmatch(text) or (name in GROUPS and text == "null"))
         if _SIGNS.search(text) or is_mistaken:
             return quoted(text)
         return part[0]
 
-    parts = key + equals + re.sub(r"[^\[\],]+", quoted_part, value)
+    with_quoted_parts = key + equals + re.sub(r"[^\[\],]+", quoted_part, value)
     # The user's own quotes, functions, mappings and references stay as they are.
-    plain = word if re.search(r"[\"'(){}\\]", value) else parts
+    plain = word if re.search(r"[\"'(){}\\]", value) else with_quoted_parts
     if not takes_text or value[:1] in ("", "'", '"'):
         return plain
     # Try the word as it is first: quotes would turn a sweep over values into one text.
-    tries = [plain, key + equals + quoted(value)]
+    candidates = [plain, key + equals + quoted(value)]
     if value[0] == "[":
-        tries.insert(1, parts)
-    return next(filter(_is_readable, tries), plain)
+        candidates.insert(1, with_quoted_parts)
+    return next(filter(_is_readable, candidates), plain)
 
 
 def _is_readable(word: str) -> bool:
@@ -182,6 +184,7 @@ def with_experiment(words: Sequence[str], *folders: Path) -> list[str]:
 
 
 def _names_task(name: str, *folders: Path) -> bool:
+    # A class in a file is a task, because texts have no classes.
     file = choices("data", *folders).get(name)
     return is_class_path(name) or (file is not None and yaml.safe_load(file.read_bytes()).get("source") == "task")
 
@@ -204,6 +207,7 @@ def register() -> None:
 
 
 def _open() -> DictConfig:
+    # Without a schema: schemes and tasks have settings of their own.
     return DictConfig({}, flags={"struct": False})
 
 
@@ -213,7 +217,7 @@ def _hydra() -> Iterator[ConfigLoader]:
     register()
     # Hydra's state is global: restore the state of an application that is running.
     state, config = GlobalHydra.instance(), HydraConfig.instance()
-    outer, outer_config = state.hydra, config.cfg
+    outer_hydra, outer_config = state.hydra, config.cfg
     state.clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE, job_name="posbench"):
@@ -221,8 +225,8 @@ def _hydra() -> Iterator[ConfigLoader]:
     finally:
         GlobalHydra.instance().clear()
         config.cfg = outer_config
-        if outer is not None:
-            GlobalHydra.instance().initialize(outer)
+        if outer_hydra is not None:
+            GlobalHydra.instance().initialize(outer_hydra)
 
 
 @contextmanager
@@ -232,8 +236,8 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     Raises: ConfigError for what Hydra refuses.
     """
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
-    others = [word for word in words if not word.startswith(_CONFIG_DIR)]
-    words = with_experiment(others, *folders)
+    overrides_given = [word for word in words if not word.startswith(_CONFIG_DIR)]
+    words = with_experiment(overrides_given, *folders)
     overrides = [hydra_word(word) for word in words]
     if folders:
         search_path = ",".join(quoted(f"file://{folder}") for folder in folders)
@@ -268,13 +272,14 @@ def checked_config(composed: DictConfig) -> Config:
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
+    # A user's train.lr overrides the learning rates of an experiment's train.lr_of.
     if "train.lr" in keys and "train.lr_of" not in keys:
-        mapping["train"]["lr_of"] = None  # the user's train.lr overrides an experiment's train.lr_of
+        mapping["train"]["lr_of"] = None
     # Not later, because the scheme may then come from a run or a folder, which must not name files to import.
     trust_files(mapping["scheme"])
     mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])
     trust_files(mapping["train"])
-    # What follows from a task's problems, or from the model that the run continues.
+    # Some settings follow from a task's problems, or from the model that the run continues.
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)
     if mapping["train"].get("from_run"):
@@ -283,6 +288,7 @@ def checked_config(composed: DictConfig) -> Config:
         config = Config.from_mapping(mapping)
         if config.train.from_run:
             config = _with_trained_positions(config)
+    # Runs are named by their scheme, so a user's class must not have the name of a scheme of posbench.
     if is_class_path(config.scheme.kind):
         _check_row_name(config.scheme)
     config.command = tuple(HydraConfig.get().overrides.task)
@@ -290,7 +296,10 @@ def checked_config(composed: DictConfig) -> Config:
 
 
 def _compute_windows(mapping: dict[str, Any]) -> None:
-    # The task decides these two; other numbers from the user are refused.
+    """Set `train.context_length` and `data.window` in `mapping`, in tokens, as the task's problems need them.
+
+    Raises: ConfigError if the user gave other numbers.
+    """
     from posbench.data import Problems
 
     mapping["data"]["task"] = as_recorded(mapping["data"]["task"])
@@ -299,13 +308,14 @@ def _compute_windows(mapping: dict[str, Any]) -> None:
     problems = Problems(task)
     # How many tokens a model reads of the longest problem in training, and of the longest that may be tested.
     for group, name, length in (("train", "context_length", task.lengths[1]), ("data", "window", task.longest or 0)):
-        value, computed = mapping[group].setdefault(name, None), problems.window(length)
-        if value not in (None, "???", computed):
+        value, needed = mapping[group].setdefault(name, None), problems.window(length)
+        # "???" is OmegaConf's mark of a value that is not given.
+        if value not in (None, "???", needed):
             raise ConfigError(
-                f"{group}.{name}={value} is given, but a problem of data={task.task} has {computed} tokens to read "
+                f"{group}.{name}={value} is given, but a problem of data={task.task} has {needed} tokens to read "
                 f"(data.lengths={task.lengths}, data.longest={task.longest}): give {group}.{name}=null"
             )
-        mapping[group][name] = computed
+        mapping[group][name] = needed
 
 
 def _continue(mapping: dict[str, Any]) -> None:
@@ -323,6 +333,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     words = HydraConfig.get().overrides.task
     keys = {word.lstrip("+").partition("=")[0] for word in words}
 
+    # Return the options of a group that the user gave, such as `base` for `scheme.base=1e4`, with their values.
     def options_of(group: str) -> dict[str, Any]:
         options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
         return {option: mapping[group][option] for option in options}
@@ -330,56 +341,68 @@ def _continue(mapping: dict[str, Any]) -> None:
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
     from_run = mapping["train"]["from_run"]
-    start = start_of(from_run, mapping["seed"], mapping["runs_dir"])
-    assert start is not None
-    mapping["model"] = start.model
-    # The source's tokenizer, unless the user chose another.
-    if start.tokenizer_file is not None and not keys & {"tokenizer", "tokenizer.kind"}:
-        if start.tokenizer_file.is_file() or "tokenizer.path" in keys:
-            mapping["tokenizer"] = {"kind": "file", "path": str(start.tokenizer_file)} | options_of("tokenizer")
+    source = start_of(from_run, mapping["seed"], mapping["runs_dir"])
+    assert source is not None
+    mapping["model"] = source.model
+    # A Hugging Face folder brings its tokenizer, unless the user chose another. A run has None here: its tokenizer must
+    # be the one that `data` and `tokenizer` make.
+    if source.tokenizer_file is not None and not keys & {"tokenizer", "tokenizer.kind"}:
+        if source.tokenizer_file.is_file() or "tokenizer.path" in keys:
+            mapping["tokenizer"] = {"kind": "file", "path": str(source.tokenizer_file)} | options_of("tokenizer")
+        # A task has a tokenizer of its own.
         elif mapping["data"].get("source") != "task":
-            others = tokenizer_files(start.tokenizer_file.parent)
+            others = tokenizer_files(source.tokenizer_file.parent)
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
-    # The source's scheme, with the options that the user gave, unless the user chose a scheme.
-    if "scheme" not in keys and HydraConfig.get().runtime.choices["scheme"] == _DEFAULT_SCHEME:
-        row = {key: value for key, value in start.positions.checked_row(from_run).items() if key != "lr"}
+    # The source's scheme, with the options that the user gave, unless the user or an experiment chose a scheme. An
+    # experiment's choice differs from the default.
+    chosen_scheme = HydraConfig.get().runtime.choices["scheme"]
+    if "scheme" not in keys and chosen_scheme == _DEFAULT_SCHEME:
+        # Without `lr`: a learning rate of the source's own would replace this run's train.lr.
+        source_scheme = {key: value for key, value in source.positions.checked_row(from_run).items() if key != "lr"}
+        # The factor of the source's own rescaling does not belong to another one.
         if "scheme.rescale" in keys:
-            row = without_option(row, "factor")  # of the source's own rescaling
+            source_scheme = without_option(source_scheme, "factor")
         options = options_of("scheme")
         for option, value in (options.pop(FULL_ATTENTION, None) or {}).items():
-            row = with_option_in_full_attention(row, option, value)
+            source_scheme = with_option_in_full_attention(source_scheme, option, value)
         for option, value in options.items():
-            row = with_option(row, option, value)
-        mapping["scheme"] = row
+            source_scheme = with_option(source_scheme, option, value)
+        mapping["scheme"] = source_scheme
     if "scheme.name" not in keys:
         # If the source also continued a run, its name is such as `a_then_b`; the last part is its scheme.
         name = mapping["scheme"]["name"].rpartition("_then_")[2]
-        mapping["scheme"]["name"] = f"{start.scheme}_then_{name}"
-    mapping["scheme"].setdefault("trained_length", start.positions.trained_length)
+        mapping["scheme"]["name"] = f"{source.scheme}_then_{name}"
+    # The length L of the formulas for positions stays the one that the source was trained at.
+    mapping["scheme"].setdefault("trained_length", source.positions.trained_length)
 
 
 def _with_trained_positions(config: Config) -> Config:
+    """Return the configuration with the trained length of the source only if the run's scheme reads it.
+
+    In a longer context, a rescaling without a factor gets context length / trained length.
+    """
     from posbench.model.architecture import build_architecture
     from posbench.schemes import Scheme
     from posbench.schemes.entries import with_factor
 
-    length, scheme = config.train.context_length, config.scheme
+    context_length, scheme = config.train.context_length, config.scheme
     layers = build_architecture(config).scheme
     reads_length = any(part.reads_length for part in layers.modules() if isinstance(part, Scheme))
-    # The source's context is recorded only if it changes what the run computes.
-    if scheme.trained_length in (None, length) or not reads_length:
+    # The trained length is recorded only if it changes what the run computes; None means the context length.
+    if scheme.trained_length in (None, context_length) or not reads_length:
         return replace(config, scheme=replace(scheme, trained_length=None))
     row = scheme.to_mapping()
     # Set here, so that evaluation rotates as training did; a factor of the user's stays.
-    if length > scheme.trained_length:
-        row = with_factor(row, length / scheme.trained_length)
+    if context_length > scheme.trained_length:
+        row = with_factor(row, context_length / scheme.trained_length)
     return replace(config, scheme=SchemeConfig.from_mapping(row))
 
 
 def _check_row_name(scheme: SchemeConfig) -> None:
+    # Raise ConfigError if a scheme of the user's has the name of a scheme of posbench.
     from posbench.schemes import SCHEMES
 
     if scheme.name in choices("scheme") or scheme.name in SCHEMES:
@@ -390,8 +413,11 @@ def _check_row_name(scheme: SchemeConfig) -> None:
 
 
 def _row(name: str) -> dict[str, Any]:
+    # Return the settings of the scheme `name` as Hydra composes them, for a scheme that is named inside another.
     hydra = HydraConfig.get()
-    words: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+    words: Any = OmegaConf.to_container(
+        hydra.overrides.hydra, resolve=False
+    )  # such as the search path with the user's --config-dir
     loader = GlobalHydra.instance().config_loader()
     composed = loader.load_configuration(hydra.job.config_name, [*words, hydra_word(f"scheme={name}")], RunMode.RUN)
     row: dict[str, Any] = OmegaConf.to_container(composed, resolve=False)["scheme"]  # type: ignore[call-overload,index,assignment]
@@ -411,12 +437,13 @@ def plain_errors() -> Iterator[None]:
 
 
 def _explanation(error: BaseException) -> str:
+    # Return the message that explains an error of Hydra, OmegaConf or YAML.
     text = " ".join(str(error).split())
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         return _no_choice(str(error.missing_cfg_file), error.options or [])
     if isinstance(error, OverrideParseException):
         return _no_override(str(error.override))
-    file = re.match(r"In '(.+?)'", text)
+    file = re.match(r"In '(.+?)'", text)  # Hydra begins some errors with the file that has the cause
     location = f" (in {file[1]}.yaml)" if file else ""
     for pattern, explain in _EXPLANATIONS.items():
         if match := re.search(pattern, text):
@@ -433,6 +460,8 @@ def _explanation(error: BaseException) -> str:
 def _no_choice(choice: str, known: Sequence[str]) -> str:
     group, _, name = choice.rpartition("/")
     parent, _, inner = group.rpartition("/")
+    # A file of `experiment/` names a choice of another group without `override /`, so Hydra looks for it inside
+    # `experiment/`.
     if parent and inner in GROUPS:
         return f"'{inner}: {name}' in the defaults of a file of {parent}/: write '- override /{inner}: {name}'"
     if name in ("submitit_local", "submitit_slurm"):
@@ -469,6 +498,7 @@ def _wrong_value(error: OmegaConfBaseException) -> str:
     key = str(error.full_key)
     value = "null" if error.value is None else error.value
     expected = type_words(key)
+    # For other errors, OmegaConf's own first line says what is wrong.
     if not isinstance(error, ValidationError) or not expected:
         line = str(error).partition("\n")[0]
         return f"{key}: {line.rpartition('while resolving interpolation: ')[2]}"

@@ -80,8 +80,8 @@ def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[
     folders = [Path(value) for flag, value in pairwise(words) if flag in ("-cd", "--config-dir")]
     folders += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
     # A flag's value follows it as a word of its own.
-    for previous, word in pairwise(["", *with_experiment(words, *folders)]):
-        is_flag = word.startswith("-") or (previous in _FLAGS_WITH_VALUES and "=" not in word)
+    for previous_word, word in pairwise(["", *with_experiment(words, *folders)]):
+        is_flag = word.startswith("-") or (previous_word in _FLAGS_WITH_VALUES and "=" not in word)
         if is_flag:
             flags.append(word)
         else:
@@ -94,14 +94,17 @@ def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[
             hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(task)()
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "interrupted: run the same command again to resume") from None
+    # If all outcomes are alike, there is one entry: the same error, or None if all jobs succeeded.
     errors = {str(outcome.error): outcome.error for outcome in task.outcomes}
     error = errors.popitem()[1] if len(errors) == 1 else None
+    # All jobs failed alike, so the overrides are at fault.
     if error is not None and not isinstance(error, JobFailed):
-        raise error  # all jobs failed alike, so the overrides are at fault
+        raise error
     return task.outcomes
 
 
 def _check(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    # Raise ConfigError for flags that are unknown or do not go together, and for Hydra's own folders of runs.
     names = {flag.partition("=")[0]: flag for flag in flags if flag.startswith("-")}
     if unknown := names.keys() - _FLAGS:
         raise ConfigError(no_option(names[unknown.pop()], _FLAGS))
@@ -153,39 +156,45 @@ class SweepJob:
 
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome. Raises: Stopped and KeyboardInterrupt, which end a sweep."""
-        name, was_finished, number = "", False, None
+        name, was_finished = "", False
+        job_number = None  # None: the job is not one of a sweep, or was refused
         try:
             config = checked_config(composed)
             name = run_name(config)
             was_finished = self.is_finished(Path(config.runs_dir, name))
+            # One run of a sweep: `work` is None otherwise.
             if self.work is not None:
-                number = self._number()
-                self._note(number, "begun", name)
-                clock = SweepClock.at(number, self.work, self.parallel, self.started)
+                job_number = self._number()
+                self._note(job_number, "begun", name)
+                clock = SweepClock.at(job_number, self.work, self.parallel, self.started)
                 SWEEP_CLOCK.set(clock)
-                self.say(f"run {number + 1} of {len(self.work)}: {name}{clock.left(0)}")
+                self.say(f"run {job_number + 1} of {len(self.work)}: {name}{clock.left(0)}")
             outcome = Outcome(name, None, self.job(config), was_finished)
         # Errors are part of the outcome, because Hydra would print them in its own words.
         except Exception as error:
-            is_picklable = self.work is None or isinstance(error, ConfigError)  # other errors may not be
+            # Outcomes of a sweep may come from another process, so they are pickled, which other errors may not allow.
+            is_picklable = self.work is None or isinstance(error, ConfigError)
             if not is_picklable:
                 error = JobFailed(f"{type(error).__name__}: {error}")
             outcome = Outcome(name, error)
         finally:
             SWEEP_CLOCK.set(None)
+        # The sweeper collects the outcomes of a sweep.
         if self.work is None:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
             self.say(str(outcome))
-        if number is not None:
-            self._note(number, "outcome", outcome)
+        if job_number is not None:
+            self._note(job_number, "outcome", outcome)
         return outcome
 
     def _number(self) -> int:
+        # Return the number of the current job in the whole sweep.
         number = int(HydraConfig.get().job.num)
-        # A launcher numbers its jobs from the first on; some of the sweep's may be left out.
+        # None: all jobs are launched, and the launcher's numbers are the sweep's.
         if self.numbers is None:
             return number
+        # A launcher counts on from the first of its jobs, but some of the sweep's between them may be left out.
         return self.numbers[number - self.numbers[0]]
 
     def _note(self, number: int, event: str, content: Any) -> None:
@@ -241,6 +250,7 @@ class PosbenchSweeper(Sweeper):
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
         values = swept_values(self.master)
+        # As keys of a dict, so that equal combinations make one job.
         combinations = dict.fromkeys(itertools.product(*values.values()))
         trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
         if not trunks:
@@ -254,13 +264,16 @@ class PosbenchSweeper(Sweeper):
         self.task.work = self._work(jobs)
         # joblib runs `n_jobs` at a time; a cluster (submitit) runs all of them.
         launcher = str(self.master.hydra.launcher)
-        default = len(jobs) if "submitit" in launcher else 1
-        self.task.parallel = effective_n_jobs(OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default))
+        default_jobs = len(jobs) if "submitit" in launcher else 1
+        self.task.parallel = effective_n_jobs(
+            OmegaConf.select(self.master, "hydra.launcher.n_jobs", default=default_jobs)
+        )
         self.task.started = time.time()
         self._announce(jobs, "run")
         with TemporaryDirectory(prefix="posbench-sweep-") as journal:
             self.task.journal = Path(journal) if "joblib" in launcher else None
-            for first, batch in ((0, trunks), (len(trunks), branches)):  # branches begin at the trunks' checkpoints
+            # Branches begin at the trunks' checkpoints, so they run after all trunks.
+            for first, batch in ((0, trunks), (len(trunks), branches)):
                 if batch:
                     self._run(batch, first)
             # Arms can be composed only now, because each one's settings follow from its trunk's checkpoint.
@@ -276,6 +289,7 @@ class PosbenchSweeper(Sweeper):
                 self._run(arms, len(jobs))
 
     def _work(self, jobs: Sequence[Job]) -> list[int]:
+        # The tokens that each job will train on: 0 if its run is finished.
         work = []
         for job in jobs:
             is_finished = self.task.is_finished(Path(job.config.runs_dir, run_name(job.config)))
@@ -285,6 +299,7 @@ class PosbenchSweeper(Sweeper):
 
     def _announce(self, jobs: Sequence[Job], noun: str) -> None:
         assert self.task.work is not None
+        # These jobs are the last ones of `work`, in which finished runs have 0 tokens.
         num_finished = self.task.work[-len(jobs) :].count(0)
         line = count_of(len(jobs), noun)
         if num_finished:
@@ -292,6 +307,7 @@ class PosbenchSweeper(Sweeper):
         self.task.say(line)
 
     def _run(self, jobs: Sequence[Job], first: int) -> None:
+        # Run jobs, of which the first has the number `first` in the sweep, and append their outcomes in this order.
         numbered = dict(enumerate(jobs, first))
         outcomes = self._stacked_outcomes(numbered)
         single = {number: job for number, job in numbered.items() if number not in outcomes}
@@ -299,6 +315,7 @@ class PosbenchSweeper(Sweeper):
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        # Run the jobs that can train as one, and return their outcomes by number; the others are left.
         unfinished = {n: job for n, job in jobs.items() if self.task.work and self.task.work[n]}
         if not unfinished:
             return {}
@@ -321,27 +338,29 @@ class PosbenchSweeper(Sweeper):
         # ones, and those that were running are tried again, one at a time, so that it is known which one is killed.
         waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
         while waiting or interrupted:
+            # Jobs that wait run together; without any, one interrupted job runs alone.
             is_alone = not waiting
             batch = waiting or dict([next(iter(interrupted.items()))])
             returned, begun = self._launch(batch)
             outcomes |= returned
-            lost = {number: batch[number] for number in begun if number not in returned}
-            waiting = {number: job for number, job in waiting.items() if number not in (*returned, *lost)}
+            begun_and_lost = {number: batch[number] for number in begun if number not in returned}
+            waiting = {number: job for number, job in waiting.items() if number not in (*returned, *begun_and_lost)}
             interrupted = {number: job for number, job in interrupted.items() if number not in batch}
-            if lost and is_alone:
-                [(number, job)] = lost.items()
+            if begun_and_lost and is_alone:
+                [(number, job)] = begun_and_lost.items()
                 outcomes[number] = Outcome(run_name(job.config), JobFailed(f"its worker process was killed. {_MEMORY}"))
                 self.task.say(str(outcomes[number]))
-            elif lost:
-                names = " or ".join(run_name(job.config) for job in lost.values())
+            elif begun_and_lost:
+                names = " or ".join(run_name(job.config) for job in begun_and_lost.values())
                 self.task.say(
                     f"a worker process was killed while it trained {names}: the other runs go on in new processes, "
                     f"then what was interrupted is tried again, one run at a time. {_MEMORY}"
                 )
-                interrupted |= lost
+                interrupted |= begun_and_lost
         return outcomes
 
     def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
+        # Launch jobs, and return the outcomes of those that ended, and the numbers of those that began.
         self.task.numbers = list(jobs)
         if self.task.journal:
             for file in self.task.journal.iterdir():
@@ -355,6 +374,7 @@ class PosbenchSweeper(Sweeper):
         return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
+        # Return the job of these overrides. Raises: ConfigError if its configuration, or the job, is refused.
         composed = self.loader.load_sweep_config(self.master, list(words))
         with open_dict(composed):
             composed.hydra.job.num = composed.hydra.job.id = number
@@ -367,16 +387,16 @@ class PosbenchSweeper(Sweeper):
 
 def words_of_arms(trunk: Job) -> list[list[str]]:
     """Return the overrides of each arm: the run's own, except for what its checkpoint decides, and the arm's."""
-    kept = {}
+    trunk_words = {}
     for word in trunk.words:
         key = word.partition("=")[0]
         # The checkpoint decides the scheme and the model, but not the scheme's learning rate.
         if key == "scheme.lr" or not key.startswith(("scheme", "model", "experiment_name")):
-            kept[key] = word
+            trunk_words[key] = word
     words_of_arms = []
     for words in trunk.config.arm_words():
         # The last override of a key counts.
-        by_key = kept | {word.partition("=")[0]: word for word in words}
+        by_key = trunk_words | {word.partition("=")[0]: word for word in words}
         words_of_arms.append(list(by_key.values()))
     return words_of_arms
 
@@ -385,10 +405,10 @@ def check_folders(jobs: Sequence[Job]) -> None:
     """Raise ConfigError if two jobs with different overrides have the same run folder."""
     job_of: dict[str, Job] = {}
     for job in jobs:
-        first = job_of.setdefault(run_name(job.config), job)
-        if first.words != job.words:
-            words_of_first = " ".join(word for word in first.words if word not in job.words)
-            words_of_job = " ".join(word for word in job.words if word not in first.words)
+        first_job = job_of.setdefault(run_name(job.config), job)
+        if first_job.words != job.words:
+            words_of_first = " ".join(word for word in first_job.words if word not in job.words)
+            words_of_job = " ".join(word for word in job.words if word not in first_job.words)
             raise ConfigError(
                 f"two runs of this sweep would share the folder {run_name(job.config)}: {words_of_first} and "
                 f"{words_of_job}; "
@@ -402,15 +422,15 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
         return
     losses: dict[str, dict[str, str]] = {}
     for outcome in outcomes:
-        row, _, seed = outcome.name.rpartition("/seed=")
+        run_label, _, seed = outcome.name.rpartition("/seed=")  # experiment and scheme; "" if it was refused
         loss = "failed" if outcome.error else f"{outcome.result.loss:.4f}"
-        losses.setdefault(row, {})[seed] = f"{loss}*" if outcome.was_finished else loss
+        losses.setdefault(run_label, {})[seed] = f"{loss}*" if outcome.was_finished else loss
     has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
     seeds = list(dict.fromkeys(itertools.chain.from_iterable(losses.values())))
     unit = "answer" if has_tasks else "token"
     table = plain_table(f"loss, nats/{unit}", *(f"seed {seed}" for seed in seeds))
-    for row, by_seed in losses.items():
-        table.add_row(row, *(by_seed.get(seed, "") for seed in seeds))
+    for run_label, by_seed in losses.items():
+        table.add_row(run_label, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)
     failed = sum(outcome.error is not None for outcome in outcomes)
     skipped = sum(outcome.was_finished for outcome in outcomes)
@@ -428,6 +448,7 @@ def sweep_of(words: Sequence[str]) -> dict[str, list[str]]:
     Hydra would refuse the words.
     """
     with session(words, RunMode.MULTIRUN) as composed:
+        # Keys with one value, which every run has.
         fixed = {key for key, override in _overrides(composed).items() if not override.is_sweep_override()}
         values = swept_values(composed)
     swept = {}
@@ -452,6 +473,7 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
     values = {}
     for key, override in overrides.items():
         if override.is_sweep_override():
+            # Hydra escapes a colon in a value, which `my_scheme.py:Faded` has.
             values[key] = [f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator()]
         else:
             values[key] = [str(override.input_line)]
@@ -459,18 +481,19 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    # The command line takes precedence over `hydra.sweeper.params`.
+    # Return {key: override} of the command line, and of the experiment's sweep for keys that it does not have.
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
-    # Only if the user names an experiment or sets them: otherwise these are the sweep of the default experiment, but
-    # `posbench train -m seed=0,1` means two runs.
+    # `hydra.sweeper.params` count only if the user names an experiment or sets them: otherwise these are the sweep of
+    # the default experiment, but `posbench train -m seed=0,1` means two runs.
     takes_params = any(word.startswith(("experiment=", "hydra.sweeper.params")) for word in words)
     params: Any = {}
     if takes_params:
         params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
     swept = [hydra_word(f"{key}={value}") for key, value in params.items()]
     overrides: dict[str, Override] = {}
+    # The command line comes last, so that it takes precedence.
     for override in OverridesParser.create().parse_overrides([*swept, *by_origin["task"]]):
-        override.config_loader = GlobalHydra.instance().config_loader()
+        override.config_loader = GlobalHydra.instance().config_loader()  # expands `glob(*)`
         overrides[override.get_key_element()] = override
     return overrides

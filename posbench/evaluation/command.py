@@ -42,7 +42,8 @@ def evaluate_runs(
     """
     if (jobs := request.jobs) < 1 and jobs != -1:
         raise ConfigError(f"--jobs {jobs} is not a number of runs: give 1 or more, or -1 for one on each core")
-    say_once = cache(console.out)  # prints a line that is the same for many runs only once
+    # A cached call does nothing, so a line that is the same for many runs is printed once.
+    say_once = cache(console.out)
     scorable = _scorable(runs, by_name, console.out)
     requests = _requests(scorable, request, console.out)
     evaluations: list[tuple[Run, Result]] = []
@@ -51,35 +52,42 @@ def evaluate_runs(
         with _progress(console) as bar:
             task = bar.add_task("", total=len(scorable))
             score = partial(_evaluate, begin=_ignore, advance=_ignore, say=None)
-            if jobs == 1:  # only then can a second bar show the progress of a run
+            # Only runs in this process can move a second bar, which shows the progress of one length.
+            if jobs == 1:
                 length = bar.add_task("", total=None)
                 begin = partial(bar.reset, length)
                 score = partial(_evaluate, begin=begin, advance=partial(bar.advance, length), say=say_once)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable, requests))
             for run, scoring in zip(scorable, scored, strict=True):
                 bar.update(task, advance=1, description=run.name)
-                for text in scoring.notices:
-                    say_once(text)
-                if scoring.error is not None:  # raised at the end, so that all other runs are scored
+                for line in scoring.notices:
+                    say_once(line)
+                # Errors are raised at the end, so that all other runs are scored.
+                if scoring.error is not None:
                     failures.setdefault(scoring.error, []).append(run.name)
                 evaluations += [(run, result) for result, _ in scoring.results]
                 console.out(f"{run.name}: {_outcome(scoring.results, scoring.error is not None)}")
         # n-gram models of the same batches, for comparison.
         if request.wants_ngrams:
             failed = set(chain.from_iterable(failures.values()))
-            read = [run for run in scorable if run.name not in failed and not run.config.is_task]
-            add_ngrams(read, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
+            text_runs = [run for run in scorable if run.name not in failed and not run.config.is_task]
+            add_ngrams(text_runs, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     # Also after Ctrl-C: what was scored is shown.
     finally:
         _show_tables(console, evaluations, request.lengths)
     if failures:
         error, names = next(iter(failures.items()))
+        # All runs have the same error, so it needs no names.
         if len(names) == len(scorable):
             raise ConfigError(error)
         lines = [f"{', '.join(names)}: {error}" for error, names in failures.items()]
         raise ConfigError("\n  ".join(["not all runs could be scored", *lines]))
-    asked = [set(variant.under) for variant in request.variants if variant.under or not request.under]
-    return [(run, result) for run, result in evaluations if any(map(set(result.key.under).issuperset, asked))]
+    # With changed options, the scores as trained are an addition for the tables and were not asked for.
+    requested_options = [set(variant.under) for variant in request.variants if variant.under or not request.under]
+    # `under` of a result may have marks too, such as data=<name>.
+    return [
+        (run, result) for run, result in evaluations if any(map(set(result.key.under).issuperset, requested_options))
+    ]
 
 
 def _ignore(*_: object, **__: object) -> None:
@@ -111,7 +119,7 @@ def _evaluate(
     advance: Callable[[int], object],
     say: Say | None,
 ) -> _Scoring:
-    # Without `say`, as in other processes, the notices are returned.
+    # Score one run, and return its results and errors. Without `say`, as in other processes, notices are returned.
     scoring = _Scoring()
     say = say or scoring.notices.append
     try:
@@ -122,6 +130,7 @@ def _evaluate(
         corpus = dataset_for(run, request.data, say)
         tell = scoring.results.append
         evaluate_run(run, corpus, request, advance, lambda result, is_new: tell((result, is_new)), say, begin)
+        # Tracking changes run.json, and packs are never rewritten.
         if not isinstance(run, PackedRun):
             _track(run, say)
     except (ConfigError, OSError) as error:
@@ -130,8 +139,10 @@ def _evaluate(
 
 
 def _track(run: Run, say: Say) -> None:
+    # Send the figures of all results to the run's tracker, if it has one.
     manifest = run.manifest
     tracker = open_tracker(run.config, run, manifest, say)
+    # None: the run is not tracked.
     if tracker.record is None:
         return
     figures = dict(manifest.figures)  # with the figures of training, because an offline recording replaces its summary
@@ -147,6 +158,10 @@ def _track(run: Run, say: Say) -> None:
 
 
 def _outcome(results: Sequence[tuple[Result, bool]], has_failed: bool) -> str:
+    """Return what was done for a run, as text: `scored fixed 512, 1k`.
+
+    Arguments: results, each with whether it is new.
+    """
     lengths: dict[str, list[str]] = {}
     for result, is_new in results:
         if is_new:
@@ -184,29 +199,36 @@ def _scorable(runs: Sequence[Run], by_name: bool, notice: Say) -> list[Run]:
 
 
 def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Request]:
-    # A run whose scheme lacks the options is scored without them, unless no run's scheme has them.
+    """Return a request per run. A run whose scheme lacks the options is scored without them.
+
+    Raises: ConfigError if no run has the options.
+    """
     from posbench.evaluation import subject_models
     from posbench.model.architecture import build_architecture
 
-    requests, refused = [], {}
+    requests = []
+    refused = {}  # scheme -> why it does not have the options
     for run in runs:
-        own = request
+        run_request = request
         try:
             if run.manifest.subject is not None and request.data == run.config.data:
-                own = replace(request, data=None)  # its own text
+                run_request = replace(request, data=None)  # its own text
+            # The first variant has no options. Building the model's parts raises the error for the others.
             for variant in request.variants[1:]:
                 if run.manifest.subject is None:
                     build_architecture(run.config_under(variant.under))
                 else:
                     subject_models.check_options(run, variant.under)
-            requests.append(own)
+            requests.append(run_request)
         except ConfigError as error:
-            requests.append(replace(own, under=()))
+            requests.append(replace(run_request, under=()))
             refused[run.path.parent.name] = str(error)
+    # Without options, only a run that cannot be read was refused, and its scoring says so.
     if not request.under:
-        return requests  # what was refused is a run that cannot be read: its scoring says so
+        return requests
     for scheme, reason in refused.items():
-        if not any(own.under for own in requests):
+        # No run has the options.
+        if not any(run_request.under for run_request in requests):
             is_of_scheme = any(option.startswith("scheme=") for option in request.under)
             has_run = any(run.manifest.subject is None for run in runs)
             if has_run and not is_of_scheme:
@@ -227,12 +249,12 @@ def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], as
         _show(console, title, protocol, of_table, asked)
 
 
-def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) -> str:
+def _cell(protocol: EvalProtocol, results: Sequence[Result], usual_digest: str | None) -> str:
     if not results:
         return "–"
     cell = protocol.headline_of([result.header for result in results])
     # A star marks a number over other windows, or in another number format, than the usual one.
-    if protocol.is_compared and any(result.windows_digest != usual for result in results):
+    if protocol.is_compared and any(result.windows_digest != usual_digest for result in results):
         cell += "*"
     return cell
 
@@ -240,10 +262,10 @@ def _cell(protocol: EvalProtocol, results: Sequence[Result], usual: str | None) 
 def _show(
     console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
 ) -> None:
-    protocol_ = PROTOCOLS[protocol]
+    eval_protocol = PROTOCOLS[protocol]
     scored_lengths = {result.length for _, result in evaluations}
     # Requested lengths have a column even if no model can read them.
-    if protocol_.is_by_length:
+    if eval_protocol.is_by_length:
         scored_lengths.update(asked)
     lengths = sorted(scored_lengths)
     of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
@@ -251,32 +273,35 @@ def _show(
         name = row_name(run.config.scheme.name, result.key.options)
         of_row.setdefault(name, []).append((run.config.seed, result))
     targets = sorted({result.header["targets_total"] for _, result in evaluations})
-    scored = f"{targets[0]:,}"
+    scored_targets = f"{targets[0]:,}"
     if len(targets) > 1:
-        scored += f" to {targets[-1]:,}"
-    counted = f"{protocol}, {scored} {protocol_.count_column}"
-    console.out(f"\n{title}: {protocol_.headline} by length in {protocol_.unit} ({counted})")
+        scored_targets += f" to {targets[-1]:,}"
+    counted = f"{protocol}, {scored_targets} {eval_protocol.count_column}"
+    console.out(f"\n{title}: {eval_protocol.headline} by length in {eval_protocol.unit} ({counted})")
     seeds = {}
     for row, seeded in of_row.items():
         different = sorted({seed for seed, _ in seeded})
         seeds[row] = ",".join(map(str, different))
-    uneven = len(set(seeds.values())) > 1
-    seeds_width = 8 if uneven else 0
-    fitting = max(2, (console.width - max(map(len, of_row)) - seeds_width) // 8)
-    shown = lengths[:: -math.ceil(len(lengths) / fitting)][::-1]  # counted from the end: the longest is always shown
-    titles = ["scheme", "seeds"] if uneven else ["scheme"]
+    seeds_differ = len(set(seeds.values())) > 1
+    # Columns are eight characters wide, except that of the schemes' names.
+    seeds_width = 8 if seeds_differ else 0
+    num_fitting = max(2, (console.width - max(map(len, of_row)) - seeds_width) // 8)
+    # Every n-th length, counted from the end, so that the longest is always shown.
+    step = math.ceil(len(lengths) / num_fitting)
+    shown = lengths[::-step][::-1]
+    titles = ["scheme", "seeds"] if seeds_differ else ["scheme"]
     table = plain_table(*titles, *map(short_length, shown))
     digests: dict[int, list[str]] = {}
-    # The commonest windows and number format of a column; others get a star.
     for _, result in evaluations:
         digests.setdefault(result.length, []).append(result.windows_digest)
-    usual = {length: mode(of_length) for length, of_length in digests.items()}
+    # The commonest windows and number format of each length; results with others get a star.
+    usual_digests = {length: mode(of_length) for length, of_length in digests.items()}
     has_mark = False
     for row, seeded in of_row.items():
-        cells = [seeds[row]] if uneven else []
+        cells = [seeds[row]] if seeds_differ else []
         for length in shown:
             results = [result for _, result in seeded if result.length == length]
-            cells.append(_cell(protocol_, results, usual.get(length)))
+            cells.append(_cell(eval_protocol, results, usual_digests.get(length)))
         has_mark = has_mark or any(cell.endswith("*") for cell in cells)
         table.add_row(row, *cells)
     console.print(table)
@@ -287,7 +312,7 @@ def _show(
         )
     if len(shown) < len(lengths):
         console.out(f"{len(shown)} of {len(lengths)} lengths fit this terminal; all are stored, for `posbench report`.")
-    if uneven:
+    if seeds_differ:
         console.print(
             "Each row is the mean over its own seeds; `posbench report` compares over the seeds that all rows have."
         )

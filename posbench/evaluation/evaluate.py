@@ -49,16 +49,16 @@ def score_split(
     Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
     target) and, if bytes are counted, bits_per_byte.
     """
-    protocol_ = PROTOCOLS[protocol]
+    eval_protocol = PROTOCOLS[protocol]
     began = time.perf_counter()
     split = corpus.splits[split_name]
-    rows, figures = protocol_.score(model, corpus, split, length, settings, anchor or length, advance)
+    rows, figures = eval_protocol.score(model, corpus, split, length, settings, anchor or length, advance)
     header = {
         "protocol": protocol,
         "split": split.name,
         "length": length,
         **figures,
-        "settings": {key: getattr(settings, key) for key in protocol_.decided_by},
+        "settings": {key: getattr(settings, key) for key in eval_protocol.decided_by},
         "data": corpus.fingerprint,
         "tokenizer": corpus.tokenizer_fingerprint,
         "seconds": round(time.perf_counter() - began, 3),
@@ -66,7 +66,7 @@ def score_split(
         "device": str(model.device),
         "code": code_fingerprint(),
     }
-    if protocol_.shares_targets:
+    if eval_protocol.shares_targets:
         header["anchor"] = anchor or length
     return rows, header
 
@@ -91,8 +91,9 @@ def evaluate_run(
     """
     _check(run, corpus, request)
     stored = {result.key: result for result in run.results()[0]}
-    clock = None
-    if run.manifest.subject is not None:  # scoring one takes minutes, often into a log
+    clock: _Clock | None = None
+    # Scoring a subject takes minutes and often prints into a log, which shows no bar.
+    if run.manifest.subject is not None:
         total = _tokens_to_score(run, corpus, request, stored)
         clock = _Clock(total, notice)
         if total > _ANNOUNCED:
@@ -107,6 +108,7 @@ def evaluate_run(
                 result = part.scorer.score(part.protocol, part.key, advance)
                 if clock is not None:
                     clock.passed(part, float(result.header["seconds"]))
+            # A later part with the same key is then not scored again.
             stored[result.key] = result
             tell(result, part.stored is None)
             results.append(result)
@@ -129,7 +131,12 @@ class _Part:
 def _planned(
     run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result], notice: Say
 ) -> Iterator[_Part]:
+    """Yield what to score for one variant of the request: a part per protocol and length, with its result if stored.
+
+    `notice` tells of lengths that are left out. Raises: ConfigError if a protocol does not apply to the run.
+    """
     is_subject = run.manifest.subject is not None
+    # Options may belong to the task, which then makes other problems.
     if request.under and not is_subject:
         corpus = corpus.with_options(run.config_under(request.under).data)
     scorer = _SubjectScorer(run, corpus, request) if is_subject else _Scorer(run, corpus, request)
@@ -147,16 +154,17 @@ def _planned(
             )
         for length in (length for length in lengths if length not in unchanged):
             tokens = corpus.window(length)
+            # None: no limit.
             if longest is not None and tokens > longest:
                 notice(f"{run.config.scheme.name} is defined up to {longest} tokens: longer lengths are skipped")
                 continue
             key = scorer.key(protocol, length, anchor)
-            result = results.get(key)
-            is_usable = result is not None and not request.again and scorer.is_usable(protocol, result)
-            total = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
+            stored_result = results.get(key)
+            is_usable = stored_result is not None and not request.again and scorer.is_usable(protocol, stored_result)
+            tokens_read = protocol.tokens_read(protocol.settings(run.config), tokens, anchor or tokens)
             if not is_usable:
-                result = None
-            yield _Part(scorer, protocol, key, result, total)
+                stored_result = None
+            yield _Part(scorer, protocol, key, stored_result, tokens_read)
 
 
 def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result]) -> int:
@@ -169,6 +177,8 @@ def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mappi
 
 
 class _Clock:
+    # Says how long each length took, and how long the rest will take at the same speed.
+
     def __init__(self, tokens: int, notice: Say) -> None:
         self.left, self.notice = tokens, notice
 
@@ -181,7 +191,7 @@ class _Clock:
 
 
 def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: Say) -> None:
-    # The time of one short window tells about how long all will take.
+    # Say about how long the scoring of a subject will take, from the time of one short window.
     import torch
 
     scorer = _SubjectScorer(run, corpus, replace(request, under=()))
@@ -204,12 +214,13 @@ def _duration(seconds: float) -> str:
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
+    # Raise ConfigError if the run was trained with another tokenizer or, unless another is requested, other text.
     prints = run.manifest.fingerprints
-    differing = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
+    fingerprints = {"tokenizer": (corpus.tokenizer_fingerprint, prints.tokenizer)}
     # Another text cannot have the run's fingerprint.
     if request.data is None:
-        differing["text"] = (corpus.fingerprint, prints.data)
-    for part, (now, trained) in differing.items():
+        fingerprints["text"] = (corpus.fingerprint, prints.data)
+    for part, (now, trained) in fingerprints.items():
         if now != trained:
             raise ConfigError(
                 f"{run.name} was trained with another {part} (fingerprint {trained[:12]}, now {now[:12]}): "
@@ -218,6 +229,10 @@ def _check(run: Run, corpus: Dataset, request: Request) -> None:
 
 
 def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: Request, notice: Say) -> list[int]:
+    """Return the lengths to score by a protocol, without default lengths that the text is too short for.
+
+    Raises: ConfigError if a requested length, or every length, is too long for the text, or the split is empty.
+    """
     split = corpus.splits[protocol.split]
     if split.num_tokens == 0:
         raise ConfigError(
@@ -231,8 +246,9 @@ def _lengths(protocol: EvalProtocol, config: Config, corpus: Dataset, request: R
             f"protocol {protocol.name} needs: ask for shorter lengths (--length), or take --protocol nonoverlapping"
         )
     refused = {}
-    checked = lengths if split.num_tokens else []  # tasks make problems of any length
-    for length in checked:
+    # The split of a task has None as its number of tokens: tasks make problems of any length.
+    text_lengths = lengths if split.num_tokens else []
+    for length in text_lengths:
         try:
             protocol.check_length(split, length, protocol.settings(config))
         except ConfigError as error:
@@ -252,10 +268,12 @@ class _Scorer:
     def __init__(self, run: Run, corpus: Dataset, request: Request) -> None:
         self.run, self.corpus, self.request = run, corpus, request
         step = request.at_step
-        self.at_step = None if step == run.manifest.num_steps else step
+        self.at_step = None if step == run.manifest.num_steps else step  # None: the last step
         self.options = tuple(sorted(request.under))
+        # Further entries of a result's `under`, which say what else differs from the run as trained, on its own text.
         self.marks = [] if self.at_step is None else [f"step={step}"]
-        if run.weights_digest != run.manifest.weights:  # a pack has rounded weights
+        # A pack has rounded weights.
+        if run.weights_digest != run.manifest.weights:
             self.marks.append(BFLOAT16)
         if run.check_scheme_files(request.scheme_changed):
             self.marks.append(FILE_CHANGED)
@@ -304,11 +322,11 @@ class _Scorer:
         model = self.model(length, device)
         model.piece = self.request.piece or settings.piece
         device.reset_peak_memory()
-        advice = (
+        remedy = (
             f"sequences of {length} tokens in pieces of {min(length, model.piece)} (--piece), "
             f"{settings.batch_tokens} tokens at once (evaluation.batch_tokens). Give a smaller --piece"
         )
-        with exhaustion_explained(device, advice):
+        with exhaustion_explained(device, remedy):
             rows, header = score_split(
                 model, self.corpus, protocol.split, protocol.name, length, settings, anchor, advance
             )

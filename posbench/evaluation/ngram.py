@@ -53,21 +53,23 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
     Arguments: again, whether to replace stored results. Continued runs, and runs of more than `evaluation.ngram_tokens`
     tokens, are skipped.
     """
-    done = set()
+    seen = set()
 
     @cache
     def finished_in(folder: Path) -> list[tuple[str | None, Run]]:  # each run.json is read once
         return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
 
     for run in runs:
-        folder, batches = run.path.parents[1], run.manifest.fingerprints.batches
+        folder, batches_fingerprint = run.path.parents[1], run.manifest.fingerprints.batches
+        # A continued run has read only a part of its batches itself. `ngram_tokens` is the size of the largest run that
+        # is counted.
         if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:
-            continue  # a continued run has read only a part of its batches itself
-        if (folder, batches) in done:
             continue
-        done.add((folder, batches))
+        if (folder, batches_fingerprint) in seen:
+            continue
+        seen.add((folder, batches_fingerprint))
         # The result belongs to the batches: any run of the experiment with the same ones may hold it.
-        same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches]
+        same_batches = [finished for fingerprint, finished in finished_in(folder) if fingerprint == batches_fingerprint]
         holder = next(filter(_has_ngrams, same_batches), run)
         if _has_ngrams(holder) and not again:
             continue
@@ -90,7 +92,8 @@ def _has_ngrams(run: Run) -> bool:
 def ngram_scores(run: Run, corpus: Corpus) -> Scored:
     """Count n-grams in the run's training batches, score its validation windows, and return the result to store.
 
-    Returns: a table with a row per window, document and order n, and a header with settings and means of all orders.
+    Returns: a table with a row per window, document and order n in ORDERS, and a header with settings and the mean loss
+    of each order. The models have all orders from 2 up to the highest; those that are not in ORDERS are dropped.
     Raises: ConfigError if this version would choose other batches or validation windows.
     """
     config, manifest = run.config, run.manifest
@@ -103,20 +106,22 @@ def ngram_scores(run: Run, corpus: Corpus) -> Scored:
     tokens, depths = text_read(corpus.train.tokens, starts, length, max(ORDERS))
     probabilities = KneserNey(tokens, depths, corpus.vocab_size, max(ORDERS)).probabilities
     validation = Validation()
-    windows = validation.windows(corpus.validation, length, validation.settings(config), length)
-    read = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows]).astype(np.int64)
-    losses = {order: -np.log(p) for order, p in probabilities(read).items()}
+    # There is one length, so it is the anchor too: the longest length of the comparison.
+    windows = validation.windows(corpus.validation, length, validation.settings(config), anchor=length)
+    window_tokens = np.stack([corpus.validation.tokens[w.start : w.start + w.length + 1] for w in windows])
+    losses = {order: -np.log(p) for order, p in probabilities(window_tokens.astype(np.int64)).items()}
+    # Only the orders that are reported.
     tables = {o: tabulate_windows(losses[o], windows, corpus.validation, corpus.bos_id) for o in ORDERS}
     # The same windows as the run's own validation, so that the losses can be compared.
-    scored = ["document", "start", "targets", "bytes"]
-    key = ResultKey(validation.name, length)
-    same_key = (result.windows for result in run.results()[0] if result.key == key)
+    window_columns = ["document", "start", "targets", "bytes"]
+    validation_key = ResultKey(validation.name, length)
+    same_key = (result.windows for result in run.results()[0] if result.key == validation_key)
     validated = next(same_key, None)
-    if validated is None or not np.array_equal(validated[scored], tables[ORDERS[0]][scored]):
+    if validated is None or not np.array_equal(validated[window_columns], tables[ORDERS[0]][window_columns]):
         raise ConfigError(f"{run.name} was validated on other windows or another text than this posbench would choose")
     means = {order: float(t["nll"].sum() / t["targets"].sum()) for order, t in tables.items()}
     targets, num_bytes = (int(validated[name].sum()) for name in ("targets", "bytes"))
-    longest = means[max(ORDERS)]
+    highest_order_loss = means[max(ORDERS)]
     by_order = [table.assign(order=order) for order, table in tables.items()]
     return pd.concat(by_order, ignore_index=True), {
         "split": validation.split,
@@ -124,10 +129,11 @@ def ngram_scores(run: Run, corpus: Corpus) -> Scored:
         "windows": len(windows),
         "documents": int(validated["document"].nunique()),
         "targets_total": targets,
-        "nll_mean": longest,
-        "bits_per_byte": longest * targets / math.log(2) / num_bytes,
+        "nll_mean": highest_order_loss,
+        "bits_per_byte": highest_order_loss * targets / math.log(2) / num_bytes,
         "losses": {str(order): loss for order, loss in means.items()},
-        "tokens": int((depths > 1).sum()),  # different targets that were read
+        # Different targets that were read. A depth of 1 is the first token of a window, which is no target.
+        "tokens": int((depths > 1).sum()),
         "batches": batches,
         "weights": manifest.weights,
         "seconds": round(time.perf_counter() - began, 2),
@@ -138,11 +144,11 @@ def windows_read(config: Config, corpus: Corpus) -> tuple[Ints, str]:
     """Return the different starts of a run's training windows, ascending, and the fingerprint of its batches."""
     batches = corpus.batches(config.train, config.seed)
     starts: set[int] = set()
-    chain = ""
+    batches_digest = ""
     for n in range(config.train.num_steps):
         starts.update(batches.starts(n))
-        chain = chained(chain, batches.batch(n))
-    return np.array(sorted(starts), np.int64), chain[:16]
+        batches_digest = chained(batches_digest, batches.batch(n))
+    return np.array(sorted(starts), np.int64), batches_digest[:16]
 
 
 def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, longest: int) -> tuple[Ints, Ints]:
@@ -154,10 +160,11 @@ def text_read(tokens: NDArray[np.integer], starts: Ints, context_length: int, lo
     but at most `longest`.
     """
     columns = np.arange(context_length + 1)
-    # Text counts once, even if several epochs or overlapping windows contain it.
     indices = starts[:, None] + columns
+    # Text counts once, even if several epochs or overlapping windows contain it: in the first window that has it, which
+    # reaches furthest back from it. No token is before the first window, so its previous end is -1.
     previous_ends = np.concatenate([[-1], starts[:-1] + context_length])
-    is_new = indices > previous_ends[:, None]  # the first window that has a token reaches furthest back from it
+    is_new = indices > previous_ends[:, None]
     depths = np.broadcast_to(np.minimum(columns + 1, longest), indices.shape)
     return tokens[indices[is_new]].astype(np.int64), depths[is_new]
 
@@ -176,38 +183,44 @@ class KneserNey:
         self._keys: dict[int, Ints] = {}  # order -> its n-grams, ascending: context * V + token
         self._highest: dict[int, _Level] = {}  # order -> level for a model's highest order, from counts of n-grams
         self._lower: dict[int, _Level] = {}  # order -> level for lower orders, from numbers of different tokens before
-        shorter, contexts, num_contexts = tokens.astype(np.int64), np.zeros(vocab_size, np.int64), 1
-        num_shorter = vocab_size
+        shorter_numbers = tokens.astype(np.int64)  # number of the (order - 1)-gram that ends at each token
+        num_shorter = vocab_size  # how many different ones there are
+        contexts = np.zeros(vocab_size, np.int64)  # of each (order - 1)-gram, the number of its tokens before the last
+        num_contexts = 1  # a single token has the empty context
         for order in range(2, longest + 1):
             # An n-gram counts if the depth of its last token is n or more, so that it crosses no border of a window.
             ends = np.flatnonzero(depths >= order)
             keys, numbers, counts = np.unique(
-                shorter[ends - 1] * vocab_size + tokens[ends], return_inverse=True, return_counts=True
+                shorter_numbers[ends - 1] * vocab_size + tokens[ends], return_inverse=True, return_counts=True
             )
             suffixes = np.empty(len(keys), np.int64)  # an n-gram without its first token
-            suffixes[numbers] = shorter[ends]
+            suffixes[numbers] = shorter_numbers[ends]
             continuations = np.bincount(suffixes, minlength=num_shorter)  # numbers of different tokens before
             self._lower[order - 1] = _Level.build(continuations, contexts, num_contexts)
+            # The n-grams of this order are the shorter ones of the next.
             contexts, num_contexts, num_shorter = keys // vocab_size, num_shorter, len(keys)
-            self._keys[order], self._highest[order] = keys, _Level.build(counts, contexts, num_contexts)
-            shorter = np.full(len(tokens), _UNKNOWN, np.int64)
-            shorter[ends] = numbers
+            self._keys[order] = keys
+            self._highest[order] = _Level.build(counts, contexts, num_contexts)
+            shorter_numbers = np.full(len(tokens), _UNKNOWN, np.int64)
+            shorter_numbers[ends] = numbers
 
     def probabilities(self, windows: Ints) -> dict[int, Floats]:
         """Return {order n: probabilities [W, T]} of all tokens but the first of windows [W, T + 1] of token ids."""
         targets = windows[:, 1:].astype(np.int64)
         empty, uniform = np.zeros_like(targets), np.full(targets.shape, 1 / self.vocab_size)
         lower = self._lower[1].mixed(empty, targets, uniform)
-        numbers, models = windows.astype(np.int64), {1: lower}  # numbers of the n-gram that ends at each token
+        ngrams_ending = windows.astype(np.int64)  # the number of the n-gram that ends at each token
+        models = {1: lower}  # order -> the probabilities by the model of this order
         for order in range(2, self.longest + 1):
-            contexts = numbers[:, :-1]
+            contexts = ngrams_ending[:, :-1]
             ngrams = self._find(order, contexts, targets)
             model = self._highest[order].mixed(contexts, ngrams, lower)
-            model[:, : order - 2] = models[order - 1][:, : order - 2]  # the window cuts off the context
+            # The first targets have too few tokens before them in the window, so lower orders predict them.
+            model[:, : order - 2] = models[order - 1][:, : order - 2]
             models[order] = model
             if order < self.longest:
                 lower = self._lower[order].mixed(contexts, ngrams, lower)
-            numbers = np.concatenate([np.full((len(windows), 1), _UNKNOWN), ngrams], axis=1)
+            ngrams_ending = np.concatenate([np.full((len(windows), 1), _UNKNOWN), ngrams], axis=1)
         return {order: models[order] for order in range(2, self.longest + 1)}
 
     def _find(self, order: int, contexts: Ints, targets: Ints) -> Ints:
@@ -227,17 +240,21 @@ class _Level:
 
     @classmethod
     def build(cls, counts: Ints, contexts: Ints, num_contexts: int) -> _Level:
+        """Return the level of n-grams with these counts. Arguments: contexts, the number of each n-gram's context."""
+        # Counts of 3 or more share a discount.
         subtracted = discounts(counts)[np.minimum(counts, 3)]
         totals = np.bincount(contexts, counts, num_contexts)
-        freed = np.bincount(contexts, subtracted, num_contexts)
+        freed_mass = np.bincount(contexts, subtracted, num_contexts)
         # Nothing was read after this context: the lower order has all the weight.
-        backoff: Floats = np.where(totals > 0, freed / np.maximum(totals, 1), 1.0)
+        backoff: Floats = np.where(totals > 0, freed_mass / np.maximum(totals, 1), 1.0)
         return cls((counts - subtracted) / np.maximum(totals, 1)[contexts], backoff)
 
     def mixed(self, contexts: Ints, ngrams: Ints, lower: Floats) -> Floats:
-        # Without the context, which is _UNKNOWN if it was never read, the lower order decides alone.
+        """Return p_n of targets. Arguments: contexts and ngrams, numbers or _UNKNOWN; lower, their p_(n-1)."""
+        # No n-gram of this order was read.
         if not len(self.discounted):
             return lower.copy()
+        # A context that was never read leaves all to the lower order.
         discounted = np.where(ngrams == _UNKNOWN, 0.0, self.discounted[ngrams])
         return np.where(contexts == _UNKNOWN, lower, discounted + self.backoff[contexts] * lower)
 

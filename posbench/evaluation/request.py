@@ -100,8 +100,8 @@ class Request:
         from posbench.evaluation.texts import text_named
 
         data = self.data
+        # Words that name a text: from the command line a list, in the Python API also a single one.
         if not isinstance(data, DataConfig):
-            # The Python API takes one word or several.
             words = [data] if isinstance(data, str) else list(data or ())
             if self.config_dir:
                 words.append(f"--config-dir={self.config_dir}")
@@ -162,13 +162,18 @@ class Request:
 
         Raises: ConfigError for a window of text with less than two tokens.
         """
-        trained_at, asked = config.trained_length, set(self.lengths)
+        trained_length, lengths_asked = config.trained_length, set(self.lengths)
         # If only lengths were asked for, the training length is added, as the reference for the change with length.
-        if asked and not self.protocols and self.data is None and (protocol.is_by_length or not protocol.of_text):
-            is_in_range = protocol.shortest(config.evaluation) <= trained_at <= max(asked)
+        if (
+            lengths_asked
+            and not self.protocols
+            and self.data is None
+            and (protocol.is_by_length or not protocol.of_text)
+        ):
+            is_in_range = protocol.shortest(config.evaluation) <= trained_length <= max(lengths_asked)
             if is_in_range:
-                asked.add(trained_at)
-        lengths = protocol.lengths(sorted(asked), trained_at, split, config.evaluation.lengths)
+                lengths_asked.add(trained_length)
+        lengths = protocol.lengths(sorted(lengths_asked), trained_length, split, config.evaluation.lengths)
         if lengths and lengths[0] < config.data.shortest:
             raise ConfigError(f"length {lengths[0]} is too short for text: ask for 2 tokens or more")
         return lengths

@@ -60,17 +60,17 @@ def rotations(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
 
 def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
     """Return whether options only rescale by length / training length, up to the training length."""
-    names = {option.partition("=")[0].rpartition(".")[2] for option in options}
-    # A mapping may change more than the factor.
+    names = {option.partition("=")[0].rpartition(".")[2] for option in options}  # without types of layers
+    # A value in braces is a mapping, which may change more than the factor.
     if names != {"rescale"} or any("{" in option for option in options):
         return False
     if length > run.config.train.context_length:
         return False
-    # The factor is 1 there, unless it is given or the model's own rotation is rescaled.
-    changed, usual = rotations(run, options, length), rotations(run, (), length)
-    return all(new.factor == 1 and old.method == "none" for new, old in zip(changed, usual, strict=True)) and bool(
-        changed
-    )
+    # Up to the training length the factor is 1, unless the model's own rotation is rescaled.
+    changed, unchanged = rotations(run, options, length), rotations(run, (), length)
+    keeps_rotations = all(new.factor == 1 and old.method == "none" for new, old in zip(changed, unchanged, strict=True))
+    # Without rotations nothing is known of the options, such as for an export of posbench's own class.
+    return keeps_rotations and bool(changed)
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,16 @@ def facts(model: Any) -> Facts:
     from posbench.model.decoder import Decoder
 
     if isinstance(model, Decoder):
-        longest, name, module = model.scheme.longest, "PosbenchForCausalLM", model
+        module = model
+        longest, name = model.scheme.longest, "PosbenchForCausalLM"
         tables = [model.embedding.weight, model.unembedding.weight]
     else:
-        longest, name, module = model.longest, type(model.model).__name__, model.model
-        # A tied head is the embedding table itself.
-        head = module.get_output_embeddings()
+        module = model.model
+        longest, name = model.longest, type(module).__name__
+        output_layer = module.get_output_embeddings()
         tables = [module.get_input_embeddings().weight]
-        if head is not None:
-            tables.append(head.weight)
+        if output_layer is not None:  # None: the class has no output layer that it gives
+            tables.append(output_layer.weight)
     total = sum(parameter.numel() for parameter in module.parameters())
     distinct = {id(table): table for table in tables}  # a tied table counts once
     embedding = sum(table.numel() for table in distinct.values())

@@ -62,13 +62,14 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
     others = [name for name in names if name not in (*settings, *folders)]
     runs: list[Run] = []
     try:
+        # Without any name, `runs_named` returns all runs.
         if others or not folders:
             runs = runs_named(others, runs_dir)
     except ConfigError as error:
-        hub = [name for name in others if _HUB.fullmatch(name) and not Path(name).parent.exists()]
-        if not hub:
+        hub_names = [name for name in others if _HUB.fullmatch(name) and not Path(name).parent.exists()]
+        if not hub_names:
             raise
-        command = f"hf download {hub[0]} --local-dir {hub[0].rpartition('/')[2]}"
+        command = f"hf download {hub_names[0]} --local-dir {hub_names[0].rpartition('/')[2]}"
         raise ConfigError(f"{error}. A model of the Hugging Face hub is read from a folder: {command}") from error
     if settings and not folders:
         raise ConfigError(f"{settings[0]} is for Hugging Face folders: a run's settings are those it was trained with")
@@ -82,6 +83,7 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
 
 
 def _is_model(path: Path) -> bool:
+    # Also a folder or a file that `_subject` refuses with a remedy, such as weights without a config.json.
     if path.is_dir():
         return (path / "config.json").is_file() or any(_weights_in(path))
     return path.is_file() and path.suffix in _WEIGHTS
@@ -92,6 +94,10 @@ def _weights_in(folder: Path) -> Iterator[Path]:
 
 
 def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Path, console: Console) -> Run:
+    """Write the run of the model at `path`, and return it. A run that exists keeps its text.
+
+    Raises: ConfigError if the model or its tokenizer cannot be read, or if a run of this name is of another model.
+    """
     from posbench.huggingface.loading import Source, versions
     from posbench.runs import folder_check
 
@@ -113,7 +119,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     words += [f"evaluation.lengths=[{T // 4},{T // 2},{T},{2 * T}]", *settings]
     config = compose(words)
     run = Run(run_folder(config))
-    # The text of an existing run stays; only a new one takes the request's.
+    # The first text that a subject was scored on stays its own.
     if (run.path / "run.json").is_file():
         config = replace(config, data=run.config.data)
         if run.evaluated():
@@ -134,6 +140,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
 
 
 def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> None:
+    # Raise ConfigError unless a subject's results are of this model, as computed by these versions.
     subject = run.manifest.subject or {}
     if (run.weights_digest, subject.get("config", source.config_digest)) != (source.digest, source.config_digest):
         raise ConfigError(
@@ -143,6 +150,7 @@ def _check_same_model(run: Run, source: Source, versions: Mapping[str, Any]) -> 
     scored_by = {name: subject.get("versions", {}).get(name) for name in versions}
     if scored_by != versions:
         described = f"transformers {scored_by['transformers']}, adapter {scored_by['adapter']}"
+        # No version of transformers was recorded if posbench's own decoder scored the model.
         if scored_by["transformers"] is None:
             described = "posbench's own decoder"
         raise ConfigError(
@@ -200,20 +208,23 @@ def _manifest(
 
 
 def _show_positions(run: Run, request: Request, console: Console) -> None:
+    # Print what config.json says about positions, and the rotations in use at the longest length to score.
     subject = run.manifest.subject
     assert subject is not None
     T = run.config.train.context_length
     length = max(request.lengths or run.config.evaluation.lengths)
     rotations = subject["rotations"]
-    written: Any = "no rotations"
+    rotation_text: Any = "no rotations"
     if rotations:
-        written = {"rope_parameters": rotations.get("", rotations)}
-    reads = ""
+        # The key is "" if all layers share one rotation.
+        rotation_text = {"rope_parameters": rotations.get("", rotations)}
+    longest_text = ""
     if subject["longest"] is not None:
-        reads = f", and reads at most {subject['longest']:,} (learned positions)"
+        longest_text = f", and reads at most {subject['longest']:,} (learned positions)"
     kind = ", instruction-tuned" if subject["is_instructed"] else ""
     console.out(
-        f"{run.name} ({subject['class']}{kind}): trained on windows of {T:,} tokens{reads}. config.json: {written}"
+        f"{run.name} ({subject['class']}{kind}): trained on windows of {T:,} tokens{longest_text}. "
+        f"config.json: {rotation_text}"
     )
     if not rotations:
         return

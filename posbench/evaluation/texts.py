@@ -53,12 +53,14 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     Raises: ConfigError if the text or the tokenizer is missing.
     """
     config, cache = run.config, run.config.data.cache_dir
-    if not cache_folder(cache).is_dir():  # use the default cache if the recorded folder is gone
+    # If the recorded folder is gone, use the default cache, which None means.
+    if not cache_folder(cache).is_dir():
         config = replace(config, data=replace(config.data, cache_dir=None))
     is_subject = run.manifest.subject is not None
     if is_subject:
         if data is not None:
             config = replace(config, data=data)
+        # Every document of a subject's text is scored.
         return prepare_held_out(config, notice, whole=True)
     if data is None:
         return prepare(config, notice=notice)
@@ -81,8 +83,10 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
 
 
 def _with_text(config: Config, data: DataConfig, run: Run) -> Config:
+    # Return a run's configuration with another text, tokenized by the run's own tokenizer.
     text = replace(data, cache_dir=data.cache_dir or config.data.cache_dir)
     file = run.path / "tokenizer.json"
-    if not file.exists():  # the run is packed
+    # A packed run has no such file, and a tokenizer of the kind `file` needs a path.
+    if not file.exists():
         write_bytes(file, run.content(file.name))
     return replace(config, data=text, tokenizer=TokenizerConfig(kind="file", path=str(file)))

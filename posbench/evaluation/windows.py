@@ -31,20 +31,21 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
     Returns: the indices of the chosen windows, counted over all documents, ascending; all if there are fewer.
     """
     number = min(number, int(counts.sum()))
-    low, high = 0, int(counts.max(initial=0))  # bisect: the most whole rounds that give at most `number` windows
-    while low < high:
-        middle = (low + high + 1) // 2
+    # Documents give windows in rounds, one each. Bisect: the most whole rounds that give at most `number` windows.
+    rounds, most_rounds = 0, int(counts.max(initial=0))
+    while rounds < most_rounds:
+        middle = (rounds + most_rounds + 1) // 2
         if int(np.minimum(counts, middle).sum()) <= number:
-            low = middle
+            rounds = middle
         else:
-            high = middle - 1
-    shares = np.minimum(counts, low).astype(np.int64)  # the whole rounds; below, the incomplete last one
+            most_rounds = middle - 1
+    shares = np.minimum(counts, rounds).astype(np.int64)  # windows of each document, after the whole rounds
     # In the incomplete last round, the documents that give a window are spaced evenly among all that could.
-    has_more = np.flatnonzero(counts > low)
+    has_more = np.flatnonzero(counts > rounds)
     missing = number - int(shares.sum())
     shares[has_more[_evenly(missing, len(has_more))]] += 1
     # The chosen windows of a document are spaced evenly within it.
-    firsts = np.cumsum(counts) - counts
+    firsts = np.cumsum(counts) - counts  # index of each document's first window
     chosen = [first + _evenly(share, n) for first, share, n in zip(firsts, shares, counts, strict=True) if share]
     if not chosen:
         return np.empty(0, np.int64)
@@ -52,6 +53,7 @@ def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
 
 
 def _evenly(number: int, total: int) -> np.ndarray:
+    # The middles of `number` equal parts of 0 .. `total`.
     return (2 * np.arange(number) + 1) * total // (2 * max(1, number))
 
 
@@ -75,9 +77,9 @@ def losses_of(
     import torch
 
     device, length = model.device, rows.shape[1] - 1
-    losses, size = [], max(1, batch_tokens // length)
-    for n in range(0, len(rows), size):
-        tokens = torch.from_numpy(rows[n : n + size].astype(np.int64)).to(device)
+    losses, rows_per_pass = [], max(1, batch_tokens // length)
+    for n in range(0, len(rows), rows_per_pass):
+        tokens = torch.from_numpy(rows[n : n + rows_per_pass].astype(np.int64)).to(device)
         with torch.no_grad():
             losses.append(model.nll(tokens[:, :-1], tokens[:, 1:], last=scored).cpu())
         advance(len(tokens) * length)
@@ -87,7 +89,7 @@ def losses_of(
 
 def scored_targets(losses: np.ndarray, windows: Sequence[Window], split: Split, bos_id: int) -> pd.DataFrame:
     """Return a row per scored target: window (its number), document, target (token index), nll (nats)."""
-    scored = windows[0].scored
+    scored = windows[0].scored  # the same number in all windows
     firsts = np.array([w.start + w.length - scored + 1 for w in windows])
     index = (firsts[:, None] + np.arange(scored)).ravel()
     rows = {"window": np.repeat(np.arange(len(windows)), scored), "target": index, "nll": losses.ravel().astype(float)}

@@ -81,6 +81,7 @@ def export_model(
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         # Written beside the target first, so that an error leaves no half export.
         theirs.save_pretrained(temporary)
+        # Our own class refuses padding before a sequence; generation needs it there.
         padding_side = "right" if stock is None else "left"
         exported_tokenizer(tokenizer, longest, padding_side).save_pretrained(temporary)
         # Load the model as a user would, and compare its logits, before the folder gets its name.
@@ -95,6 +96,7 @@ def export_model(
 def _in_transformers(
     model: Decoder, config: Config, tokenizer: Tokenizer, stock: TransformersModel | None, longest: int
 ) -> PreTrainedModel:
+    """Return the model as a class of transformers: `stock`, or ours if that is None. Arguments: longest, in tokens."""
     special: dict[str, Any] = special_tokens(tokenizer)
     # With a pad_token_id, BOS's row of the embedding would get no gradient.
     special |= {"pad_token_id": None, "max_position_embeddings": longest}
@@ -113,7 +115,10 @@ def _in_transformers(
 
 @torch.no_grad()
 def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tuple[float, float]:
-    # Random tokens; a difference that rounding does not explain is refused.
+    """Return the largest difference of the two models' logits on random tokens, and our largest absolute logit.
+
+    Raises: ConfigError if rounding does not explain the difference.
+    """
     generator = torch.Generator().manual_seed(0)
     length = min(context_length, _COMPARED_TOKENS)
     tokens = torch.randint(model.embedding.num_embeddings, (2, length), generator=generator)
@@ -132,7 +137,8 @@ def _compare(model: Decoder, theirs: PreTrainedModel, context_length: int) -> tu
 
 def _readme(result: Export, config: Config, name: str, tokenizer: Tokenizer) -> str:
     prompt, note = ("Once upon a time", "  # begins with BOS, as in training")
-    if find_bos(tokenizer) is None:  # the prompt must consist of the task's tokens
+    # Only tokenizers of tasks have no BOS. The prompt must then consist of the task's tokens.
+    if find_bos(tokenizer) is None:
         prompt, note = " ".join(sorted(tokenizer.get_vocab())[:2]), ""
     row = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
@@ -162,7 +168,10 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def longest_read(model: Decoder, as_trained: bool) -> int:
-    """Return how many tokens the model is meant to read."""
+    """Return how many tokens the model is meant to read.
+
+    Arguments: as_trained, whether it was trained with the scheme that it has.
+    """
     shape = model.scheme.shape
     # Tasks may be read up to their longest problem.
     if shape.longest or as_trained:
@@ -188,16 +197,16 @@ def exported_tokenizer(tokenizer: Tokenizer, longest: int, padding_side: str) ->
     refuse padding before a sequence.
     """
     # A copy, because the post-processor would change the run's tokenizer.
-    copy: Any = Tokenizer.from_str(tokenizer.to_str())
+    exported: Any = Tokenizer.from_str(tokenizer.to_str())
     bos_id, special = find_bos(tokenizer), {}
     if bos_id is not None:
         bos = tokenizer.id_to_token(bos_id)
-        copy.post_processor = processors.TemplateProcessing(
+        exported.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, bos_id)]
         )
         special = {"bos_token": bos, "eos_token": bos, "pad_token": bos}
     return PreTrainedTokenizerFast(
-        tokenizer_object=copy,
+        tokenizer_object=exported,
         **special,
         padding_side=padding_side,
         split_special_tokens=True,

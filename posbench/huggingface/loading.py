@@ -128,10 +128,11 @@ class Source:
     def rotations(self) -> dict[str, dict[str, Any]]:
         """Return {layer type: rope_parameters} as read; the type is "" if all layers share one rotation."""
         rotations = rotations_in(self.config)
-        known: Any = self.config.get_text_config()
+        text_config: Any = self.config.get_text_config()
+        # "" stands for all layers, and is no type of layer to check.
         for layer_type in filter(None, rotations):
             # The class has one rotation for all layers.
-            if layer_type not in known.nested_rope_parameter_keys(rotations):
+            if layer_type not in text_config.nested_rope_parameter_keys(rotations):
                 raise ConfigError(_nested_refused(self, layer_type, type(self.config).__name__))
         return rotations
 
@@ -191,7 +192,7 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
     config = _copy(source)
     with _explained(source):
         change_rotations(config, options, length, source.length, source.name)
-    settings = json.dumps(rotations_in(config), sort_keys=True)
+    settings = json.dumps(rotations_in(config), sort_keys=True)  # tells changed configurations apart
     return _load(source, config, settings, dtype, device)
 
 
@@ -203,7 +204,7 @@ def rotations_under(source: Source, options: Sequence[str], length: int) -> list
     config = _copy(source)
     if isinstance(config, _POSBENCH):
         config.scheme = _posbench_scheme(config, options)
-        config.build()  # raises the error
+        config.build()  # raises ConfigError for options that the scheme does not have
         return []
     with _explained(source):
         return change_rotations(config, options, length, source.length, source.name)
@@ -213,6 +214,7 @@ _POSBENCH = PosbenchForCausalLM.config_class
 
 
 def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
+    # Weights stay float32; `dtype` is the type of the activations, as in training.
     config = _copy(source)
     config.scheme = _posbench_scheme(config, options)
     model = _from_pretrained(source, config, torch.float32)
@@ -228,6 +230,7 @@ def _copy(source: Source) -> Any:
 
 
 def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
+    """Return the scheme in the configuration of an exported model with changed options, such as `rescale=yarn`."""
     scheme = dict(config.scheme)
     for option in options:
         key, _, value = option.partition("=")
@@ -243,10 +246,14 @@ class _Loaded:
 def _load(
     source: Source, config: PreTrainedConfig, settings: str, dtype: torch.dtype, device: torch.device
 ) -> SubjectModel:
-    # One command loads a model once, for its check and all its lengths; `settings` is the key of what was changed.
+    """Return the model, which stays loaded until another one is asked for.
+
+    So one command loads a model once, for its check and all its lengths. Arguments: settings, the changed rotations.
+    """
     key = (source.path.resolve(), source.digest, source.config_digest, settings, dtype, device)
     if _Loaded.key != key or _Loaded.model is None:
-        _Loaded.key, _Loaded.model = (), None  # before the next one, so that memory holds one
+        # The last model goes before the next one comes, so that memory holds one.
+        _Loaded.key, _Loaded.model = (), None
         model = _from_pretrained(source, config, dtype)
         _check_nested(source, model)
         _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device).eval())
@@ -255,6 +262,7 @@ def _load(
 
 def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
     with _explained(source):
+        # A GGUF file is named; of a folder only safetensors files are read.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
             config=config,
@@ -272,7 +280,7 @@ def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtyp
 
 @contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    # Any error of transformers becomes one sentence; its warnings and bars stay silent.
+    """In a `with` block, turn any error of transformers into a ConfigError of one sentence, and silence its output."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -282,9 +290,10 @@ def _explained(source: Source) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # transformers raises KeyError, TypeError and others for a configuration
-        nested = [] if source.is_gguf else folder_check.nested_rotations(source.content)
-        if nested:
-            raise ConfigError(_nested_refused(source, nested[0], "its class")) from error
+        # A class with one rotation for all layers may fail on rotations for some of them, so these are named first.
+        nested_types = [] if source.is_gguf else folder_check.nested_rotations(source.content)
+        if nested_types:
+            raise ConfigError(_nested_refused(source, nested_types[0], "its class")) from error
         if source.is_gguf:
             raise ConfigError(
                 f"transformers {transformers.__version__} cannot load {source.path}: {type(error).__name__}: "
@@ -306,10 +315,11 @@ def _line(error: BaseException) -> str:
 
 
 def _check_nested(source: Source, model: Any) -> None:
-    # Rotations of their own are buffers that begin with the type of layer.
-    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    """Raise ConfigError if a class has one rotation for all layers, and config.json has one for some of them."""
+    # A class with several has a buffer for each, whose name begins with the type of layer.
+    buffer_names = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     for layer_type in filter(None, source.rotations):
-        if not any(name.startswith(layer_type) for name in buffers):
+        if not any(name.startswith(layer_type) for name in buffer_names):
             raise ConfigError(_nested_refused(source, layer_type, type(model).__name__))
 
 
@@ -321,17 +331,20 @@ def _nested_refused(source: Source, layer_type: str, class_name: str) -> str:
 
 
 def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> None:
-    # transformers itself would fill missing tensors with random numbers, or only warn.
+    """Raise ConfigError if the files lack tensors of the class, or have others. Arguments: info, of `from_pretrained`.
+
+    transformers itself would fill missing tensors with random numbers, or only warn.
+    """
     files = [] if source.is_gguf else pretrained.weight_files(source.path)
     stored_in = folder_check.stored_tensors(files)
 
-    def place(name: str) -> Path:
+    def file_of(name: str) -> Path:
         return stored_in[name].file if name in stored_in else source.path
 
     differences = []
     for name, stored, expected in sorted(info["mismatched_keys"]):
         differences.append(
-            f"{place(name)} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
+            f"{file_of(name)} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
             f"makes it {list(expected)}: correct the one that is wrong"
         )
     for name in sorted(info["missing_keys"]):
@@ -340,7 +353,7 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
         differences.append(f"{source.path} lacks {name}{reason}: download the model again, or correct its config.json")
     for name in sorted(info["unexpected_keys"]):
         differences.append(
-            f"{place(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
+            f"{file_of(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
             f"transformers, which leaves out what its class has not ({SAVE})"
         )
     folder_check.check_none(differences)

@@ -26,13 +26,13 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.decoder = config.build()
         dtype = torch.get_default_dtype()  # transformers sets it to the `dtype` of from_pretrained
-        self.decoder.compute_dtype = dtype if dtype is torch.bfloat16 else None
+        self.decoder.compute_dtype = dtype if dtype is torch.bfloat16 else None  # None: that of the weights
         if torch.empty(0).device.type != "meta":  # from_pretrained builds on `meta` and will load weights
             initialise(self.decoder, seed=0)
         # Tied embeddings, and scheme parameters that layers share, are stored once.
-        first: dict[nn.Parameter, str] = {}
+        first_names: dict[nn.Parameter, str] = {}
         parameters = self.named_parameters(remove_duplicate=False)
-        names = [(name, first.setdefault(parameter, name)) for name, parameter in parameters]
+        names = [(name, first_names.setdefault(parameter, name)) for name, parameter in parameters]
         self._tied_weights_keys = {name: source for name, source in names if name != source}
         self.post_init()
 
@@ -48,12 +48,15 @@ class PosbenchForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # `from_pretrained` calls this; buffers are not stored with the weights.
+        # `from_pretrained` calls this for each module. Buffers are not stored with the weights, and the model may have
+        # been built on `meta`, so they are computed again.
         if any(True for _ in module.buffers(recurse=False)):
             [name] = [name for name, submodule in self.decoder.named_modules() if submodule is module]
             computed = self.config.build().get_submodule(name)
-            for buffer, new in zip(module.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
-                buffer.copy_(new)
+            for buffer, computed_buffer in zip(
+                module.buffers(recurse=False), computed.buffers(recurse=False), strict=True
+            ):
+                buffer.copy_(computed_buffer)
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

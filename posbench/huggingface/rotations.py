@@ -59,7 +59,8 @@ def trained_length(config: PreTrainedConfig, content: Mapping[str, Any]) -> int 
     text = config.get_text_config()
     for parameters in rotations_in(config).values():
         if parameters.get("rope_type") == "yarn" and parameters.get(LENGTH):
-            return int(parameters[LENGTH])  # training with the other types reaches the length that they are for
+            # With the other types, training reaches the length that they are for.
+            return int(parameters[LENGTH])
     # The class may not know a length that `config.json` has.
     if isinstance(content.get("text_config"), dict):
         content = content["text_config"]
@@ -80,26 +81,33 @@ def change_rotations(
     """
     parameters = rotations_in(config)
     by_type = _options_by_type(options, parameters, name)
-    text, width = config.get_text_config(), _head_width(config) if parameters else 0
-    used, methods = {}, {}
+    text = config.get_text_config()
+    width = _head_width(config) if parameters else 0  # without rotations it is not read, and may not be known
+    new_settings = {}  # layer type -> its rope_parameters
+    methods = {}  # layer type -> name and factor of its rescaling
     for layer_type, settings in parameters.items():
-        chosen = by_type.get(layer_type, {})
-        used[layer_type], methods[layer_type] = _changed(settings, chosen, width, length, trained, name)
-    # Without options, `config` stays as it was read.
+        type_options = by_type.get(layer_type, {})
+        new_settings[layer_type], methods[layer_type] = _changed(settings, type_options, width, length, trained, name)
+    # Without options, `config` stays as it was read. "" is the type if all layers share one rotation.
     if any(by_type.values()):
-        text.rope_parameters = used.get("", used)
-    return [_rotation(config, key, methods[key], length) for key in used]
+        text.rope_parameters = new_settings.get("", new_settings)
+    return [_rotation(config, key, methods[key], length) for key in new_settings]
 
 
 def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    # An option without a layer type is for all of them.
+    """Return {layer type: {option: value}}, such as {"full_attention": {"rescale": "yarn"}}.
+
+    It has an entry for each type in `parameters`; the type is "" if all layers share one rotation. Raises: ConfigError
+    for an option that the model does not have.
+    """
     by_type: dict[str, dict[str, Any]] = {layer_type: {} for layer_type in parameters}
     for option in options:
-        key, _, value = option.partition("=")
-        layer_type, _, rest = key.partition(".")
+        option_name, _, value = option.partition("=")
+        layer_type, _, rest = option_name.partition(".")
+        # `full_attention.rescale` is for one type; the dot in `rescale.beta_fast` comes after an option.
         is_typed = layer_type in LAYER_TYPES
-        key = rest if is_typed else key
-        if key not in _OPTIONS and not key.startswith("rescale."):
+        option_name = rest if is_typed else option_name
+        if option_name not in _OPTIONS and not option_name.startswith("rescale."):
             raise ConfigError(
                 f"--under {option} is not for {name}: a model of transformers takes rescale=, factor=, base= and "
                 "rescale.KEY= (a key of its rope_parameters), also as full_attention.rescale="
@@ -107,42 +115,54 @@ def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name
         if not parameters:
             raise ConfigError(f"{name} has no rotations in its config.json, so --under {option} has nothing to change")
         if is_typed and layer_type not in parameters:
-            known = ", ".join(filter(None, parameters)) or "one rotation for all layers"
-            raise ConfigError(f"--under {option}: {name} has {known}; leave {layer_type} out, or name one of these")
-        chosen_types = [layer_type] if is_typed else parameters
-        for chosen in chosen_types:
-            by_type[chosen][key] = yaml.safe_load(value)
+            known_types = [known_type for known_type in parameters if known_type]
+            has, remedy = "one rotation for all layers", f"leave {layer_type} out"
+            if known_types:
+                has, remedy = ", ".join(known_types), f"{remedy}, or name one of these"
+            raise ConfigError(f"--under {option}: {name} has {has}; {remedy}")
+        # An option without a layer type is for all of them.
+        target_types = [layer_type] if is_typed else parameters
+        for target in target_types:
+            by_type[target][option_name] = yaml.safe_load(value)
     return by_type
 
 
 def _changed(
     parameters: Mapping[str, Any], options: Mapping[str, Any], width: int, length: int, trained: int, name: str
 ) -> tuple[dict[str, Any], tuple[str, float]]:
+    """Return one type of layer's `rope_parameters` with these options, and the name and factor of its rescaling.
+
+    Arguments: parameters, as they are; width, channels of a head; length, of the windows, and trained, both in tokens.
+    """
+    # What stays whatever the rescaling is.
     common = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
     changed = dict(parameters)
     if "base" in options:
         common["rope_theta"] = changed["rope_theta"] = _base(str(options["base"]))
-    own = {key.removeprefix("rescale."): value for key, value in options.items() if key.startswith("rescale.")}
-    channels = int(width * common.get("partial_rotary_factor", 1.0))
-    # Single keys of the model's own rescaling, or a whole new one.
-    if own:
+    own_keys = {key.removeprefix("rescale."): value for key, value in options.items() if key.startswith("rescale.")}
+    channels = int(width * common.get("partial_rotary_factor", 1.0))  # rotated ones
+    # Options such as `rescale.beta_fast` change single keys of the model's own rescaling.
+    if own_keys:
         if changed.get("rope_type", "default") == "default":
             raise ConfigError(f"{name} has no rescaling to change: --under rescale=yarn gives it one")
         keys = ("rope_type", *ROPE_TYPES.get(changed["rope_type"], ()))
-        if wrong := [key for key in own if key not in keys]:
+        if wrong := [key for key in own_keys if key not in keys]:
             raise ConfigError(
                 f"{name} has rope_type={changed['rope_type']}, which has no {wrong[0]} ({', '.join(keys)})"
             )
-        changed |= own
+        changed |= own_keys
     if "factor" in options and "rescale" not in options:
         raise ConfigError(f"--under factor={options['factor']} needs a rescaling for {name}: add --under rescale=yarn")
+    # A whole new rescaling.
     if "rescale" in options:
         value = options["rescale"]
+        # `rescale=null` takes the model's own rescaling away.
         if value is None:
             changed = {**common, "rope_type": "default"}
         else:
             rescaling = Rescaling.of(value, options.get("factor"), trained)
             rescaling.check_lists(channels)
+            # A name, such as `yarn`, is a rescaling of posbench; a mapping has the parameters of transformers.
             if isinstance(value, str):
                 return _as_lists(rescaling, common, channels, length)
             changed = {**common, **rescaling.parameters}
@@ -165,11 +185,11 @@ def _as_lists(
 ) -> tuple[dict[str, Any], tuple[str, float]]:
     """Return a rescaling of posbench as `rope_parameters`, for windows of `length` tokens, and its name and factor."""
     factor = rescaling.factor_at(length)
-    usual = inverse_frequencies(channels, common["rope_theta"])
-    rescaled = rescaling.inv_freq(usual, common["rope_theta"], length)
+    frequencies = inverse_frequencies(channels, common["rope_theta"])
+    rescaled_frequencies = rescaling.inv_freq(frequencies, common["rope_theta"], length)
     # transformers lacks some rescalings (`ntk`, the ramp of `yarn` by turns). The factors of "longrope" divide the
     # frequencies one by one, so all rescalings mean the same as for posbench's decoder.
-    factors = (usual / rescaled).tolist()
+    factors = (frequencies / rescaled_frequencies).tolist()
     parameters = {
         **common,
         "rope_type": "longrope",
@@ -183,8 +203,10 @@ def _as_lists(
 
 
 def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, float], length: int) -> Rotation:
+    """Return the rotation that transformers will use in this type of layer. Arguments: method, its name and factor."""
     parameters = rotations_in(config)[layer_type]
     kind, base = str(parameters.get("rope_type", "default")), float(parameters["rope_theta"])
+    # transformers has no such function for `default`: each class computes RoPE's own frequencies.
     if kind in ROPE_INIT_FUNCTIONS:
         text = config.get_text_config()
         frequencies, _ = ROPE_INIT_FUNCTIONS[kind](text, torch.device("cpu"), length, layer_type=layer_type or None)
@@ -203,6 +225,7 @@ def is_dynamic(config: PreTrainedConfig) -> bool:
     """Return whether the frequencies depend on the length of the input, so that a cache of keys is not exact."""
     for parameters in rotations_in(config).values():
         kind = parameters.get("rope_type")
+        # `longrope` has one list of factors up to the training length and one beyond.
         if kind == "dynamic" or (kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]):
             return True
     return False

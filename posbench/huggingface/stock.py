@@ -41,6 +41,7 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
     """Return `model` as a class of transformers that computes the same, or None if there is none."""
     rotations = _rotations(model)
     sizes = model.config
+    # No class has both normalised q and k and biases.
     if rotations is None or (sizes.qk_norm and sizes.qkv_bias):
         return None
     layers_with = [scheme is not None for scheme in rotations]
@@ -77,7 +78,7 @@ def transformers_model(model: Decoder) -> TransformersModel | None:
 
 
 def _rotations(model: Decoder) -> list[Rotary | None] | None:
-    # One scheme or None (NoPE) for each layer; no list if a layer does anything else.
+    """Return the rotation of each layer, None for one without (NoPE); no list if a layer does anything else."""
     kinds = [cast(Block, block).attention.kind for block in model.blocks]
     if any(type(kind) is not Softmax or kind.shared_kv or kind.value_norm or [*kind.parameters()] for kind in kinds):
         return None
@@ -86,6 +87,7 @@ def _rotations(model: Decoder) -> list[Rotary | None] | None:
     rotations = [None if type(scheme) is Scheme else scheme for scheme in model.scheme]
     if any(scheme is not None and not _only_rotates(scheme) for scheme in rotations):
         return None
+    # A class of transformers has one rotation for all layers that rotate.
     if len({*rotations} - {None}) > 1:
         return None
     return cast(list[Rotary | None], rotations)
@@ -109,23 +111,26 @@ def _temperature(rotary: Rotary | None) -> float:
 
 
 def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
+    """Return the rotation as transformers' `rope_parameters`."""
+    # No layer rotates, so these are not used.
     if rotary is None:
         return {"rope_type": "default", "rope_theta": 10000.0}
     width, length = rotary.width, rotary.shape.context_length
     common = {"rope_theta": rotary.base, "partial_rotary_factor": width / rotary.shape.head_dim}
     with torch.no_grad():
-        frequencies = rotary.angles(torch.ones(1, dtype=torch.long), length)[0]
+        # The angles at position 1 are the frequencies, as they are rescaled at the training length.
+        frequencies_at_length = rotary.angles(torch.ones(1, dtype=torch.long), length)[0]
         trained = rotary.frequencies()
     usual = inverse_frequencies(width, rotary.base)
     temperature = _temperature(rotary)
     # RoPE's geometric schedule is given by its base, and its rescalings by transformers' own, if it has them.
     if torch.equal(trained, usual) and width == rotary.shape.head_dim and (parameters := _theirs(rotary)):
         return {**common, **parameters}
-    if torch.equal(frequencies, usual) and temperature == 1.0:
+    if torch.equal(frequencies_at_length, usual) and temperature == 1.0:
         return {"rope_type": "default", **common}
     # Other frequencies, such as learned ones: the factors of "longrope" divide the schedule's frequencies one by one
     # (LongRoPE, arXiv 2402.13753), and YaRN's temperature becomes the attention factor.
-    factors = [min(float(factor), INFINITE) for factor in usual / frequencies]
+    factors = [min(float(factor), INFINITE) for factor in usual / frequencies_at_length]
     return {
         "rope_type": "longrope",
         **common,
@@ -147,7 +152,7 @@ def _theirs(rotary: Rotary) -> dict[str, Any] | None:
 
 def _weights(model: Decoder, is_packed: bool) -> dict[str, Tensor]:
     block = cast(Block, model.blocks[0])
-    # Phi-3 keeps q, k, v one matrix, and gate, up too.
+    # Phi-3 keeps q, k, v one matrix, and gate, up too. For the others, the rows at which these matrices are cut.
     rows = {}
     if not is_packed:
         rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.config.ffn_width]}

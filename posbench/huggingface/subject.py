@@ -86,23 +86,25 @@ class SubjectModel:
         assert offset == 0 and positions is None
         last = last or tokens.shape[1]
         targets = targets[:, -last:]
+        # No part is known whose hidden states the head reads, so all logits are computed at once.
         if self.base is None:
             logits = self.model(input_ids=tokens, use_cache=False).logits[:, -last:]
             return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
         output = self._hidden(self.base, tokens, last)
         # The head reads a few rows at a time, so that memory never holds the logits of a long window.
-        rows = max(1, _LOGITS // (self.vocab_size * len(tokens)))
-        hidden = output.last_hidden_state.split(rows, dim=1)
+        rows_at_once = max(1, _LOGITS // (self.vocab_size * len(tokens)))
+        hidden = output.last_hidden_state.split(rows_at_once, dim=1)
         losses = []
-        for part, target in zip(hidden, targets.split(rows, dim=1), strict=True):
+        for part, target in zip(hidden, targets.split(rows_at_once, dim=1), strict=True):
             logits = self._logits(self.base, output, part, target)
             losses.append(F.cross_entropy(logits.float().transpose(1, 2), target, reduction="none"))
         return torch.cat(losses, dim=1)
 
     @torch.no_grad()
     def _find_base(self) -> nn.Module | None:
-        tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]
-        whole = self.nll(tokens[:, :-1], tokens[:, 1:])
+        """Return the part of the model that gives the hidden states for the head, or None if it is not found."""
+        tokens = (torch.arange(9, device=self.device) * 7 % self.vocab_size)[None]  # any different tokens will do
+        whole_losses = self.nll(tokens[:, :-1], tokens[:, 1:])
         # Some classes call another part than their `base_model` (OPT its decoder). So a part is taken only if reading
         # it and the head one after the other gives the losses of the whole model.
         for part in (self.model.base_model, self.model.get_decoder()):
@@ -113,7 +115,7 @@ class SubjectModel:
                 losses = self.nll(tokens[:, :-1], tokens[:, 1:])
             except (AttributeError, TypeError, RuntimeError, IndexError, KeyError):
                 continue  # it does not take tokens, or its output has no hidden states
-            if torch.allclose(losses, whole, atol=_SAME, rtol=0):
+            if torch.allclose(losses, whole_losses, atol=_SAME, rtol=0):
                 return part
         return None
 
@@ -123,8 +125,9 @@ class SubjectModel:
             output = base(input_ids=tokens, use_cache=False, return_dict=True)
             output.last_hidden_state = output.last_hidden_state[:, -last:]
             return output
-        # In pieces with the model's own cache, of which only the hidden states are kept.
-        cache, parts = DynamicCache(config=self.model.config.get_text_config()), []
+        # Read in pieces with the model's own cache, and keep only the hidden states.
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        parts = []
         for part in tokens.split(piece, dim=1):
             output = base(input_ids=part, past_key_values=cache, use_cache=True, return_dict=True)
             parts.append(output.last_hidden_state)
@@ -133,11 +136,11 @@ class SubjectModel:
         return output
 
     def _logits(self, base: nn.Module, output: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
-        # Of `tokens` only the shape counts.
+        """Return the logits that the model's own head gives for `hidden`. Of `tokens` only the shape counts."""
         # The model's own `forward` runs, so a softcap or another scaling of logits is applied as the class applies it.
+        # It calls its base model, which now only returns `hidden`, and then applies its own head to it.
         answer = copy.copy(output)
         answer.last_hidden_state = hidden
-        # The model calls its base model, which now only returns `hidden`, and then applies its own head to it.
         base.forward = lambda *args, **kwargs: answer
         try:
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
@@ -154,13 +157,15 @@ class SubjectModel:
         """
         modules = {name: module for name, module in self.model.named_modules() if _is_attention(module)}
         recorded: list[int] = []
-        usual, piece = self.model.config._attn_implementation, self.piece
+        usual_implementation, piece = self.model.config._attn_implementation, self.piece
 
+        # Called after each attention module, whose output is a tuple if it has weights.
         def hook(number: int, module: nn.Module, inputs: Any, output: Any) -> None:
             if not isinstance(output, (tuple, list)):
                 return
             maps = [part for part in output if isinstance(part, Tensor) and part.ndim == 4]
             for weights in maps[:1]:
+                # Weights are [B, heads, T, T]; another tensor of four dimensions is left out.
                 if weights.shape[-1] == weights.shape[-2]:
                     recorded.append(number)
                     record(number, {"weights": weights.double()})
@@ -168,20 +173,21 @@ class SubjectModel:
         handles = []
         for number, module in enumerate(modules.values()):
             layer = getattr(module, "layer_idx", None)
+            # Some classes do not number their layers; the modules come in order.
             if layer is None:
                 layer = number
             handles.append(module.register_forward_hook(partial(hook, layer)))
         # Whole windows, by the implementation that returns weights.
         self.piece = None
         try:
-            if usual != "eager":
+            if usual_implementation != "eager":
                 self.model.set_attn_implementation("eager")
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            if usual != "eager":
-                self.model.set_attn_implementation(usual)
+            if usual_implementation != "eager":
+                self.model.set_attn_implementation(usual_implementation)
             self.piece = piece
         if not recorded:
             raise ConfigError(

@@ -16,8 +16,8 @@ from posbench.version import __version__
 
 def show_cards(runs: Sequence[Run], console: Console) -> None:
     """Print each subject's card, and write its `card.md`."""
-    # Trained runs have no card.
     for run in runs:
+        # A run is in <experiment>/<scheme>/seed=<n>. Only subjects have a card, and `subjects` is their experiment.
         if run.path.parents[1].name != SUBJECTS:
             continue
         card = card_of(run)
@@ -63,23 +63,24 @@ def _loss(card: Card) -> str:
         trained += f"; reads at most {card.longest:,}: {DASH} beyond"
     if not card.steps:
         return f"loss by length: {DASH} ({trained})"
+    # All lengths share their targets, so if one has too few windows or documents, so have the others.
     if card.steps[0].verdict == TOO_FEW:
         largest = max(card.steps, key=lambda step: step.nats)
         change = f"at most {_nats(largest, sign=True)} nats, at {largest.length:,}"
         few = f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
         return f"{few}: {change}"
     flat = card.flat_up_to
-    said = []
+    clauses = []
     # Lengths up to `flat` need no word; the first certain rise ends the sentence.
     for step in [step for step in card.steps if flat is None or step.length > flat]:
         if step.verdict == RISES:
-            said.append(f"rises by {_nats(step)} nats at {step.length:,}")
+            clauses.append(f"rises by {_nats(step)} nats at {step.length:,}")
             break
         if step.verdict == OPEN:
-            said.append(f"may rise at {step.length:,} ({_nats(step, sign=True)} nats)")
+            clauses.append(f"may rise at {step.length:,} ({_nats(step, sign=True)} nats)")
     if flat is None:
-        return f"loss ({trained}) {' and '.join(said)}"
-    return " and ".join([f"loss does not rise up to {flat:,} tokens ({trained})", *said])
+        return f"loss ({trained}) {' and '.join(clauses)}"
+    return " and ".join([f"loss does not rise up to {flat:,} tokens ({trained})", *clauses])
 
 
 def _rescaling(card: Card) -> str:
@@ -87,22 +88,24 @@ def _rescaling(card: Card) -> str:
     if choice is None:
         return f"rescaling: {DASH}"
     names = ", ".join(_value(option) for option in choice.options)
-    gain = f"{_nats(choice.difference, sign=True)} nats against {card.reference or 0:,}"
-    return f"best of {names} at {choice.length:,}: {_value(choice.best)}, {gain}"
+    change = f"{_nats(choice.difference, sign=True)} nats against {card.reference or 0:,}"
+    return f"best of {names} at {choice.length:,}: {_value(choice.best)}, {change}"
 
 
 def _base(choice: Choice | None) -> str:
     if choice is None:
         return f"base: {DASH}"
-    # No option named: the base of config.json is the best.
+    # "" is the model as it is, with the base of config.json.
     if not choice.best:
         return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
-    gain, half = f"{_nats(choice.difference, sign=True)} nats", choice.difference.half
+    # The change of the loss from the model as it is: below 0 is better.
+    change = f"{_nats(choice.difference, sign=True)} nats"
+    half = choice.difference.half  # None: too few documents for an interval
     is_certain = half is not None and choice.difference.nats + half < 0
     verdict = "is lowest, but not certainly better"
     if is_certain:
         verdict = "is better than the one in config.json"
-    return f"base {_value(choice.best)} {verdict} at {choice.length:,}: {gain}"
+    return f"base {_value(choice.best)} {verdict} at {choice.length:,}: {change}"
 
 
 def _heads(card: Card) -> str:
@@ -113,6 +116,7 @@ def _heads(card: Card) -> str:
 
 
 def _value(option: str) -> str:
+    # The value in `base=1e6`.
     return option.partition("=")[2]
 
 

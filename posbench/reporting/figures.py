@@ -93,36 +93,36 @@ def style() -> Iterator[None]:
 
 def draw_all(runs: pd.DataFrame, sections: Iterable[Section]) -> dict[str, Figure]:
     """Draw the plots of all sections, as {plot's name: figure}. Arguments: runs, which decide how each scheme looks."""
-    look, figures = looks(runs), {}
+    scheme_looks, figures = looks(runs), {}
     with style():
         for section in sections:
             for plot in section.plots:
-                figures[plot.name] = KINDS[plot.kind](plot, look)
+                figures[plot.name] = KINDS[plot.kind](plot, scheme_looks)
     return figures
 
 
 def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     """Return {scheme: (colour, line style, marker)}; lines are dashed unless the scheme is marked as relative."""
-    options = list(product(_COLOURS, _MARKERS))
+    all_looks = list(product(_COLOURS, _MARKERS))
     chosen: dict[str, tuple[str, str, str]] = {}
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
-        sites, key = run.get("scheme.sites"), str(run.get("scheme.kind"))
-        if key == "rotary" and isinstance(sites, str):
+        sites, look_name = run.get("scheme.sites"), str(run.get("scheme.kind"))
+        if look_name == "rotary" and isinstance(sites, str):
             # The look of a rotary scheme depends on the tensors that it rotates, not on its name.
-            key = "".join(json.loads(sites))
+            look_name = "".join(json.loads(sites))
         name = str(run["scheme"])
         # The start comes from the name alone, so a scheme looks the same in every report, unless its look is taken.
         start = crc32(name.encode())
-        colour, marker = options[start % len(options)]
+        colour, marker = all_looks[start % len(all_looks)]
         # With another kind of attention it is another scheme, so it must not look like the usual one.
         has_other_attention = isinstance(run.get("scheme.attention.kind"), str)
-        if key in _LOOKS and not has_other_attention:
-            colour, marker = _LOOKS[key]
+        if look_name in _LOOKS and not has_other_attention:
+            colour, marker = _LOOKS[look_name]
         dashes = "-" if run.get("is_relative") else "--"
         used = set(chosen.values())
         while (colour, dashes, marker) in used:  # the later scheme by name takes the next free look
             start += 1
-            colour, marker = options[start % len(options)]
+            colour, marker = all_looks[start % len(all_looks)]
         chosen[name] = (colour, dashes, marker)
     return chosen
 
@@ -144,8 +144,8 @@ def gaps(plot: Plot, look: Looks) -> Figure:
     """
     assert plot.marks is not None
     schemes = list(plot.marks["scheme"])
-    pitch = 0.3 if len(schemes) <= 20 else 0.21
-    figure, (axes,) = new_figure(0.8 + pitch * len(schemes), width=0.6 * WIDTH)
+    row_height = 0.3 if len(schemes) <= 20 else 0.21  # inches
+    figure, (axes,) = new_figure(0.8 + row_height * len(schemes), width=0.6 * WIDTH)
     for y, mark in enumerate(plot.marks.to_dict("records")):
         colour, _, marker = look[mark["scheme"]]
         # Seeds are drawn below the mean, where they do not hide the interval.
@@ -170,23 +170,24 @@ def matrix(plot: Plot, look: Looks) -> Figure:
     Arguments: plot, with `marks` (scheme) and `points` (left, right, difference in nats per token, sign).
     """
     assert plot.marks is not None
-    names = list(plot.marks["scheme"])
-    count, most = len(names), float(plot.points["difference"].max()) or 1.0
-    differences = np.full((count, count), math.nan)
+    schemes = list(plot.marks["scheme"])
+    count = len(schemes)
+    greatest = float(plot.points["difference"].max()) or 1.0  # the scale of colours cannot end at 0
+    differences = np.full((count, count), math.nan)  # NaN: a cell without a pair stays white
     figure, (axes,) = new_figure(max(2.4, 1.2 + 0.27 * count))
     for left, right, difference, sign in plot.points[["left", "right", "difference", "sign"]].to_numpy().tolist():
-        y, x = names.index(left), names.index(right)
+        y, x = schemes.index(left), schemes.index(right)
         differences[y, x] = difference
         text = sign
         # More schemes leave no room for numbers.
         if count <= MOST_LINES:
             text = f"{difference:.2f} {sign}".strip()
         # Dark cells need light text.
-        colour = "white" if difference > 0.3 * most else "black"
+        colour = "white" if difference > 0.3 * greatest else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
-    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, most), aspect="auto")
-    axes.set_xticks(range(1, count), names[1:], rotation=45, ha="right")
-    axes.set_yticks(range(count - 1), names[:-1])
+    image = axes.imshow(differences, cmap="Blues", norm=PowerNorm(0.5, 0, greatest), aspect="auto")
+    axes.set_xticks(range(1, count), schemes[1:], rotation=45, ha="right")
+    axes.set_yticks(range(count - 1), schemes[:-1])
     # Pairs name the better scheme first, so the first column and the last row have no cell.
     axes.set_xlim(0.5, count - 0.5)
     axes.set_ylim(count - 1.5, -0.5)
@@ -198,7 +199,7 @@ def matrix(plot: Plot, look: Looks) -> Figure:
 def training(plot: Plot, look: Looks) -> Figure:
     """Draw the loss during training, mean over seeds. Arguments: plot, with points scheme, seed, x and y."""
     # Means of parts, because single batches are too noisy to compare.
-    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())
+    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())  # 1 to 50
     means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
     # The steep start would leave no room for the differences.
     later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
@@ -295,6 +296,7 @@ def by_rate(plot: Plot, look: Looks) -> Figure:
 
     def finish(axes: Axes) -> None:
         for line in axes.get_lines():
+            # A line is labelled with its scheme.
             seeds = runs[runs["scheme"] == line.get_label()]
             colour: Any = line.get_color()
             for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
@@ -390,14 +392,16 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
     Arguments: plot, whose kind chooses the axes, with `points` (scheme, layer, head, measure, first and last: distance
     or channel pair, value, value_windows: half its interval).
     """
-    rows, by_pair = plot.points, plot.kind == "heads by channel"
+    rows = plot.points
+    by_pair = plot.kind == "heads by channel"  # x is the channel pair, else the distance
     schemes, layers = list(dict.fromkeys(rows["scheme"])), sorted(set(rows["layer"]))
-    # At most ten panels stand beside each other.
+    # At most ten panels are in a row.
     depth = math.ceil(len(layers) / 10)  # rows of a scheme
-    across, height = math.ceil(len(layers) / depth), 0.6 + 1.15 * len(schemes) * depth
+    panels_per_row = math.ceil(len(layers) / depth)
+    height = 0.6 + 1.15 * len(schemes) * depth  # inches
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03))
-    grid: Any = figure.subplots(len(schemes) * depth, across, sharex=True, sharey=True, squeeze=False)
-    panels = grid.reshape(len(schemes), depth * across)
+    grid: Any = figure.subplots(len(schemes) * depth, panels_per_row, sharex=True, sharey=True, squeeze=False)
+    panels = grid.reshape(len(schemes), depth * panels_per_row)
     # The last row of a scheme may have unused panels.
     for axes in panels[:, len(layers) :].flat:
         axes.axis("off")
@@ -419,6 +423,7 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
         if not by_pair:
             axes.set_xscale("log", base=2)
             farthest = math.ceil(math.log2(rows["last"].max()))
+            # Distance 0 is drawn at 0.5; then every other power of two.
             ticks = [0.5, *(2.0**n for n in range(0, farthest, 2))]
             axes.set_xticks(ticks, ["0", *(f"{tick:g}" for tick in ticks[1:])])
             axes.minorticks_off()
@@ -457,25 +462,29 @@ def _lines(
     sharey: bool = True,
     bands: pd.DataFrame | None = None,
 ) -> Figure:
-    # At most MOST_LINES lines per panel; bands (scheme, x, low, high) are areas around the lines.
+    """Draw a line per scheme through `points` (scheme, x, y), at most MOST_LINES per panel, with names at the ends.
+
+    Arguments: finish, called with each panel once its lines are drawn; label, of the x axis; height, in inches, of a
+    figure with one panel; bands, areas around the lines (scheme, x, low, high).
+    """
     lines = dict(iter(points.groupby("scheme", sort=False)))
-    number = max(1, math.ceil(len(lines) / MOST_LINES))
-    if number > 1:
-        height = 0.5 + 2.6 * number
-    figure, panels = new_figure(height, rows=number, sharey=sharey)
+    num_panels = max(1, math.ceil(len(lines) / MOST_LINES))
+    if num_panels > 1:
+        height = 0.5 + 2.6 * num_panels
+    figure, panels = new_figure(height, rows=num_panels, sharey=sharey)
     # Panels are filled in order, so each holds schemes that follow each other.
-    size = math.ceil(len(lines) / number)
+    lines_per_panel = math.ceil(len(lines) / num_panels)
     for n, (scheme, line) in enumerate(lines.items()):
         colour, dashes, marker = look[str(scheme)]
         # About eight markers per line; more would hide it.
-        shown: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
+        line_options: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
         x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
-        panels[n // size].plot(x, y, dashes, markeredgewidth=0, label=scheme, **shown)
+        panels[n // lines_per_panel].plot(x, y, dashes, markeredgewidth=0, label=scheme, **line_options)
     for axes in panels:
         finish(axes)
     if bands is not None:
         for n, scheme in enumerate(lines):
-            band, axes = bands[bands["scheme"] == scheme].sort_values("x"), panels[n // size]
+            band, axes = bands[bands["scheme"] == scheme].sort_values("x"), panels[n // lines_per_panel]
             axes.set_autoscale_on(False)  # keep the scales of the lines
             axes.fill_between(band["x"], band["low"], band["high"], color=look[str(scheme)][0], alpha=0.12, linewidth=0)
     panels[-1].set_xlabel(label)
@@ -492,20 +501,20 @@ def name_lines(figure: Figure, axes: Axes) -> None:
     if not lines:
         return
     # Names are placed in pixels, where their height is known.
-    low, high = axes.bbox.y0, axes.bbox.y1
+    bottom, top = axes.bbox.y0, axes.bbox.y1
     ends = []
     for line in lines:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
-        good = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        finite_points = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         # A line without a finite value gets its name at the origin.
         end = (0.0, 0.0)
-        if len(good):
-            end = (x[good[-1]], y[good[-1]])
+        if len(finite_points):
+            end = (x[finite_points[-1]], y[finite_points[-1]])
         ends.append(end)
     end_heights = [axes.transData.transform(end)[1] for end in ends]
-    heights = np.clip(end_heights, low, high)
-    placed = spread_out(heights, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=low, high=high)
-    for line, end, y in zip(lines, ends, (placed - low) / (high - low), strict=True):
+    heights = np.clip(end_heights, bottom, top)
+    placed = spread_out(heights, room=1.25 * LABEL_POINTS * figure.dpi / 72, low=bottom, high=top)
+    for line, end, y in zip(lines, ends, (placed - bottom) / (top - bottom), strict=True):
         # A dotted leader from the line's end, a sample of the line, and the name.
         colour: Any = line.get_color()
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "linestyle": ":", "shrinkA": 0, "shrinkB": 2}
@@ -523,12 +532,13 @@ def spread_out(heights: Any, room: float, low: float, high: float) -> Any:
     They stay within low - room/2 and high + room/2 if there is space for all, and begin at the lower end otherwise.
     """
     order = np.argsort(heights, kind="stable")
-    # Without the room that the names below need, heights must only not decrease.
+    # Less the room that the names below take up, heights must only not decrease: that is isotonic regression.
     steps = room * np.arange(len(order))
     spread = isotonic_regression(np.asarray(heights)[order] - steps).x
-    top = max(low - room / 2, high + room / 2 - steps[-1])
+    # Names move up only as far as those above them fit; without space for all, they begin at the lower end.
+    highest_start = max(low - room / 2, high + room / 2 - steps[-1])
     placed = np.empty(len(order))
-    placed[order] = np.clip(spread, low - room / 2, top) + steps
+    placed[order] = np.clip(spread, low - room / 2, highest_start) + steps
     return placed
 
 
@@ -548,8 +558,8 @@ def log_numbers(axes: Axes) -> None:
     """Set up a logarithmic y axis with plain numbers: steps of 1, 2, 5 for a wide range of values, else round steps."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    wider = max(1.0, 1.02 / (high / low)) ** 0.5  # at least a factor of 1.02, so that tiny differences look tiny
-    low, high = axes.set_ylim(low / wider, high * wider)
+    widening = max(1.0, 1.02 / (high / low)) ** 0.5  # at least a factor of 1.02, so that tiny differences look tiny
+    low, high = axes.set_ylim(low / widening, high * widening)
     is_wide = high / low > 6
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
@@ -577,6 +587,7 @@ def inline_svg(drawing: str, prefix: str) -> str:
     # An element of a page has no XML prolog.
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    # Without a height, a picture that is narrower than planned keeps its shape.
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
     body = re.sub(r'(<svg[^>]*?) width="([^"]*)"', r'\1 style="max-width: \2"', body, count=1)  # text stays its size
     body = re.sub(r'\bid="', f'id="{prefix}-', body)

@@ -40,7 +40,8 @@ def groups_of(
         texts = {fingerprint: config_of(str(path))["data"]["name"] for fingerprint, path in paths.items()}
         summary = summary.assign(**{"data.name": summary["fingerprint.data"].map(texts)})
     check_columns(summary, columns)
-    if "train.lr" in columns:  # then each group has one rate, and nothing is chosen by a search
+    # Each group then has one rate, so no search chooses between rates.
+    if "train.lr" in columns:
         summary = summary.assign(searched=False)
     finished = set(finished_runs(summary)[0].index)
     groups = {}
@@ -97,6 +98,7 @@ def groups_page(groups: Groups, group_by: str) -> Page:
 
 
 def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
+    # Return a line for each way in which the groups differ besides `group_by`.
     shared = [column for column in settings_of(runs) if not column.startswith("scheme.")]
     shared = [column for column in shared if column not in group_by.split(",")]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
@@ -109,32 +111,35 @@ def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
 
 
 def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
+    # Return what the paragraph of the page says. Arguments: is_rate, whether the groups are learning rates.
+    # Mean losses: a row per scheme, a column per group, NaN if the scheme has no run there.
     means = pd.DataFrame({value: c.losses.mean() for value, c in groups.items()})
+    # Only schemes with several groups have a best one.
     tried = means[means.notna().sum(axis=1) > 1]
-    best = tried.idxmin(axis=1)
+    best_groups = tried.idxmin(axis=1)
     # A best value at the edge of those tried may not be the best.
     at_edge = []
     for scheme, row in tried.iterrows():
-        values = row.dropna().index
-        if best[str(scheme)] in (values[0], values[-1]):
+        values = row.dropna().index  # the groups in which it was tried, ascending
+        if best_groups[str(scheme)] in (values[0], values[-1]):
             at_edge.append(str(scheme))
-    tested = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
-    better: Counter[str] = Counter()  # scheme -> the number of groups in which it beats the baseline
-    for c in tested:
-        better.update(scheme for scheme in c.schemes if verdict(c.pairs, scheme, c.baseline) == "better")
+    tested_groups = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
+    wins: Counter[str] = Counter()  # scheme -> the number of groups in which it beats the baseline
+    for c in tested_groups:
+        wins.update(scheme for scheme in c.schemes if verdict(c.pairs, scheme, c.baseline) == "better")
     lowest_losses = means.min(axis=1).nsmallest(3)
     return {
         "is_rate": is_rate,
-        "best": best,
+        "best": best_groups,
         "at_edge": at_edge,
         "lowest_at_best": [(scheme, means.loc[scheme].idxmin()) for scheme in lowest_losses.index],
         "groups": len(groups),
-        "tested": len(tested),
-        "scopes": sorted({c.scope for c in tested}),
+        "tested": len(tested_groups),
+        "scopes": sorted({c.scope for c in tested_groups}),
         "unfinished": [value for value, c in groups.items() if c.unfinished],
         "baseline": next(iter(groups.values())).wanted_baseline,
         "lowest": Counter(c.schemes[0] for c in groups.values()).most_common(),
-        "better": better.most_common(),
+        "better": wins.most_common(),
     }
 
 
@@ -171,10 +176,10 @@ def cells_by_group(groups: Groups) -> pd.DataFrame:
     for value, c in groups.items():
         part = c.ranking.assign(group=value, loss_half=half(c.ranking, "loss"), gap_half=half(c.ranking, "gap"))
         is_decided = part["verdict"].isin(["better", "worse"])
-        part["mark"] = is_decided.map({True: "\\*", False: ""})
-        is_base = part["scheme"] == c.baseline
+        part["mark"] = is_decided.map({True: "\\*", False: ""})  # escaped: a star has a meaning in Markdown
+        is_baseline = part["scheme"] == c.baseline
         # The baseline's gap to itself is 0 by definition and has no interval.
-        part["gap_half"] = part["gap_half"].mask(is_base)
+        part["gap_half"] = part["gap_half"].mask(is_baseline)
         # Without the wanted baseline, gaps would be to another scheme than in the other groups.
         if c.wanted_baseline not in c.schemes:
             part[["gap", "gap_half"]] = math.nan
@@ -192,21 +197,22 @@ def loss_by_group(groups: Groups, cells: pd.DataFrame, is_rate: bool) -> Table:
     """
     titles = {value: value for value in groups}
     table = pivot(cells, titles, "group", "loss", Format(half="loss_half", bold="is_best"))
-    base = next(iter(groups.values())).wanted_baseline
-    best = cells[cells["is_best"]].set_index("scheme")["group"]
-    if not is_rate or base not in best:
+    baseline = next(iter(groups.values())).wanted_baseline
+    best_groups = cells[cells["is_best"]].set_index("scheme")["group"]
+    # No group may have a run of the baseline.
+    if not is_rate or baseline not in best_groups:
         return table
-    # Seeds are paired, although the rates may differ.
+    # Gaps are taken within each seed, although the rates of the two schemes may differ.
     gaps, halves = [], []
-    at_best = {scheme: groups[group].losses[scheme] for scheme, group in best.items()}
+    at_best = {scheme: groups[group].losses[scheme] for scheme, group in best_groups.items()}
     for scheme in table.frame["scheme"]:
-        mean, low, high = interval((at_best[scheme] - at_best[base]).dropna())
+        mean, low, high = interval((at_best[scheme] - at_best[baseline]).dropna())
         half_width = (high - low) / 2
-        if scheme == base:
+        if scheme == baseline:
             half_width = math.nan
         gaps.append(mean)
         halves.append(half_width)
-    table.add(f"gap to {base} at best rates", gaps, halves, sign=True)
+    table.add(f"gap to {baseline} at best rates", gaps, halves, sign=True)
     return table
 
 
@@ -231,7 +237,7 @@ def pairs_by_group(groups: Groups) -> Table:
     Each difference has its verdict: differ, equal, open or, if the group ranks nothing, not tested.
     """
     rows: dict[frozenset[str], dict[str, Any]] = {}
-    signs: dict[frozenset[str], list[str]] = {}
+    better_schemes: dict[frozenset[str], list[str]] = {}  # pair -> the scheme with the lower loss in each group
     formats = {}
     for value, c in groups.items():
         title = f"{value}, {c.scope}"
@@ -242,19 +248,21 @@ def pairs_by_group(groups: Groups) -> Table:
             if c.fixed and name not in c.fixed:
                 continue
             row = rows.setdefault(name, {"lower loss": pair["left"], "higher loss": pair["right"]})
-            signs.setdefault(name, []).append(pair["left"])
-            outcome = "not tested"
+            better_schemes.setdefault(name, []).append(pair["left"])
+            outcome_text = "not tested"
             if c.can_rank:
-                outcome = verdict(c.pairs, pair["left"], pair["right"])
-                outcome = {"better": "differ", "": "not tested"}.get(outcome, outcome)
+                outcome_text = verdict(c.pairs, pair["left"], pair["right"])
+                # The sign of the difference says which scheme is better; "" means not tested.
+                outcome_text = {"better": "differ", "": "not tested"}.get(outcome_text, outcome_text)
             is_same_order = row["lower loss"] == pair["left"]  # as in the first group that has the pair
             row[title] = pair["difference"] if is_same_order else -pair["difference"]
             row[f"{title}: half"] = half(pair, "difference")
-            row[f"{title}: after"] = f" {outcome}"
+            row[f"{title}: after"] = f" {outcome_text}"
     shared = []
-    for name, of_pair in signs.items():
+    for name, of_pair in better_schemes.items():
         # Only pairs that every group has can be compared.
         if len(of_pair) == len(groups):
+            # The sign is the same if one scheme is the better one everywhere.
             same_sign = "yes" if len(set(of_pair)) == 1 else "no"
             shared.append(rows[name] | {"same sign": same_sign})
     return Table.of(shared, formats)
@@ -276,7 +284,7 @@ def interactions(groups: Groups) -> pd.DataFrame:
 
 def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
     """Return the table of `interactions`."""
-    first, second = groups
+    first, second = groups  # the values that the two groups share, as text
     titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
     titles |= {"left": "lower loss", "right": "higher loss"}
     frame = figures.assign(half=half(figures, "difference"), p=figures["p"].astype(object).fillna("not tested"))

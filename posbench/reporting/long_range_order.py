@@ -50,6 +50,7 @@ def long_range_order_section(c: Comparison) -> list[Section]:
 
 
 def _picture(c: Comparison, copyable: Worth) -> Plot:
+    # Return the picture of what order beyond 32 tokens is worth to each scheme on copyable targets.
     figures = in_order(copyable.figures, c.schemes)
     marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
     marks["is_open"] = ~figures["is_used"].astype(bool)
@@ -57,7 +58,7 @@ def _picture(c: Comparison, copyable: Worth) -> Plot:
         "What order more than 32 tokens back is worth on targets that a copier predicts from there; 95 % intervals; "
         "hollow: not shown to be used there."
     )
-    seeds = pd.DataFrame(columns=["scheme", "x"])
+    seeds = pd.DataFrame(columns=["scheme", "x"])  # this picture has no dots of seeds
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 
 
@@ -68,10 +69,12 @@ def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
     frame = pd.DataFrame({"scheme": schemes, "seeds": figures["seeds"]})
     table = Table(frame)
 
+    # Append a column with intervals. Schemes without these figures get dashes.
     def add(title: str, values: pd.DataFrame) -> None:
         of_scheme = values.set_index("scheme").reindex(schemes)
         table.add(title, of_scheme["value"], half(of_scheme, "value"), digits=DIGITS)
 
+    # Append a column such as `2/3`: in two of three tested pairs, order is worth more to this scheme.
     def add_pairs(title: str, worth: Worth) -> None:
         # Pairs are left out while a search for learning rates is unfinished.
         if worth.is_tested and not c.unfinished:

@@ -15,13 +15,14 @@ from posbench.evaluation.protocols.order import count_onsets
 from posbench.evaluation.protocols.section import Format, Section, Table
 
 
-def time_table(c: Comparison, reference: str, line: Fit) -> Table:
+def time_table(c: Comparison, reference: str, reference_line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     "Time" is the share of the first gap that the second lacks, because it is due to the difference in onset. Arguments:
-    line, fitted to the losses of `reference`.
+    reference_line, fitted to the losses of `reference`.
     """
-    rows, gap, at_onset = [], f"gap to {reference}", "at equal tokens after onset"
+    rows = []
+    gap, at_onset = f"gap to {reference}", "at equal tokens after onset"  # titles of columns
     for scheme in c.schemes:
         if scheme == reference:
             continue
@@ -30,7 +31,7 @@ def time_table(c: Comparison, reference: str, line: Fit) -> Table:
         row: dict[str, Any] = {"scheme": scheme, "seeds": len(runs), gap: mean, "gap: half": (high - low) / 2}
         # The line holds after onset only, so all seeds need one.
         if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
-            quality, half = gap_after_onset(runs, line)
+            quality, half = gap_after_onset(runs, reference_line)
             row |= {at_onset: quality, "onset: half": half, "time": 1 - quality / mean}
         else:
             row[at_onset] = f"none: {count_onsets(runs['onset_tokens'])} use it"
@@ -53,12 +54,13 @@ def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
     for scheme in c.schemes:
         if scheme == c.baseline:
             continue
-        shares, text = worth(points, scheme, c.baseline), DASH
+        text = DASH
+        interval_of_share = worth(points, scheme, c.baseline)  # mean, low and high; None: unknown
         # Worded so that the share is below 1: the better scheme needs fewer tokens.
-        if shares and shares[0] <= 1:
-            text = f"reaches {c.baseline}'s final loss with {_shares(*shares)} of its tokens"
-        elif shares:
-            mean, low, high = shares
+        if interval_of_share and interval_of_share[0] <= 1:
+            text = f"reaches {c.baseline}'s final loss with {_shares(*interval_of_share)} of its tokens"
+        elif interval_of_share:
+            mean, low, high = interval_of_share
             # The inverse turns the interval around.
             text = f"{c.baseline} reaches this final loss with {_shares(1 / mean, 1 / high, 1 / low)} of its tokens"
         rows.append({"scheme": scheme, "worth in tokens": text})
@@ -84,6 +86,7 @@ def onset_gaps(c: Comparison) -> list[Section]:
         table: Table | None = None
         count = count_onsets(c.onsets[reference])
         note = f"No gap at equal onset: {count} seeds of {reference}, the best scheme, use long-range order."
+        # Infinite: a seed that never used it. The line needs an onset of each seed.
         if np.isfinite(c.onsets[reference].dropna()).all():
             line = fit(points[points["scheme"] == reference])
         if line:

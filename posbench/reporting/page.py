@@ -107,10 +107,10 @@ def write(target: Path, page: Page, is_latex: bool) -> list[Path]:
     """
     figures = pictures.draw_all(page.runs, page.sections)
     drawings = {stem: pictures.encode(figure, "svg") for stem, figure in figures.items()}
-    text = environment().get_template("page.md.j2").render(page=page, figures=figures)
+    page_text = environment().get_template("page.md.j2").render(page=page, figures=figures)
     # Empty parts of the template leave empty lines.
-    text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-    files = {"report.html": as_html(text, drawings, page.title).encode(), "report.md": text.encode()}
+    page_text = re.sub(r"\n{3,}", "\n\n", page_text).strip() + "\n"
+    files = {"report.html": as_html(page_text, drawings, page.title).encode(), "report.md": page_text.encode()}
     for name, frame in {**page.frames, "columns.csv": columns_table(page.frames)}.items():
         files[name] = frame.to_csv(index=False).encode()
     files |= {f"{stem}.svg": drawing for stem, drawing in drawings.items()}
@@ -148,8 +148,9 @@ def as_html(page: str, drawings: Mapping[str, bytes], title: str) -> str:
         return f'<figure class="{stem}">{drawing}<figcaption>{match[2]}</figcaption></figure>'
 
     body = re.sub(r'<p><img src="([^"]+)\.svg" alt="([^"]*)" ?/?></p>', inline, body)
-    first = re.compile(r'(<figure.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
-    body = first.sub(r'<div class="first">\1</div>', body, count=1)  # shown side by side if the page is wide enough
+    # The first picture that a table follows, and this table, are shown side by side if the page is wide enough.
+    first_figure = re.compile(r'(<figure.*?</figure>\s*<div class="scroll">.*?</div>)', re.DOTALL)
+    body = first_figure.sub(r'<div class="first">\1</div>', body, count=1)
     return (
         environment().get_template("page.html.j2").render(body=body, title=title.replace("<", ""), version=__version__)
     )
@@ -167,7 +168,7 @@ def meaning(column: str) -> tuple[str, str]:
     """Return the meaning and unit of a column in a report's CSV files, such as `loss`, `loss_low` or `train.lr`."""
     if column in COLUMNS:
         return COLUMNS[column]
-    # An interval belongs to the column before its ending.
+    # The ends of an interval are named after its figure: `loss_low` belongs to `loss`.
     for ending, side in (("_low", "lower"), ("_high", "upper")):
         if column.endswith(ending):
             text, unit = meaning(column.removesuffix(ending))
@@ -183,23 +184,24 @@ def meaning(column: str) -> tuple[str, str]:
 def show(console: Console, page: Page) -> None:
     """Print a page's title, the first MOST_ROWS rows of its first table, and its paragraph."""
     table = as_text(page.table)
-    shown = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    terminal_table = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     markup = {r"\*\*": "", r"\\\*": "*"}  # Markdown's bold, and its escaped stars
     plain = table.head(MOST_ROWS).replace(markup, regex=True)
     titles, rows = list(map(str, table.columns)), plain.to_numpy().tolist()
-    columns = list(zip(titles, *rows, strict=True))
-    folded = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]  # the width with a folded title
+    columns = list(zip(titles, *rows, strict=True))  # the title and the cells of each column
+    # The width of each column if its title is folded into one word a line.
+    folded_widths = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]
     room = console.width - 2 * len(titles)
     # Titles are folded only if that makes the table fit.
-    is_folded = sum(folded) <= room < sum(max(map(len, column)) for column in columns)
+    folds_titles = sum(folded_widths) <= room < sum(max(map(len, column)) for column in columns)
     for n, title in enumerate(titles):
         side: Literal["left", "right"] = "right" if n else "left"
-        shown.add_column(Text(title), justify=side, overflow="fold", no_wrap=n == 0)
-        shown.columns[n].width = folded[n] if is_folded else None
+        terminal_table.add_column(Text(title), justify=side, overflow="fold", no_wrap=n == 0)
+        terminal_table.columns[n].width = folded_widths[n] if folds_titles else None  # None: as wide as its content
     for row in rows:
-        shown.add_row(*map(Text, row))
+        terminal_table.add_row(*map(Text, row))
     console.print(Text(page.title, style="bold"))
-    console.print(shown)
+    console.print(terminal_table)
     if len(table) > MOST_ROWS:
         console.print(Text(f"... and {len(table) - MOST_ROWS} more in the report", style="dim"))
     console.print()

@@ -51,25 +51,26 @@ def report(
     experiment = folder_of(Path(places[0]))
     target = Path(options.output or _default_output(experiment, options))
     notices = new_console(stderr=True) if options.as_json else console  # scripts read only JSON from stdout
-    last = () if options.schemes else _last_subjects(places)
-    schemes = options.schemes or last
+    last_scored = () if options.schemes else _last_subjects(places)
+    schemes = options.schemes or last_scored
     chosen, rows = read_runs(
         places, options.beside, notices, lambda summary, _: choose(summary, schemes, options.seeds)
     )
-    if last:
-        names = ",".join(last)
+    if last_scored:
+        names = ",".join(last_scored)
         notices.out(
             f"the models of the last posbench eval: {names}. Others: --schemes NAME,NAME (posbench ls subjects)"
         )
     # After reading, so that an error leaves no empty folder.
     target.mkdir(parents=True, exist_ok=True)
-    page, absent = page_of(chosen, rows, options), _absent(places, chosen, options)
+    page = page_of(chosen, rows, options)
+    places_without_runs = _absent(places, chosen, options)
     page = replace(
         page,
         title=f"posbench: {options.title or page.title}",
         # Lines about places without a run are in the notes and on the terminal.
-        notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *absent],
-        holes=[*page.holes, *absent],
+        notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *places_without_runs],
+        holes=[*page.holes, *places_without_runs],
         files={**page.files, "runs.csv": chosen},
     )
     paths = write(target, page, options.latex)
@@ -84,6 +85,7 @@ def report(
 
         notices.out(how_to_train(folder_of(Path(options.beside))))
     if options.wandb:
+        # The first run's experiment and tracking settings hold for the report.
         run = finished_runs(chosen)[0].iloc[0]
         message = log_report(target, str(run["experiment"]), config_of(str(run["path"])).get("tracking") or {})
         notices.print(message, highlight=False, soft_wrap=True)
@@ -93,11 +95,12 @@ def report(
 
 
 def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
-    # The subjects of the last `posbench eval`, if the report is about a folder that has others too.
+    # Return the subjects of the last `posbench eval`, if the report is about a folder that has others too; else ().
     folder = folder_of(Path(places[0]))
     file = folder / LAST_SUBJECTS
     if len(places) > 1 or not file.is_file():
         return ()
+    # A run.json is in <subject>/seed=<n>.
     scored = [path.parents[1].name for path in folder.glob("*/seed=*/run.json")]
     last = [name for name in json.loads(file.read_text(encoding="utf-8")) if name in scored]
     # If these are all, nothing needs to be chosen or said.
@@ -122,7 +125,8 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
 
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
-    screen: dict[str, object] = {
+    # Return what `--json` prints: the content of the first screen, and the paths of the files.
+    printed: dict[str, object] = {
         "title": page.title,
         "schemes": page.numbers,
         "table": as_text(page.table).to_dict("records"),
@@ -131,8 +135,8 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
         "files": paths,
     }
     if page.cards:
-        screen["cards"] = page.cards
-    return screen
+        printed["cards"] = page.cards
+    return printed
 
 
 def _default_output(folder: Path, options: ReportOptions) -> Path:
@@ -152,6 +156,7 @@ def _default_output(folder: Path, options: ReportOptions) -> Path:
 
 
 def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportOptions) -> list[str]:
+    # Return a line for each place of which no run is in the report.
     paths = [Path(path) for path in chosen["path"]]
     reason = "none of its runs was chosen with --schemes or --seeds"
     if not options.schemes and not options.seeds:

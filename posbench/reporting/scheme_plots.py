@@ -95,7 +95,7 @@ def plot_schemes(folder: Path, runs: Sequence[Run], console: Console, config_dir
 
 def curves_by_title(name: str, scheme: Layers, is_trained: bool) -> dict[str, Curves]:
     """Return the curves of a scheme's layers by title: one entry, or if trained one per layer that differs."""
-    # A scheme with a longest position is drawn up to it.
+    # A scheme that supports only sequences of `scheme.longest` tokens is drawn up to its last position.
     longest = min(LONGEST, (scheme.longest or LONGEST + 1) - 1)
     if not is_trained:
         return {name: curves_of(scheme.first, longest)}
@@ -117,45 +117,49 @@ def curves_of(scheme: Scheme, longest: int) -> Curves:
     # A fixed seed, so that the same scheme gives the same picture.
     generator = torch.Generator().manual_seed(0)
     # The same content for all heads, so that heads differ only by the scheme.
-    content = torch.randn(SAMPLES, 1, 1, D, dtype=torch.float64, generator=generator).expand(-1, H, -1, -1)
+    contents = torch.randn(SAMPLES, 1, 1, D, dtype=torch.float64, generator=generator).expand(-1, H, -1, -1)
     stream = torch.randn(1, 1, C, dtype=torch.float64, generator=generator).expand(1, length, C)
     # Up to 200 distances, evenly spread on the log axis.
-    rows = np.unique(np.geomspace(1, longest, 200).round().astype(int))
-    distances = np.concatenate(([0], rows))
-    keys = torch.from_numpy(longest - distances)  # positions
+    shown_distances = np.unique(np.geomspace(1, longest, 200).round().astype(int))
+    distances = np.concatenate(([0], shown_distances))
+    keys = torch.from_numpy(longest - distances)  # positions of the keys; the query is at position `longest`
     everywhere = Placement(scheme.prepare(torch.arange(length), length), 0, 0, length)
     gates, located, _ = Softmax(shape).gates_and_positions(stream, scheme, everywhere, None)
     pos_q, pos_k = _rows(located, torch.tensor([longest])), _rows(located, keys)
     # Each row is the first of a document: hooks that look back get zeros, because curves show no effect of content.
     past = EarlierRows(torch.zeros(1, length, dtype=torch.int64))
-    q = scheme.call_hook("q", content, pos_q, past)
-    k = scheme.call_hook("k", content.expand(-1, -1, len(keys), -1), pos_k, past)
-    scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5
-    at = Placement(_rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length)
+    q = scheme.call_hook("q", contents, pos_q, past)
+    k = scheme.call_hook("k", contents.expand(-1, -1, len(keys), -1), pos_k, past)
+    scores = (q @ k.transpose(-2, -1)).mean(0)[:, 0] / D**0.5  # [H, distances], mean over the contents
+    placement = Placement(
+        _rows(everywhere.pos, torch.tensor([longest])), first_query=longest, first_key=0, length=length
+    )
     window_keys = k
+    # Such a bias reads the keys. `placement` says that they begin at position 0, so it gets those of all positions.
     if scheme.reads_keys:
-        window_keys = scheme.call_hook("k", content.expand(-1, -1, length, -1), located, past)
-    bias = scheme.bias(q, window_keys, _gates_of_last(gates), at)
+        window_keys = scheme.call_hook("k", contents.expand(-1, -1, length, -1), located, past)
+    bias_function = scheme.bias(q, window_keys, _gates_of_last(gates), placement)
     # A bias is a function of batch, head, query and key.
-    if bias is not None:
+    if bias_function is not None:
         b, h = torch.arange(SAMPLES)[:, None, None, None], torch.arange(H)[:, None, None]
-        added = bias(b, h, torch.tensor([[0]]), keys[None, :]).double()
+        added = bias_function(b, h, torch.tensor([[0]]), keys[None, :]).double()
         scores = scores + added.expand(SAMPLES, H, 1, -1).mean(0)[:, 0]
     # A value is sent through both hooks; what arrives is projected on what was sent.
-    sent = content.expand(-1, -1, len(keys), -1)
+    sent = contents.expand(-1, -1, len(keys), -1)
     arrived = scheme.call_hook("o", scheme.call_hook("v", sent, pos_k, past), pos_q, past)
     value = ((arrived * sent).sum(-1) / (sent * sent).sum(-1)).mean(0)
     return Curves(distances.astype(float), _unless_flat(scores - scores[:, :1]), _unless_flat(value))
 
 
 def _rows(pos: Any, rows: Tensor) -> Any:
+    # Return what a scheme prepared for the positions `rows`: a tensor with positions second to last, or a tuple.
     if isinstance(pos, tuple):
         # Named tuples take their fields as arguments, plain ones a sequence.
         parts = [_rows(part, rows) for part in pos]
         is_named = hasattr(pos, "_fields")
         return type(pos)(*parts) if is_named else tuple(parts)
-    # A single number holds for all tokens.
     if pos.ndim < 2:
+        # A vector has an entry per position; a single number holds for all tokens.
         return pos[rows] if pos.ndim else pos
     return pos[..., rows, :]
 
@@ -193,8 +197,8 @@ def grid(lines: dict[str, tuple[Curve, Curve]], label: str) -> Figure:
                 shades = colormaps["viridis"](np.linspace(0.2, 0.85, len(heads)))
             for line, shade in zip(heads, shades, strict=False):
                 axes.plot(distances, line, color=shade, linewidth=1.0)
-            low, high = max(float(heads.min()), LEAST), float(heads.max())
-            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+            lowest, highest = max(float(heads.min()), LEAST), float(heads.max())
+            axes.set_ylim(lowest - 0.05 * (highest - lowest), highest + 0.05 * (highest - lowest))
             axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
             axes.set_xlim(0, distances[-1])
             axes.set_xticks([0, 1, 4, 16, 64, 256, 1024], ["0", "1", "4", "16", "64", "256", "1k"])

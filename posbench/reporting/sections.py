@@ -63,7 +63,9 @@ def losses_page(
 
 
 def _facts(c: Comparison, margin: float) -> dict[str, Any]:
+    # Return what the paragraph of the page says, for the macro `losses_paragraph`.
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
+    # Schemes with a lower, or a higher, loss than the baseline with every seed.
     lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
     higher = [scheme for scheme in gaps if (gaps[scheme] > 0).all()]
     always = {}
@@ -75,6 +77,7 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
     detectable = math.nan
     if c.can_rank:
         ranking = conclusions(c.ranked, c.pairs)
+        # Over the tested pairs; p is NaN for the others.
         detectable = float(c.pairs.dropna(subset="p_claimed")["detectable"].median())
     return {
         "margin": margin,
@@ -92,12 +95,13 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
 
 
 def _longest(c: Comparison) -> dict[str, Any] | None:
-    cells = c.at(metric="loss", last=0).dropna(subset="change")
+    # Return which schemes' losses change least and most up to the longest length, or None if none was scored.
+    cells = c.at(metric="loss", last=0).dropna(subset="change")  # figures of whole windows, not of ranges of positions
     cells = cells[cells["length"] > c.training_length]
     if cells.empty:
         return None
-    is_first = cells["protocol"] == cells["protocol"].iloc[0]
-    cells = cells[is_first & (cells["length"] == cells["length"].max())]
+    is_first_protocol = cells["protocol"] == cells["protocol"].iloc[0]
+    cells = cells[is_first_protocol & (cells["length"] == cells["length"].max())]
     best, worst = cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()]
     return {
         "length": int(best["length"]),
@@ -115,6 +119,7 @@ def numbers(c: Comparison) -> list[dict[str, Any]]:
     """
     scope = c.scope.removeprefix("at ")
     rows: list[Any] = c.ranking.to_dict("records")
+    # A verdict that is "" means not tested.
     return [{**row, "baseline": c.baseline, "scope": scope, "verdict": row["verdict"] or None} for row in rows]
 
 
@@ -130,7 +135,7 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
     sections += joined(of_protocols, c.schemes)
     sections += long_range_order_section(c)
     sections += onset_gaps(c)
-    # This section only carries its file.
+    # This section shows nothing and only carries its file.
     if len(c.ngrams):
         sections.append(Section("", files={"ngrams.csv": c.ngrams}))
     if c.search:
@@ -163,8 +168,8 @@ def gaps_plot(c: Comparison) -> Plot:
         caption += f"{c.baseline} is decided, by the test of the table; open: it is not"
         decided = significant_pairs(c.pairs)
         is_decided = marks["scheme"].map(lambda scheme: frozenset((scheme, c.baseline)) in decided)
-        is_other = marks["scheme"] != c.baseline
-        marks = marks.assign(half=half(c.ranking, "gap").where(is_other), is_open=is_other & ~is_decided)
+        is_no_baseline = marks["scheme"] != c.baseline
+        marks = marks.assign(half=half(c.ranking, "gap").where(is_no_baseline), is_open=is_no_baseline & ~is_decided)
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).melt(var_name="scheme", value_name="x").dropna()
     x_label = f"gap to {c.baseline}, nats/token (left is better)"
     return Plot("gaps", "gaps", f"{caption}.", gaps, x_label=x_label, marks=marks)
@@ -176,7 +181,7 @@ def loss_table(c: Comparison) -> Table:
     Schemes that share a letter do not differ significantly. "2/3": of three claimed pairs with this scheme, it beats
     the other in two.
     """
-    gap, ranking = f"gap to {c.baseline}", c.ranking
+    gap_column, ranking = f"gap to {c.baseline}", c.ranking
     frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
     frame["seeds"] = ranking["seeds"].map(len)
     # Letters need a test of every pair, not only of some that the experiment fixed before training.
@@ -186,18 +191,18 @@ def loss_table(c: Comparison) -> Table:
     frame["loss"] = ranking["loss"]
     if c.has_onsets:
         frame["long-range order"] = [count_onsets(c.onsets[scheme]) for scheme in c.schemes]
-    frame[gap] = ranking["gap"]
+    frame[gap_column] = ranking["gap"]
     # Too few seeds for intervals: the gap of each one is shown instead.
     if not c.can_rank:
-        each = "gap of each seed"
+        gaps_column = "gap of each seed"
         if len(c.seeds) > 1:
             gaps = c.losses.sub(c.losses[c.baseline], axis=0)
             cells: list[Any] = []
             for scheme in c.schemes:
                 of_seeds = gaps[scheme].dropna().to_list()
                 cells.append("" if scheme == c.baseline else of_seeds)
-            frame[each] = cells
-        return Table(frame, {gap: SIGNED, each: SIGNED})
+            frame[gaps_column] = cells
+        return Table(frame, {gap_column: SIGNED, gaps_column: SIGNED})
     frame[f"verdict {c.scope}"] = ranking["verdict"]
     # After a search, the tests at these rates alone are shown too.
     tests = {f"beats {c.scope}": "p_claimed"}
@@ -205,9 +210,10 @@ def loss_table(c: Comparison) -> Table:
         tests["beats at these rates"] = "p_at_rates_claimed"
     for title, test in tests.items():
         frame[title] = [beaten_text(c, scheme, test) for scheme in c.schemes]
+    # `add` replaces the two plain columns from above by columns with intervals.
     table = Table(frame)
     table.add("loss", ranking["loss"], half(ranking, "loss"))
-    table.add(gap, ranking["gap"], half(ranking, "gap").where(ranking["scheme"] != c.baseline), sign=True)
+    table.add(gap_column, ranking["gap"], half(ranking, "gap").where(ranking["scheme"] != c.baseline), sign=True)
     return table
 
 
@@ -220,9 +226,12 @@ def beaten_text(c: Comparison, scheme: str, test: str) -> str:
 def name_with_remarks(c: Comparison, scheme: str) -> str:
     """Return the scheme's name, with a remark if runs diverged or if it has more layers than the model."""
     runs = c.runs[c.runs["scheme"] == scheme]
-    remarks, layers, num_layers = [], runs.iloc[0].get("scheme.layers"), runs["model.num_layers"].iloc[0]
-    if isinstance(layers, str) and len(json.loads(layers)) > num_layers:
-        remarks.append(f"{num_layers} of {len(json.loads(layers))} layers")
+    remarks = []
+    # JSON text with an entry per layer; None or NaN if all layers have the same scheme.
+    recorded_layers = runs.iloc[0].get("scheme.layers")
+    num_layers = runs["model.num_layers"].iloc[0]
+    if isinstance(recorded_layers, str) and len(json.loads(recorded_layers)) > num_layers:
+        remarks.append(f"{num_layers} of {len(json.loads(recorded_layers))} layers")
     diverged = int(runs["diverged"].notna().sum())
     if diverged:
         remarks.append(f"{diverged} diverged")
@@ -271,6 +280,7 @@ def claims_table(c: Comparison) -> Table:
     outcomes = []
     for names in zip(pairs["left"], pairs["right"], strict=True):
         outcome = verdict(c.pairs, *names)
+        # The columns already say which loss is lower.
         outcomes.append("differ" if outcome == "better" else outcome)
     frame[f"verdict {c.scope}"] = outcomes
     return table
@@ -294,8 +304,8 @@ def rate_table(search: RateSearch) -> Table:
     """
     cells = []
     for scheme, losses in search.losses.items():
-        for rate, tried in losses.items():
-            seeds = tried.dropna()
+        for rate, losses_at_rate in losses.items():
+            seeds = losses_at_rate.dropna()  # NaN: not trained; infinite: diverged
             # One diverged seed is enough: the mean of the others would flatter the rate.
             value = "diverged" if np.isinf(seeds).any() else seeds.mean()
             cell = {"scheme": scheme, "rate": rate, "value": value, "seeds": f" ({len(seeds)})"}
@@ -339,22 +349,26 @@ def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
 
 def costs(c: Comparison) -> Section:
     """Return the section with the costs of each scheme."""
-    table, same = costs_table(c)
+    # The table leaves out the figures that are equal for all schemes; the note names them.
+    table, shared_figures = costs_table(c)
     sizes = c.runs.groupby("scheme")["parameters"].first().astype(float)
     shares = {scheme: sizes[scheme] / sizes[c.baseline] - 1 for scheme in c.schemes}
     # Below half a percent, sizes count as equal.
     other_sizes = [f"{scheme} {share:+.1%}" for scheme, share in shares.items() if abs(share) >= 0.005]
-    shared = "; ".join(f"{name} {value}" for name, value in same.items())
+    shared = "; ".join(f"{name} {value}" for name, value in shared_figures.items())
     return Section(
         "Costs",
         table=table if len(table.frame.columns) > 1 else None,  # the first column only names the schemes
-        note=prose("costs", c, same, other_sizes),
+        note=prose("costs", c, shared_figures, other_sizes),
         latex=("costs", f"Costs. {shared}"),
     )
 
 
 def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
-    """Return a table of parameters and FLOPs by scheme, and {name: text} of the figures that all schemes share."""
+    """Return a table of the parameters and FLOPs in which schemes differ, and {name: text} of the figures they share.
+
+    A shared figure that is unknown is in neither.
+    """
     # Measured speeds are left out: runs of one experiment are trained one after another, on a more or less busy
     # machine.
     columns = {"parameters": "parameters", "training_flops": "training FLOPs"}
@@ -362,9 +376,9 @@ def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
     frame = means.rename(columns=columns).reset_index()
     table = Table(frame, {"parameters": Format("count"), "training FLOPs": Format("flops")})
     texts = as_text(table)
-    same = {name: texts[name].iloc[0] for name in columns.values() if texts[name].nunique() == 1}
-    known = {name: text for name, text in same.items() if text != DASH}
-    return Table(frame.drop(columns=list(same)), table.formats), known
+    equal_texts = {name: texts[name].iloc[0] for name in columns.values() if texts[name].nunique() == 1}
+    shared_figures = {name: text for name, text in equal_texts.items() if text != DASH}
+    return Table(frame.drop(columns=list(equal_texts)), table.formats), shared_figures
 
 
 def models(c: Comparison) -> str:
@@ -387,22 +401,25 @@ def beside_published(c: Comparison, published: Published) -> list[Section]:
     if not columns:
         return []
     tables = [agreement.table.assign(measurement=agreement.theirs.description) for agreement in columns]
-    files: Mapping[str, pd.DataFrame] = {"against.csv": pd.concat(tables).reset_index()}
+    first_files: Mapping[str, pd.DataFrame] = {"against.csv": pd.concat(tables).reset_index()}
     for agreement in columns:
         title = f"Compared with {published.title}"
         if len(columns) > 1:
             title += f": {agreement.theirs.description}"
         note = prose("published", published, agreement, agreement is columns[-1])
-        sections.append(Section(title, table=published_table(agreement), note=note, files=files))
+        sections.append(Section(title, table=published_table(agreement), note=note, files=first_files))
         # All columns share one file, which the first section carries.
-        files = {}
+        first_files = {}
     return sections
 
 
 def published_table(agreement: Agreement) -> Table:
     """Return a row per scheme: published value and gap next to our gap, in the published order."""
-    theirs, is_base = agreement.table, agreement.table.index == agreement.baseline
+    theirs = agreement.table
+    # The baseline's gap to itself is 0 by definition and has no interval.
+    is_base = theirs.index == agreement.baseline
     frame = pd.DataFrame({"scheme": theirs.index.astype(str)})
+    # Of losses and perplexities the gaps are enough; other metrics have no gap in nats.
     if agreement.theirs.metric not in ("loss", "perplexity"):
         frame["published"] = theirs["published"].to_numpy()
     frame["published gap"] = theirs["published_gap"].astype(float).mask(is_base, 0.0).to_numpy()

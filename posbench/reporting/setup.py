@@ -23,11 +23,11 @@ def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     if "continues" not in runs:
         return
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
-        inherited, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
+        tokens_before, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
         # Runs that differ only in their seed are one source.
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
-        yield str(scheme), f"{short_count(inherited)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+        yield str(scheme), f"{short_count(tokens_before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
 
 
 def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -49,10 +49,10 @@ def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
         data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in task_paths.items()]
     else:
         data = [("data and tokenizer", _settings(config, "data", "tokenizer") + _context_bytes(runs))]
-    codes = runs["fingerprint.code"].nunique()
+    num_codes = runs["fingerprint.code"].nunique()
     versions = [f"{v.removeprefix('version.')} {distinct(v)}" for v in map(str, runs) if v.startswith("version.")]
     machine = f"{distinct('device')} ({distinct('dtype')}), {min(runs['started'])[:10]}"
-    code = f"; {codes} versions of the code" if codes > 1 else ""
+    code = f"; {num_codes} versions of the code" if num_codes > 1 else ""
     prints = ", ".join(f"{title} {distinct(f'fingerprint.{name}')[:12]}" for title, name in _PRINTS.items())
     facts = [
         (
@@ -114,12 +114,12 @@ def variants(runs: pd.DataFrame) -> list[str]:
         name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
         recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
         # A user's own scheme has no file, so all its settings are listed.
-        usual = scheme_settings(read_row(name)) if name in files else {}
-        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if usual.get(key) != value]
-        changed += [f"without {key}" for key in usual if key not in recorded]
+        file_settings = scheme_settings(read_row(name)) if name in files else {}
+        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if file_settings.get(key) != value]
+        changed += [f"without {key}" for key in file_settings if key not in recorded]
         if changed:
             start = f"{name}: "
-            if usual:
+            if file_settings:
                 start += f"as in conf/scheme/{name}.yaml, but "
             lines[start + ", ".join(changed)] = None
     return list(lines)

@@ -16,18 +16,18 @@ def steps_section(c: Comparison, chain: Sequence[str]) -> list[Section]:
         return []
     if missing := [scheme for scheme in chain if scheme not in c.losses]:
         raise ConfigError(f"--chain {missing[0]} has no finished run here: choose of {', '.join(map(str, c.losses))}")
-    # A scheme that comes twice would make a step of 0.
+    # One scheme has no step, and a scheme that comes twice would make a step of 0.
     if len(set(chain)) < max(2, len(chain)):
         raise ConfigError(
             f"--chain {','.join(chain)}: give two schemes or more, each once, such as nope,k_rope,qk_rope"
         )
-    found = steps(c.losses[list(chain)])
-    frame = found[["left", "right", "seeds", "change", "p"]].rename(columns={"left": "from", "right": "to"})
+    changes = steps(c.losses[list(chain)])
+    frame = changes[["left", "right", "seeds", "change", "p"]].rename(columns={"left": "from", "right": "to"})
     table = Table(frame, {"p": Format("p")})
-    table.add("change", found["change"], half(found, "change"), sign=True)
+    table.add("change", changes["change"], half(changes, "change"), sign=True)
     note = (
         "Change: the loss of the second scheme minus the first's, mean over the seeds that the whole chain has, ± half "
         "the 95 % interval. The last row is the sum of the steps. p: paired t-test at these rates, with Holm's "
         "correction over the steps."
     )
-    return [Section("Step by step", table=table, note=note, files={"steps.csv": found})]
+    return [Section("Step by step", table=table, note=note, files={"steps.csv": changes})]

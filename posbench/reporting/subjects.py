@@ -50,12 +50,12 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         sections += of_model
     notes: list[str] = []
     figures: list[Any] = []
-    lines: list[tuple[str, str]] = []
+    setup_lines: list[tuple[str, str]] = []
     cards = []
     for name, c in compared.items():
         notes += [*c.notes, *unshown(chain(*c.holes.values()), sections)]
         figures += losses_of(c)[_NUMBERS].to_dict("records")
-        lines += [(name, line) for line in _setup(facts[name])]
+        setup_lines += [(name, line) for line in _setup(facts[name])]
         card = card_of(_run_of(c))
         if card:
             cards.append(card.as_json())
@@ -66,7 +66,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
         paragraph=paragraph("subjects_paragraph", list(facts.values())),
         sections=sections,
         runs=pd.concat([c.runs for c in compared.values()]),
-        setup=lines,
+        setup=setup_lines,
         notes=notes,
         numbers=figures,
         cards=cards,
@@ -75,6 +75,7 @@ def subjects_page(summary: pd.DataFrame, rows: pd.DataFrame) -> Page:
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    # Raise ConfigError if the models were scored by different programs.
     # Other versions of transformers or of the adapter may compute other losses for the same weights.
     by_versions: dict[str, list[str]] = {}
     for name, fact in facts.items():
@@ -92,12 +93,14 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _facts(name: str, c: Comparison) -> dict[str, Any]:
+    # Return the facts about a model that the page's paragraph and set-up show.
     run = _run_of(c)
     manifest, T, losses = run.manifest, c.training_length, losses_of(c)
     assert manifest.subject is not None
-    of_model = losses[losses["scheme"] == name].set_index("length")
+    as_it_is = losses[losses["scheme"] == name].set_index("length")
     longest = max(losses["length"], default=T)
     at_longest = losses[losses["length"] == longest].sort_values("value")
+    # The option with the lowest loss at the longest length; None if only one was scored there.
     best, best_perplexity = None, DASH
     if len(at_longest):
         best_perplexity = perplexity_text(at_longest.iloc[0]["perplexity"])
@@ -114,8 +117,8 @@ def _facts(name: str, c: Comparison) -> dict[str, Any]:
         "documents": len(documents),
         "long_enough": int((documents > longest).sum()),
         "longest": longest,
-        "reference": max((n for n in of_model.index if n <= T), default=None),
-        "perplexities": {n: perplexity_text(p) for n, p in of_model["perplexity"].items()},
+        "reference": max((n for n in as_it_is.index if n <= T), default=None),
+        "perplexities": {n: perplexity_text(p) for n, p in as_it_is["perplexity"].items()},
         "best": best,
         "best_perplexity": best_perplexity,
         "path": manifest.subject["path"],
@@ -136,6 +139,7 @@ def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
     model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
     if f["rotations"]:
         model += f", rotations {json.dumps(f['rotations'])}"
+    # None: the manifest does not record rotations; {}: there are none.
     elif f["rotations"] is not None:
         model += ", no rotations"
     text = f"data={f['text']}, {f['documents']} documents, {f['long_enough']} of them longer than {f['longest']} tokens"
@@ -152,8 +156,8 @@ def bits_per_byte(compared: Models, facts: Mapping[str, Mapping[str, Any]]) -> S
         cells = c.at(metric="bits_per_byte", last=0)
         cells = in_order(cells[cells["protocol"].isin(losses_of(c)["protocol"])], _in_order(c), "length")
         characters = cells["length"] * facts[name]["characters"]
-        in_brackets = [f" ({short_count(count)})" for count in characters]
-        parts.append(cells.assign(characters=in_brackets))
+        character_texts = [f" ({short_count(count)})" for count in characters]
+        parts.append(cells.assign(characters=character_texts))
     scored: set[int] = set()
     for c in compared.values():
         scored.update(losses_of(c)["length"])
@@ -191,7 +195,7 @@ def _characters(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _in_order(c: Comparison) -> list[str]:
-    # The model as it is comes first.
+    # The schemes are options of one model, and the baseline is the model as it is, which comes first.
     return sorted(c.schemes, key=lambda scheme: (scheme != c.baseline, scheme))
 
 

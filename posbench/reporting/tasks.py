@@ -36,7 +36,7 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
     lede, notes, sections, files = _lede(runs), list(notes), list[Section](), dict[str, pd.DataFrame]()
     if group_by:
         groups = {group_text(value): measure(of, rows, notes, group_by) for value, of in runs.groupby(group_by)}
-        tasks: Tasks = {}
+        tasks: Tasks = {}  # the paragraph and the numbers of --json are not about groups
         note = (
             "Median accuracy over all seeds, at the longest trained length → at twice that length. Rates are chosen "
             "only by the loss at trained lengths."
@@ -46,10 +46,10 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
     else:
         runs, searches = _at_best_rates(runs)
         tasks = measure(runs, rows, notes)
-        groups = {"": tasks}
+        groups = {"": tasks}  # one group, of all runs
         sections += summary_sections(tasks)
-        for t in tasks.values():
-            sections += [*task_sections(t), *sections_of_protocols(t, runs)]
+        for scores in tasks.values():
+            sections += [*task_sections(scores), *sections_of_protocols(scores, runs)]
         if searches:
             sections += rate_sections(searches)
             files["rates.csv"] = pd.concat(search.table.assign(data=name) for name, search in searches.items())
@@ -71,6 +71,7 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
 
 
 def _first_paths(runs: pd.DataFrame) -> list[str]:
+    # The path of each task's first run.
     return runs.groupby("data.name", sort=False)["path"].first().to_list()
 
 
@@ -85,6 +86,7 @@ def _lede(runs: pd.DataFrame) -> str:
 
 
 def _at_best_rates(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Any]]:
+    # Return the runs at each scheme's best rate by task, and the learning-rate search of each task that has one.
     parts, searches = [], {}
     for name, of_task in runs.groupby("data.name", sort=False):
         # Each task has a search of its own.
@@ -102,7 +104,7 @@ def numbers(tasks: Tasks) -> list[dict[str, Any]]:
         for scheme in t.schemes:
             seeds: Any = t.learners.loc[scheme]
             row = {"task": t.name, "scheme": scheme, "seeds": int(seeds["seeds"]), "learnt": int(seeds["learnt"])}
-            # accurate_to is in items; infinite: at every tested length
+            # accurate_to is in items. Infinite: at every tested length; NaN: no seed learnt the task.
             rows.append({**row, "accurate_to": t.limits.get(scheme, math.nan), "trained_to": t.trained})
     return rows
 
@@ -137,7 +139,7 @@ def summary_table(tasks: Tasks) -> Table:
     for scheme in sorted(schemes, key=lambda scheme: sort_key(tasks, scheme)):
         row = {"scheme": scheme}
         for t in tasks.values():
-            row[_title(t)] = _limit(t, scheme) if scheme in t.learners.index else ""
+            row[_title(t)] = _limit(t, scheme) if scheme in t.learners.index else ""  # "" if it has no run of the task
         rows.append(row)
     return Table.of(rows)
 
@@ -147,6 +149,7 @@ def _title(t: TaskScores) -> str:
 
 
 def _limit(t: TaskScores, scheme: str) -> str:
+    # The number of seeds is shown only if not all have learnt the task.
     seeds = t.learners.loc[scheme]
     if seeds["learnt"] == seeds["seeds"]:
         return t.limit_text(scheme)
@@ -165,7 +168,7 @@ def sort_key(tasks: Tasks, scheme: str) -> tuple[float, str]:
 
 def summary_map(tasks: Tasks, table: Table) -> Plot:
     """Return a picture of coloured cells, schemes by tasks: the length up to which each scheme stays accurate."""
-    most = max(t.lengths[-1] / t.trained for t in tasks.values())
+    greatest_multiple = max(t.lengths[-1] / t.trained for t in tasks.values())
     points = []
     for row in table.frame.to_dict("records"):
         for t in tasks.values():
@@ -173,7 +176,7 @@ def summary_map(tasks: Tasks, table: Table) -> Plot:
             # The length as a multiple of the trained one, on a log scale; 0.1 keeps learnt tasks apart from white
             # cells.
             if scheme in t.limits:
-                shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / math.log2(most)
+                shade = 0.1 + 0.9 * math.log2(t.kept_to(scheme) / t.trained) / math.log2(greatest_multiple)
             column = f"{_title(t)}\ntrained: {t.trained}"
             points.append({"row": scheme, "column": column, "shade": shade, "text": row[_title(t)]})
     caption = (
@@ -203,11 +206,12 @@ def by_table(groups: Mapping[str, Tasks]) -> Table:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for value, tasks in groups.items():
         for t in tasks.values():
-            beyond = next((n for n in t.lengths if n >= 2 * t.trained), t.lengths[-1])
+            # The longest tested length, if none is twice the trained one.
+            length_beyond = next((n for n in t.lengths if n >= 2 * t.trained), t.lengths[-1])
             as_trained = t.scores[t.scores["under"] == ""]
             medians = as_trained.groupby(["scheme", "length"])["accuracy"].median()
             for scheme in t.schemes:
-                texts = [number(medians.get((scheme, n), math.nan), 2) for n in (t.trained, beyond)]
+                texts = [number(medians.get((scheme, n), math.nan), 2) for n in (t.trained, length_beyond)]
                 row = rows.setdefault((t.name, scheme), {"scheme": scheme, "task": t.name})
                 row[value] = " → ".join(texts)
     return Table.of(list(rows.values()))
@@ -267,7 +271,7 @@ def task_map(t: TaskScores) -> Plot:
         "1 at its right; open: it has not learnt."
     )
     x_label = f"length, items (trained up to {t.trained}, the line; chance {t.chance:.2g}: white)"
-    line = t.lengths.index(t.trained) + 1
+    line = t.lengths.index(t.trained) + 1  # after the column of the trained length
     return Plot(f"task-{t.name}", "cells", caption, points, x_label, marks=marks, line=line)
 
 
@@ -286,11 +290,12 @@ def option_maps(t: TaskScores) -> Plot:
 
 
 def _by_number(option: str) -> tuple[str, list[float]]:
+    # A sort key: by name, then by the numbers in the value, so that 10 comes after 9.
     return option.partition("=")[0], [float(text) for text in re.findall(r"[0-9.]+", option)]
 
 
 def _cells(t: TaskScores, accuracy: pd.DataFrame) -> pd.DataFrame:
-    # Shaded from chance (white) to 1.
+    # Return a picture's cells, shaded from chance (white) to 1. Arguments: accuracy, the value of each cell.
     points = []
     for row, values in accuracy.iterrows():
         for column, value in values.items():

@@ -31,7 +31,8 @@ def as_text(table: Table) -> pd.DataFrame:
 
 def _cell(row: Mapping[Any, Any], column: str, format: Format) -> str:
     value = row[column]
-    # A list is one value per seed.
+    # `half`, `after` and `bold` name columns of the row, or none ("").
+    # A list is one value per seed, each without an interval (NaN).
     if isinstance(value, list):
         text = ", ".join(_written(part, math.nan, format) for part in value)
     else:

@@ -80,10 +80,10 @@ def prune(folder: Path, newest: Path, keep: int, branching: Set[int] = frozenset
 
     Arguments: branching, steps whose checkpoints stay.
     """
-    checkpoints = _folders(folder)
+    checkpoints = _folders(folder)  # the newest first
     later = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > step_of(newest)]
-    old = [checkpoint for checkpoint in checkpoints if checkpoint not in later][max(2, keep) :]
-    for unwanted in [*later, *(checkpoint for checkpoint in old if step_of(checkpoint) not in branching)]:
+    no_longer_kept = [checkpoint for checkpoint in checkpoints if checkpoint not in later][max(2, keep) :]
+    for unwanted in [*later, *(checkpoint for checkpoint in no_longer_kept if step_of(checkpoint) not in branching)]:
         # Renamed first: a kill leaves a whole checkpoint, or one with a temporary name that the next resume removes.
         renamed = unwanted.with_name(f".{unwanted.name}.tmp")
         with suppress(OSError):
@@ -117,9 +117,10 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
     Arguments: expected, {file: SHA-256}, to check only these files.
     """
     try:
-        sums = expected or _sums(checkpoint)
+        expected_sums = expected or _sums(checkpoint)
         for name in expected or (STATE, MODEL, OPTIMIZER, METRICS):
-            if sum_of(checkpoint / name) != sums.get(name):
+            # A file that SHA256SUMS does not list counts as damaged.
+            if sum_of(checkpoint / name) != expected_sums.get(name):
                 raise TornCheckpoint(f"{name} does not match its checksum")
     except OSError as error:
         raise TornCheckpoint(f"{Path(error.filename).name} is missing") from None
@@ -162,7 +163,8 @@ def load_weights(folder: Path, manifest: Manifest, at_step: int | None = None) -
     step = manifest.num_steps if at_step is None else at_step
     checkpoint = folder / _name(step)
     try:
-        expected = None  # the manifest has a digest of the last step's weights only
+        expected = None  # all files are checked, by the checkpoint's own checksums
+        # The manifest has a digest of the last step's weights only. It tells whether they are this run's.
         if step == manifest.num_steps and manifest.weights:
             expected = {MODEL: manifest.weights}
         check(checkpoint, expected)
@@ -189,7 +191,8 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], fresh: Set[str] = 
             "another configuration, or --under changes the parameters"
         )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():  # buffers are computed; a shared parameter is stored once
+        # Buffers are not loaded, because they are computed. A shared parameter has one name here, and is stored once.
+        for name, parameter in model.named_parameters():
             if name not in fresh:
                 shard_of(parameter).copy_(shard_like(weights[name], parameter))
 
@@ -200,6 +203,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _folders(folder: Path) -> list[Path]:
+    # All checkpoints in `folder`, the newest first, without checking them.
     if not folder.is_dir():
         return []
     checkpoints = [child for child in folder.iterdir() if _FOLDER.fullmatch(child.name)]

@@ -35,21 +35,23 @@ def find_runs(folder: str | Path, notice: Say = say_once) -> list[Run]:
     are found only if `folder` is that folder or inside it.
     """
     root, runs, visited = folder_of(Path(folder)), {}, set()
-    # Packs of this folder and of those around it: `runs/demo/alibi` may be in `runs/demo.zip`.
+    # Packs of this folder and of those around it: `runs/demo/alibi` may be in `runs/demo.zip`. A run is at most three
+    # folders below its experiment: lr=<rate>/<scheme>/seed=<n>.
     packs = list(chain.from_iterable(map(packs_of, (root, *root.parents[:3]))))
 
     for name, folders, files in os.walk(root, followlinks=True):
         path = Path(name)
         if "run.json" in files:
             runs[path] = Run(path)
-        if "run.json" in files or path.resolve() in visited:  # a link may lead back up
+        # There are no runs inside a run; and a link may lead back up. Without `folders`, `os.walk` goes no deeper.
+        if "run.json" in files or path.resolve() in visited:
             folders.clear()
             continue
         visited.add(path.resolve())
         packs += [open_pack(path / file) for file in files if file.endswith(".zip")]
-        # The search's runs would be mixed with the experiment's.
-        has_pilots = path.name.endswith("-tune") and path != root
-        folders[:] = [f for f in folders if not f.startswith(".") and not (has_pilots and f.startswith("lr="))]
+        # The runs of a search would be mixed with those of its experiment.
+        holds_search_runs = path.name.endswith("-tune") and path != root
+        folders[:] = [f for f in folders if not f.startswith(".") and not (holds_search_runs and f.startswith("lr="))]
     for pack in packs:
         try:
             # The folder's run wins over the packed one.
@@ -70,7 +72,8 @@ def run_at(path: str | Path) -> Run:
     """Return the run at `path`, in a folder or a pack; nothing is read, and the run need not exist."""
     path = Path(path)
     if not (path / "run.json").is_file():
-        # A run in a pack is named from its experiment, two or three folders up.
+        # A run in a pack is named from its experiment, two folders up, or three in a search's pack:
+        # <experiment>/<scheme>/seed=<n>, and <experiment>-tune/lr=<rate>/<scheme>/seed=<n>.
         for folder in path.parents[1:3]:
             name = path.relative_to(folder).as_posix()
             for pack in packs_of(folder):
@@ -133,9 +136,10 @@ def pack_experiment(experiment: Path, output: Path | None, notice: Say, weights:
     if not runs:
         raise ConfigError(f"{experiment} has no finished run to pack: train one first")
     # Runs of a search are one folder deeper, in their rate's.
-    depth = 3 if experiment.name.endswith("-tune") else 2
+    folders_deep = 3 if experiment.name.endswith("-tune") else 2
     for name, run in runs.items():
-        if name.count("/") != depth - 1:
+        # Other names are from a folder above an experiment, or inside one.
+        if name.count("/") != folders_deep - 1:
             raise ConfigError(f"{run.path} is not a run of {experiment}: give the folder of one experiment")
     write_pack(output, runs, notice, weights)
     return output
@@ -158,12 +162,14 @@ def runs_named(names: Sequence[str], runs_dir: Path) -> list[Run]:
 def no_runs(folder: Path, runs_dir: Path) -> str:
     """Return the error message for a `folder` without runs: the cause, and the command that trains a run."""
     remedy = f"posbench train scheme=vo_rope{_runs_dir_word(runs_dir)}"
+    # Only a folder that the user named can be misspelt; the default one is made by the first run.
     if folder == runs_dir and _runs_dir_word(runs_dir) and not folder.exists():
         return f"there is no folder {folder}: correct --runs-dir, or train a run there ({remedy})"
     return f"{folder} contains no runs: train one first ({remedy})"
 
 
 def _runs_dir_word(runs_dir: Path) -> str:
+    # The override to add to a command, or "" for the default folder.
     if runs_dir == Path("runs"):
         return ""
     return f" {shlex.quote(f'runs_dir={runs_dir}')}"
@@ -180,12 +186,13 @@ def run_named(name: str, runs_dir: Path) -> Run:
 def only_experiment(runs_dir: Path) -> Path:
     """Return the folder of the only experiment in `runs_dir`, not counting `reference/` and `subjects/`.
 
-    Raises: ConfigError if there are no experiments, or several.
+    Raises: NothingTrained if there are no experiments; ConfigError if there are several.
     """
+    # A run is in <experiment>/<scheme>/seed=<n>.
     folders = {run.path.parents[1] for run in find_runs(runs_dir)}
     # Neither is an experiment of the user's.
-    others = {runs_dir / "reference", runs_dir / SUBJECTS}
-    experiments = sorted(folder for folder in folders if not others & {folder, *folder.parents})
+    not_counted = {runs_dir / "reference", runs_dir / SUBJECTS}
+    experiments = sorted(folder for folder in folders if not not_counted & {folder, *folder.parents})
     if len(experiments) != 1:
         if not experiments:
             raise NothingTrained(_no_experiments(runs_dir))
@@ -205,6 +212,7 @@ def _no_experiments(runs_dir: Path) -> str:
 
 
 def _listed(names: Iterable[str], runs_dir: Path) -> str:
+    # At most MAX_NAMES names, and how to list the others.
     names = list(names)
     text = ", ".join(names[:MAX_NAMES])
     if len(names) <= MAX_NAMES:
@@ -235,13 +243,15 @@ def place_named(name: str, runs_dir: Path) -> Path:
         return folder_of(REFERENCE / name)
     # For the error: everything that the name could have meant.
     folders = (*experiments, *sorted({run.parent for run in runs}), *runs)
-    known = [str(folder.relative_to(runs_dir)) for folder in folders]
+    known_names = [str(folder.relative_to(runs_dir)) for folder in folders]
     references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
-    hint = nearest(name, [*known, *references])
+    hint = nearest(name, [*known_names, *references])
     message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
     experiment_names = [experiment.name for experiment in experiments]
+    # A name that resembles no experiment may be one that the user has yet to train, so callers can tell it apart.
     is_misspelt = bool(get_close_matches(name, experiment_names, cutoff=0.75))
     error = ConfigError if is_misspelt else NothingTrained
     if not experiments:
         raise error(f"{message} ({_no_experiments(runs_dir)})")
-    raise error(f"{message} (experiments in {runs_dir}/: {_listed(known[: len(experiments)], runs_dir)})")
+    # The names of the experiments come first in `known_names`.
+    raise error(f"{message} (experiments in {runs_dir}/: {_listed(known_names[: len(experiments)], runs_dir)})")

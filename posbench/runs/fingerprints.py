@@ -68,6 +68,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
     train = {key: value for key, value in train.items() if TRAIN_DEFAULTS.get(key) != value}
+    # Without an entry the optimizer is AdamW, the default.
     if "optimizer" not in train:
         train = {key: value for key, value in train.items() if key not in _MUON_SETTINGS}
     train["num_steps"] = config.train.num_steps
@@ -75,7 +76,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step
     fields = {key: value for key, value in mapping.items() if key not in _NOT_IN_IDENTITY}
     fields |= {"train": train, "data": config.data.identity}
-    # The rate itself is `train.lr`; only that it is the scheme's own is recorded.
+    # None: the scheme has no rate of its own. The rate itself is `train.lr`; only that it is the scheme's is recorded.
     if config.scheme.lr is not None:
         fields["scheme"].pop("lr")
         fields["scheme"]["own_lr"] = True
@@ -85,6 +86,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     fields["model"] |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_width, "ffn_dim": model.ffn_width}
     # A stacked run (`posbench.training.stack`) sums in another order; others do not record that they are not.
     fields["device"] = {key: device[key] for key in ("type", "dtype", "compiled", "stacked") if key in device}
+    # As JSON has them, so that they equal what is read back: tuples become lists.
     return dict(json.loads(json.dumps(flat(fields))))
 
 

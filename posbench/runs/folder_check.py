@@ -70,7 +70,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def tokenizer_files(folder: Path) -> str:
-    """Return the files of a tokenizer other than tokenizer.json in the folder, as text, or ""."""
+    """Return the folder's tokenizer files other than tokenizer.json, as text: ` (it has vocab.json)`, or ""."""
     names = []
     for pattern in _TOKENIZER_PARTS:
         names += [file.name for file in folder.glob(pattern)]
@@ -86,7 +86,8 @@ def check_config(config: Mapping[str, Any], file: Path) -> None:
 
 
 def check_numbers(config: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for sizes that are no whole numbers, and for lists of another length."""
+    """Raise ConfigError for sizes that are no whole numbers, and for lists without an entry for each layer."""
+    # Our own class has its sizes elsewhere, under `sizes`.
     if config.get("model_type") == "posbench":
         return
     for key in [key for key in _COUNTS if key in config]:
@@ -132,6 +133,7 @@ def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
     width = config.get("head_dim")
     if width is None and config.get("num_attention_heads"):
         width = config.get("hidden_size", 0) // config["num_attention_heads"]
+    # Without these keys the width of a head is not known.
     if not width:
         return
     channels = int(width * rotation.get("partial_rotary_factor", config.get("rotary_pct", 1)))
@@ -204,9 +206,14 @@ def check_tensors(files: Sequence[Path], config: Mapping[str, Any], scheme: Posi
 
     Arguments: is_tied, whether the embedding is also the output table.
     """
+    # The scheme of such a folder is not read, and it decides which tensors there are.
     if config["model_type"] == "posbench" and scheme.row is None:
-        return  # the folder's scheme is not read, and it decides which tensors there are
-    folder, tensors, differences = files[0].parent, stored_tensors(files), []
+        return
+    folder = files[0].parent
+    tensors = stored_tensors(files)
+    differences: list[str] = []
+    # The names in the files decide whether shapes are expected by our names or by those of transformers, and for which
+    # products, such as q, k and v in one matrix.
     expected = _expected_shapes(config, scheme, is_tied, tensors)
     # Another scheme may be named for the run, so a scheme's own tensors may be missing or too many.
     tensors = {name: tensor for name, tensor in tensors.items() if not _is_of_scheme(name)}
@@ -245,6 +252,7 @@ def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]
     Arguments: is_untied, whether tables that `config.json` ties are not.
     """
     lines: list[str] = []
+    # A folder of posbench export is read as it says.
     if config.get("model_type") == "posbench":
         return lines
     if is_untied:
@@ -253,19 +261,23 @@ def notes(folder: Path, config: Mapping[str, Any], is_untied: bool) -> list[str]
             "both are used, as transformers 5 does"
         )
     rotation = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = raw_rotation(config)["rope_type"]
-    used = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_TYPES.get(kind, ()))
-    unused = sorted(key for key in rotation if key not in (*used, *nested_rotations(config)))
+    rotation_type = raw_rotation(config)["rope_type"]
+    used_keys = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_TYPES.get(rotation_type, ()))
+    unused = sorted(key for key in rotation if key not in (*used_keys, *nested_rotations(config)))
     if unused and not nested_rotations(config):
-        lines.append(f"{folder}/config.json has rotation keys that rope_type={kind} does not use: {', '.join(unused)}")
+        lines.append(
+            f"{folder}/config.json has rotation keys that rope_type={rotation_type} does not use: {', '.join(unused)}"
+        )
     return lines
 
 
 def _is_of_scheme(name: str) -> bool:
+    # Also a tensor of a kind of attention.
     return name.startswith("decoder.scheme.") or ".kind." in name
 
 
 def _is_spare_head(name: str, is_tied: bool) -> bool:
+    # A folder may store the output table although it is the embedding table.
     return is_tied and name in {head for _, head in _TABLES}
 
 
@@ -278,21 +290,29 @@ def asks_for(name: str, config: Mapping[str, Any]) -> str:
 def _expected_shapes(
     config: Mapping[str, Any], scheme: Positions, is_tied: bool, stored: Mapping[str, StoredTensor]
 ) -> dict[str, tuple[int, ...]]:
-    # Products that are packed in the files, such as q, k and v in one matrix, stay packed.
+    """Return {name: shape} of the tensors that the files should have, by the names that they use.
+
+    Arguments: stored, the tensors in the files: their names are ours or those of transformers, and a product that is
+    packed in them, such as q, k and v, stays packed.
+    """
     fields = sizes(config, "subject")
     model = ModelConfig(**{**fields, "tied_embeddings": is_tied})
+    # Tensors of the scheme are not checked, so without a scheme of posbench any other will do, and so will any length.
     row = scheme.row or {"name": "nope", "kind": "nope"}
     architecture = Architecture.build(model, SchemeConfig.from_mapping(dict(row)), scheme.length or 1)
     # On the device `meta`, a decoder has shapes and no memory.
     with torch.device("meta"):
         decoder = Decoder(architecture, config["vocab_size"])
     ours = dict(decoder.named_parameters())
+    # The names of posbench's own class.
     if any(name.startswith("decoder.") for name in stored):
         return {f"decoder.{name}": tuple(tensor.shape) for name, tensor in ours.items()}
     block = cast(Block, decoder.blocks[0])
+    # Product -> the rows of its parts, if they are separate tensors in the files.
     rows = {"attention.qkv": [*block.attention.rows().values()], "ffn.gate_up": 2 * [model.ffn_width]}
     for product in PARTS:
-        if any(LAYER[product] in name for name in stored):  # their file has this product in one piece too
+        # Their file has this product in one piece too.
+        if any(LAYER[product] in name for name in stored):
             rows.pop(product, None)
     theirs = to_hugging_face(ours, rows)
     return {name: tuple(tensor.shape) for name, tensor in theirs.items()}

@@ -107,7 +107,8 @@ def parse(content: bytes, file: Path) -> Manifest:
         mapping = json.loads(content)
         number = int(mapping["format"])
         if number == FORMAT:
-            prints, costs = mapping["fingerprints"], mapping.get("costs")
+            prints = mapping["fingerprints"]
+            costs = mapping.get("costs")  # may be None
             nested = {"fingerprints": _from_known(Fingerprints, prints), "costs": costs and _from_known(Costs, costs)}
             manifest: Manifest = _from_known(Manifest, mapping | nested)
             return replace(manifest, identity=with_one_rate(manifest.identity))
@@ -120,5 +121,6 @@ def parse(content: bytes, file: Path) -> Manifest:
 
 
 def _from_known(cls: Any, mapping: dict[str, Any]) -> Any:
+    # A field that the mapping lacks gets its default; without one, the class raises TypeError.
     known = {entry.name: mapping[entry.name] for entry in fields(cls) if entry.name in mapping}
     return cls(**known)

@@ -83,16 +83,17 @@ class Pack:
         """Return {run: its evaluation results}. Raises: ConfigError if the zip cannot be read."""
         results: dict[str, list[Result]] = defaultdict(list)
         tables: dict[str, pyarrow.Table] = {}
-        ends: Counter[str] = Counter()
+        rows_read: Counter[str] = Counter()  # protocol -> rows of its table that belong to earlier entries
         # All runs share one table per protocol, in the order of the headers.
         for entry in self.index["results"]:
-            key, start = key_of(entry["header"]), ends[entry["header"]["protocol"]]
-            if not start:
+            key, first_row = key_of(entry["header"]), rows_read[entry["header"]["protocol"]]
+            # The first result of a protocol.
+            if not first_row:
                 tables[key.protocol] = read_parquet(self.read(f"windows-{key.protocol}.parquet"))
-            windows = tables[key.protocol].slice(start, entry["rows"])
+            windows = tables[key.protocol].slice(first_row, entry["rows"])
             # Columns that are empty for a result belong to others.
             columns = [name for name in windows.column_names if windows[name].null_count < len(windows)]
-            ends[key.protocol] += entry["rows"]
+            rows_read[key.protocol] += entry["rows"]
             results[entry["run"]].append(Result(key, entry["header"], windows.select(columns)))
         return results
 
@@ -128,7 +129,7 @@ class PackedRun(Run):
 
     def results(self) -> tuple[list[Result], list[InvalidResult]]:
         folder_results, invalid = super().results()
-        # A newer result in the folder replaces the packed one.
+        # A newer result in the folder replaces the packed one, because a later entry of a dict replaces an earlier one.
         results = {result.key: result for result in (*self.pack.results.get(self.key, []), *folder_results)}
         return [results[key] for key in sorted(results)], invalid
 
@@ -163,16 +164,18 @@ class PackedRun(Run):
 def packs_of(experiment: Path) -> list[Pack]:
     """Return the packs of the folder `experiment`: `demo.zip`, then `demo.2.zip` and so on."""
     zips = [file for file in experiment.parent.glob("*.zip") if file.name.startswith(f"{experiment.name}.")]
+    # By length first, so that `demo.10.zip` comes after `demo.2.zip`.
     packs = [open_pack(file) for file in sorted(zips, key=lambda file: (len(file.name), file.name))]
+    # `demo.2.zip` may be the pack of an experiment `demo.2`.
     return [pack for pack in packs if pack.experiment == experiment]
 
 
 def experiment_in(output: Path) -> Path:
     """Return the folder of the experiment to which the pack `output` belongs."""
-    first, _, number = output.stem.rpartition(".")
+    stem, _, number = output.stem.rpartition(".")
     # `demo.2.zip` belongs to `demo` if `demo.zip` exists, and to an experiment `demo.2` otherwise.
-    is_numbered = number.isdecimal() and output.with_name(f"{first}.zip").exists()
-    name = first if is_numbered else output.stem
+    is_numbered = number.isdecimal() and output.with_name(f"{stem}.zip").exists()
+    name = stem if is_numbered else output.stem
     return output.with_name(name)
 
 
@@ -215,10 +218,11 @@ def free_name(experiment: Path) -> Path:
 
 
 def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, Any], notice: Say) -> None:
+    # Write all of a pack but the weights: `index`, which gets the runs' files and headers, and the tables.
     import pyarrow
 
-    texts: dict[str, int] = {}
-    files: dict[str, dict[str, int]] = {}
+    texts: dict[str, int] = {}  # content of a file -> its number
+    files: dict[str, dict[str, int]] = {}  # run -> file name -> number of its content
     logged: list[dict[str, Any]] = []
     results: list[tuple[ResultKey, str, Result]] = []
     for name, run in runs.items():
@@ -240,10 +244,10 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
     index |= {"runs": files, "texts": list(texts), "results": headers}
     content = json.dumps(index, separators=(",", ":")).encode()
     archive.writestr(zipfile.ZipInfo(INDEX, _DATE), content, zipfile.ZIP_DEFLATED, compresslevel=9)
-    columns = list(dict.fromkeys(chain.from_iterable(logged))) or ["run"]
-    # Each kind of row has columns of its own.
+    columns = list(dict.fromkeys(chain.from_iterable(logged))) or ["run"]  # an empty table has one column too
     arrays = {}
     for name in columns:
+        # None in rows of a kind that has no such column.
         arrays[name] = pyarrow.array([row.get(name) for row in logged])
     # Similar files are stored together: a zip of the reference runs' folders would be twice as large.
     tables = {METRICS: pyarrow.table(arrays)}
@@ -256,6 +260,7 @@ def _add_runs(archive: zipfile.ZipFile, runs: dict[str, Run], index: dict[str, A
 
 
 def _add_weights(archive: zipfile.ZipFile, runs: dict[str, Run]) -> dict[str, str]:
+    # Write the last weights of each run in bfloat16, and return {run: SHA-256 of its file}.
     import torch
     from safetensors.torch import save
 

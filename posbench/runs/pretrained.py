@@ -84,6 +84,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's `config.json`. Raises: ConfigError if posbench's decoder cannot represent it."""
     config = read_json(folder / "config.json")
     family, architectures = config.get("model_type"), config.get("architectures")
+    # `architectures` may be missing; the class then follows from the family.
     if family not in _CLASSES or (architectures or [_CLASSES[family]]) != [_CLASSES[family]]:
         facts = f"model_type={family}"
         if architectures:
@@ -143,32 +144,35 @@ def positions(config: Mapping[str, Any]) -> Positions:
     if config["model_type"] == "posbench":
         row = config["scheme"]
         length = config.get("context_length")
-        return Positions(None if kinds_in(row) else row, described(row), length)  # a folder must not name code to run
+        # A folder must not name code to run, so a scheme of the user's own files is not read.
+        return Positions(None if kinds_in(row) else row, described(row), length)
     rope = _rope_parameters(config)
-    described_rope, length = json.dumps(rope), config["max_position_embeddings"]
-    if rope["rope_type"] == "yarn":  # training with the other types reaches the length that they are for
+    rope_text, length = json.dumps(rope), config["max_position_embeddings"]
+    # With YaRN, `max_position_embeddings` is the extended length; training with the other types reaches it.
+    if rope["rope_type"] == "yarn":
         length = rope[LENGTH]
     rotary = {"name": "rotary", "kind": "rotary", "sites": ["q", "k"], "base": rope.pop("rope_theta")}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    partial = rope.pop("partial_rotary_factor", 1)
-    fraction = partial if config["model_type"] == "phi3" else 1
-    if fraction != 1:
-        rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": fraction}
+    partial_factor = rope.pop("partial_rotary_factor", 1)
+    # Of these families only Phi-3 reads the factor.
+    rotated_share = partial_factor if config["model_type"] == "phi3" else 1
+    if rotated_share != 1:
+        rotary |= {"name": "partial_rotary", "kind": "partial_rotary", "fraction": rotated_share}
     if rope["rope_type"] != "default":
         try:
             rescaling = Rescaling.of(rope, None, length)
-            rescaling.check_lists(int(fraction * head_dim))
+            rescaling.check_lists(int(rotated_share * head_dim))
             rotary["rescale"] = dict(rescaling.parameters)
         except ConfigError as error:
-            return Positions(None, f"{described_rope} ({error})", length)
-    # What each layer has, and the shortest period in which the layers repeat it.
+            return Positions(None, f"{rope_text} ({error})", length)
     is_rotated = _rotated_layers(config)
-    rows = []
+    rows = []  # the scheme of each layer
     for rotated, window in zip(is_rotated, _windows(config, is_rotated), strict=True):
         row = dict(rotary) if rotated else {"name": "nope", "kind": "nope"}
         if window:
             row["window"] = window
         rows.append(row)
+    # The shortest period in which the layers repeat: 1 if all are equal.
     period = 1
     while rows[period:] != rows[: len(rows) - period]:
         period += 1
@@ -179,6 +183,7 @@ def positions(config: Mapping[str, Any]) -> Positions:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Return the RoPE settings with the training length and the factor that transformers would use.
     rope, longest = raw_rotation(config), config["max_position_embeddings"]
     kind = rope["rope_type"]
     original = config.get(LENGTH) or rope.get(LENGTH)
@@ -196,13 +201,14 @@ def raw_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     older = {key: config[key] for key in ("rope_theta", "partial_rotary_factor") if key in config}
     rope = {"rope_theta": 1e4, **older, **(config.get("rope_scaling") or config.get("rope_parameters") or {})}
     kind = rope.setdefault("rope_type", rope.pop("type", "default"))
-    # Older names of Phi-3's rescaling.
+    # Phi-3's rescaling had other names before it was called `longrope`.
     if kind in ("su", "yarn") and config.get("model_type") == "phi3":
         rope["rope_type"] = "longrope"
     return rope
 
 
 def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
+    # Only SmolLM 3 has layers without rotation.
     layers = range(config["num_hidden_layers"])
     if config["model_type"] != "smollm3":
         return [True for _ in layers]
@@ -212,7 +218,10 @@ def _rotated_layers(config: Mapping[str, Any]) -> list[bool]:
 
 
 def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int | None]:
-    # None for a layer that sees all earlier tokens.
+    """Return the sliding window of each layer, in tokens; None for a layer that sees all earlier tokens.
+
+    Each family of models has its own rules for which layers have one.
+    """
     family = config["model_type"]
     num_layers = len(is_rotated)
     default = 4096 if family in ("mistral", "qwen2", "qwen3") else None
@@ -226,8 +235,8 @@ def _windows(config: Mapping[str, Any], is_rotated: Sequence[bool]) -> list[int 
     elif family == "smollm3":
         slides = [not rotated for rotated in is_rotated]
     else:
-        first = config.get("max_window_layers", 28)
-        slides = [n >= first for n in range(num_layers)]
+        first_sliding = config.get("max_window_layers", 28)
+        slides = [n >= first_sliding for n in range(num_layers)]
     return [window if slide else None for slide in slides]
 
 
@@ -240,7 +249,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises: ConfigError if the folder has no weight files, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
-    # One file, or else the files in its index, or else all safetensors files.
+    # One file, or else the files that an index names, or else all safetensors files.
     if (single := folder / "model.safetensors").is_file():
         return [single]
     if index.is_file():
@@ -283,6 +292,7 @@ def load_weights(files: Sequence[Path], is_tied: bool) -> dict[str, Tensor]:
     else:
         # Unknown names are kept, so loading them into a model will fail.
         ours = from_hugging_face(theirs)
+    # A file may store the same table under both names.
     if is_tied:
         ours.pop("unembedding.weight", None)
     return ours

@@ -183,10 +183,11 @@ def keys_in(folder: Path) -> dict[Path, ResultKey]:
     keys = {}
     for file in folder.glob("*/*.parquet"):
         match = _FILE.fullmatch(file.name)
+        # Not the name of a result, such as `8192@anchor=16384@rescale=yarn.parquet`.
         if match is None:
             continue
-        words = match[2].replace("%2F", "/").split("@")[1:]
-        # The names of older files have no anchor, which is in their headers.
+        words = match[2].replace("%2F", "/").split("@")[1:]  # as `ResultKey.stem` wrote them
+        # One anchor at most. The names of older files have none, although it is in their headers.
         anchors = [int(word.removeprefix(_ANCHOR)) for word in words if word.startswith(_ANCHOR)]
         under = tuple(word for word in words if not word.startswith(_ANCHOR))
         keys[file] = ResultKey(file.parent.name, int(match[1]), under, *anchors)

@@ -69,7 +69,7 @@ class Run:
         content = self.content("config.yaml")
         try:
             mapping = yaml.safe_load(content)
-            # Older runs recorded them, and `Config` refuses unknown keys.
+            # Older runs recorded settings that posbench no longer has, and `Config` refuses unknown keys.
             for group, name in _REMOVED_SETTINGS:
                 mapping.get(group, {}).pop(name, None)
             return Config.from_mapping(mapping)
@@ -144,7 +144,8 @@ class Run:
             try:
                 header = read_json(file.with_suffix(".json"))
                 expected = _expected_header(manifest, key)
-                # For a packed run it may also name the weights from before the pack rounded them.
+                # A header names the weights that were scored. Those of an older step are not known here, and a packed
+                # run may have a header with the weights from before the pack rounded them.
                 if key.step is None and header["weights"] != self.weights_digest:
                     expected["weights"] = manifest.weights
                 for name, value in expected.items():
@@ -165,18 +166,16 @@ class Run:
         import pyarrow
 
         folder = self.path / "eval" / key.protocol
-        full, table = (
-            {**header, **_expected_header(self.manifest, key)},
-            pyarrow.Table.from_pandas(rows, preserve_index=False),
-        )
+        full_header = {**header, **_expected_header(self.manifest, key)}
+        table = pyarrow.Table.from_pandas(rows, preserve_index=False)
         (folder / f"{key.stem}.json").unlink(missing_ok=True)  # an old header must never belong to new windows
         # The rows first, then the header: a result is valid only if both files exist.
         try:
             write_bytes(folder / f"{key.stem}.parquet", parquet(table))
-            write_json(folder / f"{key.stem}.json", full)
+            write_json(folder / f"{key.stem}.json", full_header)
         except OSError as error:
             raise ConfigError(explained(error)) from error
-        return Result(key, full, table)
+        return Result(key, full_header, table)
 
     def evaluated(self) -> list[ResultKey]:
         """Return the keys of the run's results, sorted, by file names only, so results may be invalid."""
@@ -242,7 +241,7 @@ class Run:
 
         self.check_scheme_files(scheme_changed)
         config = self.config_under(under) if under else self.config
-        # Documents are told apart by BOS.
+        # A model that masks documents tells them apart by BOS. None: it reads across documents.
         bos_id = find_bos(self.tokenizer) if config.data.document_mask else None
         model = build_model(config, self.manifest.vocab_size, architecture, bos_id)
         weights = self.load_weights(at_step)
@@ -288,19 +287,21 @@ class Run:
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
         names = {option.partition("=")[0] for option in options}
+        # The factor of the rescaling that the run was trained with does not belong to another one.
         if "rescale" in names and "factor" not in names:
-            scheme = without_option(scheme, "factor")  # of the rescaling that the run was trained with
+            scheme = without_option(scheme, "factor")
         # A new scheme first, because other options then belong to it.
         for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
-            name, changed = option.partition("=")[0], OmegaConf.from_dotlist([option])
+            name, parsed_option = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
-                row = read_row(str(changed[name]))
+                row = read_row(str(parsed_option[name]))
                 # The new scheme has the run's kind of attention unless it names one.
                 row = replace(row, attention=row.attention or self.config.scheme.attention)
                 layers = self.config.model.num_layers
-                old = [entry.attention for entry in layer_entries(self.config.scheme, layers)]
-                new = [entry.attention for entry in layer_entries(row, layers)]
-                if old != new:
+                # Each layer's kind of attention must stay, because its parameters are those of the trained model.
+                trained_kinds = [entry.attention for entry in layer_entries(self.config.scheme, layers)]
+                new_kinds = [entry.attention for entry in layer_entries(row, layers)]
+                if trained_kinds != new_kinds:
                     raise ConfigError(
                         f"--under {option} has another kind of attention than {self.name} was trained with: choose a "
                         "scheme with the same kind"
@@ -309,22 +310,25 @@ class Run:
                 inherited = {key: value for key, value in scheme.items() if key in (WINDOW, "trained_length")}
                 scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
-                data = data | {name: changed[name]}
+                data = data | {name: parsed_option[name]}
             elif name.startswith(f"{FULL_ATTENTION}."):
-                [inner] = changed[FULL_ATTENTION]
-                scheme = with_option_in_full_attention(scheme, inner, changed[name])
+                # An option for the layers without a window: `inner` is its name there.
+                [inner] = parsed_option[FULL_ATTENTION]
+                scheme = with_option_in_full_attention(scheme, inner, parsed_option[name])
+            # A setting inside another, such as `rescale.beta_fast`.
             elif "." in name:
-                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), changed))
+                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), parsed_option))
             else:
-                scheme = with_option(scheme, name, changed[name])
+                scheme = with_option(scheme, name, parsed_option[name])
         return Config.from_mapping({**mapping, "scheme": scheme, "data": data})
 
 
 def _expected_header(manifest: Manifest, key: ResultKey) -> dict[str, Any]:
+    # Return the entries of a result's header that follow from its run and its key.
     names = {"protocol": key.protocol, "length": key.length, "under": list(key.under), "run": manifest.run_name}
     if key.anchor:
         names["anchor"] = key.anchor
-    # The run does not know the fingerprint of another text.
+    # The run does not know the fingerprint of another text, which `key.data` names.
     text = {} if key.data else {"data": manifest.fingerprints.data}
     return {**names, **text, "tokenizer": manifest.fingerprints.tokenizer}
 

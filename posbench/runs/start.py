@@ -73,17 +73,19 @@ class Start:
         defaults: dict[str, Any] = {f"train.{key}": value for key, value in fingerprints.TRAIN_DEFAULTS.items()}
         train = defaults | {key: value for key, value in identity.items() if key.startswith("train.")}
         source = defaults | self.identity if self.identity else {}
-        # Runs that keep the schedule share a table with each other whatever their windows are.
-        own = () if self.checkpoint else _WINDOWS
+        # Context length and batch size stay this run's: if they differ, the runs are not comparable. But runs that keep
+        # the schedule share a table with each other whatever their windows are.
+        settings_that_stay = () if self.checkpoint else _WINDOWS
         source_train, differing = {}, {}
         for key, value in train.items():
-            # Context length and batch size stay: if they differ, the runs are not comparable.
-            source_value = value if key in own else source.get(key, value)
+            source_value = value if key in settings_that_stay else source.get(key, value)
+            # The learning rate is the scheme's own, and the tokens of the trunk follow from all tokens.
             if value != source_value and key not in ("train.lr", "train.trunk_tokens"):
                 differing[f"scheme.continued.{key.removeprefix('train.')}"] = value
             if defaults.get(key) != source_value:
                 source_train[key] = source_value
         identity = {key: value for key, value in identity.items() if key not in defaults}
+        # With the schedule kept, `train.tokens` already counts from the source's first step.
         if self.checkpoint is not None:
             return {
                 **identity,
@@ -124,7 +126,8 @@ class Start:
         used.
         Raises: ConfigError if the decoders differ, or for any difference if `checkpoint` is set.
         """
-        weights, shapes = self.load(), {name: p.shape for name, p in model.named_parameters()}
+        weights = self.load()
+        shapes = {name: p.shape for name, p in model.named_parameters()}
         # A checkpoint that is continued exactly has every weight: none may be missing, and none is drawn.
         names = () if self.checkpoint else {*shapes, *weights}
         scheme_names = {name for name in names if name.startswith("scheme.") or ".kind." in name}
@@ -152,7 +155,8 @@ def continued_start(config: Config) -> Start | None:
             f"train.from_run={train.from_run} has no moments to go on with: name a checkpoint of a run that was "
             "trained here (RUN/checkpoints/step=N), or leave out train.keep_schedule"
         )
-    exact, source = start_at(start.folder), start.identity or {}
+    exact = start_at(start.folder)
+    source = start.identity or {}  # a run that was trained here has one
     step = checkpoint.step_of(start.folder)
     per_step = source["train.tokens"] // source["train.num_steps"]
     if train.tokens_per_step != per_step:
@@ -188,6 +192,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     if (path / "config.json").is_file():
         return _start_from_folder(path)
     if at_step := re.fullmatch(r"step=(\d+)", path.name):
+        # A checkpoint is in <run>/checkpoints/step=<n>.
         run = run_named(str(path.parents[1]), runs_dir)
         folder = run.path / "checkpoints" / f"step={int(at_step[1]):08d}"
         has_weights = all((folder / name).is_file() for name in (checkpoint.MODEL, checkpoint.SUMS))
@@ -205,6 +210,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
 
 
 def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
+    # Return the finished run that `path` means: its only run, or the one of this seed. Raises: ConfigError if none.
     runs = runs_named([str(path)], runs_dir)
     candidates = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
     if len(candidates) != 1:
@@ -225,7 +231,7 @@ def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
 
 
 def _start_from_run(run: Run, folder: Path | None) -> Start:
-    # The last weights may be in a pack.
+    # Return the weights of a run at its checkpoint `folder`. None means its last weights, which may be in a pack.
     if folder is None:
         manifest, digest, load, name = run.manifest, str(run.weights_digest), run.load_weights, run.name
         step, batches = manifest.num_steps, manifest.fingerprints.batches or ""
@@ -258,8 +264,10 @@ def _start_from_folder(folder: Path) -> Start:
     config = pretrained.read_config(folder)
     folder_check.check_config(config, folder / "config.json")
     files = pretrained.weight_files(folder)
+    # This name becomes a part of the name of a folder, so other characters are replaced.
     name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes, positions = pretrained.sizes(config, name), folder_check.positions_in(config)
+    sizes = pretrained.sizes(config, name)
+    positions = folder_check.positions_in(config)
     is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
     # transformers 5 uses both tables too.
     if is_untied:
@@ -285,6 +293,7 @@ def start_at(folder: Path) -> Start:
 
     Raises: ConfigError if the run's files cannot be read.
     """
+    # A checkpoint is in <run>/checkpoints/step=<n>.
     start = _start_from_run(Run(folder.parents[1]), folder)
     return replace(start, checkpoint=folder, load=partial(checkpoint.load_tensors, folder, checkpoint.MODEL))
 
@@ -296,28 +305,32 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
     """
     if not config.train.is_branch:
         return None
-    step, start, reason = config.train.decay_begins, None, "its name is not the name of a branch"
+    step = config.train.decay_begins  # a branch differs from its trunk from here on
+    start: Start | None = None
+    why_not = "its name is not the name of a branch"
     if config.trunk_name is not None:
         trunk = Run(Path(config.runs_dir) / config.trunk_name / config.scheme.name / f"seed={config.seed}")
         try:
             folder = checkpoint.at_step(trunk.path / "checkpoints", step)
-            reason = f"{trunk.path} has no checkpoint of step {step}"
+            why_not = f"{trunk.path} has no checkpoint of step {step}"
             if folder is not None:
                 differing = _disagreements(trunk.config, checkpoint.manifest_in(folder), config, manifest)
-                reason = ""
+                why_not = ""
                 if differing:
-                    reason = f"{trunk.path} differs in {'; '.join(differing)}"
+                    why_not = f"{trunk.path} differs in {'; '.join(differing)}"
                 start = start_at(folder)
         except (checkpoint.TornCheckpoint, ConfigError) as error:
-            reason = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
-    if reason:
-        say(f"{manifest.run_name}: trained from its first step ({reason})")
+            why_not = f"the checkpoint of step {step} in {trunk.path} cannot be used: {error}"
+    if why_not:
+        say(f"{manifest.run_name}: trained from its first step ({why_not})")
         return None
     say(f"{manifest.run_name}: begins at step {step} of {config.trunk_name}/{manifest.scheme}/seed={manifest.seed}")
     return start
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
+    # Return what differs between a branch and its trunk, besides their lengths, so that it cannot begin there.
+
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]
 

@@ -54,6 +54,7 @@ class Tracker:
             recorded = set()
             if rows and self._run.offline:
                 recorded = _recorded(self._run)
+            # `step` is the count of rows that the server has.
             for row in rows[self._run.step :]:
                 if (row["tokens"], row["kind"]) not in recorded:
                     self.log(row)
@@ -90,9 +91,10 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
         return Tracker()
     folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
-    # A resumed run keeps its id.
+    # A resumed run keeps its id, so that it continues its wandb run.
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
+    # Folders of this machine, and how the run is tracked, are not uploaded.
     del mapping["runs_dir"], mapping["tracking"]
     mapping["data"].pop("cache_dir", None)
     mapping["experiment"] = {"name": config.experiment_name, **chosen_experiment(mapping, config.experiment_name)}
@@ -125,6 +127,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 
 
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
+    # Return (tokens, kind) of the rows in the recordings of a wandb run on this disk.
     rows = set()
     # wandb's own program reads its recordings.
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
@@ -168,7 +171,10 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
 
 
 def _init(timeout: float, say: Say, **about: Any) -> Any:
-    # Offline if WANDB_MODE says so, without a key, or if the server does not answer in time.
+    """Begin a wandb run: offline if WANDB_MODE says so, without a key, or if the server does not answer in time.
+
+    Arguments: timeout, in seconds; about, arguments of `wandb.init`. Raises: errors of wandb.
+    """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # otherwise an unreachable server costs 10 s at exit
     import wandb
 
@@ -200,6 +206,7 @@ def _init(timeout: float, say: Say, **about: Any) -> Any:
             _unreachable[server] = _first_line(error)
             say(f"wandb records offline: {server} cannot be used ({_unreachable[server]})")
             wandb.teardown()  # otherwise it keeps trying, and the id stays in use
+    # There is no key, or the server cannot be used.
     if mode == "online":
         mode = "offline"
     return wandb.init(**about, mode=mode)

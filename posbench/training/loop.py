@@ -109,13 +109,13 @@ def opened(
     architecture = checked_architecture(config)
     check_protocols(config)
     corpus = _prepared_data(config, processes, console.out)
-    # What the run continues, if train.from_run names a source.
+    # The weights that train.from_run names; None: they are drawn from the seed.
     start = continued_start(config)
     if start is not None:
         start.check_tokenizer(config, corpus.tokenizer_fingerprint)
         for note in start.notes:
             console.out(note)
-    existing = existing_manifest(run, config, corpus, device, console.out, start)
+    existing = existing_manifest(run, config, corpus, device, console.out, start)  # None: the folder has no run
     if existing is not None and existing.status == runs.FINISHED:
         console.out(f"{run.name} is finished (loss {existing.loss or math.nan:.4f}): nothing to do")
         yield None
@@ -124,10 +124,11 @@ def opened(
     # Text, model and optimizer, still without a file of the run.
     keep_freed_memory()
     if not device.is_stacked:
-        gc.collect()  # A compiled model refers to itself, so the last run's would count as this run's memory.
+        gc.collect()  # a compiled model refers to itself, so the last run's would count as this run's memory
     with exhaustion_explained(device, training_advice(config.train)):
         batches = corpus.batches(config.train, config.seed)
         model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)
+        # The first process makes the manifest, and the others get a copy.
         manifest = None
         if processes.is_first:
             manifest = new_manifest(config, corpus, model, device, existing, start)
@@ -140,6 +141,7 @@ def opened(
         if processes.broadcast(processes.is_first and runs.state_of(run) == runs.FINISHED):
             raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
         _introduce(config, manifest, console.out)
+        # Rotations that the name of the scheme does not tell: those of a continued model, and rescaled ones.
         if has_rotations(model.scheme) and (start is not None or is_rescaled(model.scheme)):
             show_rotations({config.scheme.name: model.scheme}, config.train.context_length, console)
         if existing is not None:
@@ -151,21 +153,28 @@ def opened(
 
 
 def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
+    # Print what the run will train, and what the user should know before it begins.
     line = f"{manifest.run_name}: {short_count(manifest.tokens)} tokens"
+    # None: problems of a task have no end. `manifest.tokens` may include the tokens of the model that the run began
+    # with, so epochs count the steps of this run's schedule instead.
     if manifest.text_tokens:
-        epochs = config.train.num_steps * config.train.tokens_per_step / manifest.text_tokens
+        scheduled_tokens = config.train.num_steps * config.train.tokens_per_step
+        epochs = scheduled_tokens / manifest.text_tokens
         line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
     say(line)
+    # None: AdamW trains all parameters.
     if manifest.optimizer:
         say(
             f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
             f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
         )
+    # `Config` has put the scheme's entry in train.lr_of into scheme.lr. None: it has no entry.
     if config.train.lr_of and config.scheme.lr is None:
         say(
             f"scheme={config.scheme.name} has no learning rate of its own in train.lr_of: it takes "
             f"train.lr={config.train.lr:g}"
         )
+    # A list of alternating schemes may be longer than the model has layers.
     if missing := unused_schemes(config.scheme, config.model.num_layers):
         say(
             f"scheme={config.scheme.name}: none of the {config.model.num_layers} layers has "
@@ -178,12 +187,14 @@ def _prepared_data(config: Config, processes: Processes, say: Say) -> Dataset:
 
     Raises: ConfigError if there is too little text to validate on, or no document is long enough to score order.
     """
+    # The first process prepares the text, which the others then find in the cache.
     if not processes.is_first:
         processes.wait_for("text")
     corpus = dataset_of(config, say)
     if processes.is_first:
         processes.announce("text")
     validation, length = corpus.splits["validation"], config.train.context_length
+    # None: problems of a task have no end.
     if validation.num_tokens is not None and validation.num_tokens <= length:
         raise ConfigError(
             f"the validation split has {validation.num_tokens} tokens ({validation.num_documents} documents), less "
@@ -223,8 +234,10 @@ class Training:
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
         self.state, self.start = LoopState(), start
-        # A run that keeps the schedule counts its tokens from the first step of its source.
+        # Tokens that the source of the weights was trained on. A run that keeps the schedule (start.checkpoint) counts
+        # its own steps from the first step of its source, so they are no addition.
         self.tokens_before = 0 if start is None or start.checkpoint else start.tokens
+        # A continued run goes on with the batches that its source has not read.
         self.first_batch = math.ceil(self.tokens_before / config.train.tokens_per_step)
         self.tracker = Tracker()
         self.bar = RunBar(console, f"{config.scheme.name} seed={config.seed}", config.train.num_steps)
@@ -235,7 +248,9 @@ class Training:
         """Write the run folder's first files, and load the weights to start from."""
         # Weights come from the run's newest checkpoint, from the checkpoint of a longer run that this one branches off,
         # or from `start`; otherwise they were drawn from the seed.
-        folder, resumed, trunk = self.run.path, None, None
+        folder = self.run.path
+        resumed: Start | None = None  # the run's own newest checkpoint
+        trunk: Start | None = None  # the longer run's checkpoint
         if self.is_first:
             self._write_inputs()
             newest = checkpoint.newest(folder / "checkpoints", self.console.out)
@@ -245,28 +260,34 @@ class Training:
                 trunk = trunk_start(self.config, self.manifest, self.console.out)
         resumed, trunk = self.processes.broadcast((resumed, trunk))
         start = resumed or trunk or self.start
-        exact = None  # the checkpoint to continue with its moments, as if the run had never stopped
+        exact_checkpoint = None  # the checkpoint to continue with its moments, as if the run had never stopped
         if start:
-            exact = start.checkpoint
+            exact_checkpoint = start.checkpoint
             fresh, unused = load(start, self.step, self.state)
-            if exact:
-                self._adopt(checkpoint.manifest_in(exact), is_resumed=bool(resumed))
-                if not resumed and not trunk:  # `start` is the one that train.from_run names
+            if exact_checkpoint:
+                self._adopt(checkpoint.manifest_in(exact_checkpoint), is_resumed=bool(resumed))
+                # `start` is the one that train.from_run names.
+                if not resumed and not trunk:
                     self.console.out(
                         f"{self.run.name}: goes on from {start.name}, with its moments and its schedule; the "
                         f"positions there are {start.positions.described}"
                     )
-                self.processes.broadcast(None)  # a barrier: the others must have read before the first process writes
+                # A barrier: all processes must have read the checkpoint before the first one writes.
+                self.processes.broadcast(None)
             else:
                 self._introduce_weights(start, fresh, unused)
-        # The log up to the checkpoint; rows after it are written again.
         if self.is_first:
+            # The log goes up to the checkpoint; rows after it are written again.
             (folder / "metrics.jsonl").unlink(missing_ok=True)
-            if exact:
-                write_text(folder / "metrics.jsonl", (exact / checkpoint.METRICS).read_text(encoding="utf-8"))
-            if resumed and exact:
+            if exact_checkpoint:
+                write_text(
+                    folder / "metrics.jsonl", (exact_checkpoint / checkpoint.METRICS).read_text(encoding="utf-8")
+                )
+            if resumed and exact_checkpoint:
                 train = self.config.train
-                checkpoint.prune(exact.parent, exact, train.keep_checkpoints, train.branching_steps)
+                checkpoint.prune(
+                    exact_checkpoint.parent, exact_checkpoint, train.keep_checkpoints, train.branching_steps
+                )
                 self.console.out(f"{self.run.name}: resumed at step {self.state.steps_done}")
             self.tracker = open_tracker(self.config, self.run, self.manifest, self.console.out)
             self.tracker.log_missing(self.run.logged)
@@ -301,6 +322,7 @@ class Training:
             self.manifest = replace(self.manifest, branched_at=self.state.steps_done)
 
     def _introduce_weights(self, start: Start, fresh: Sequence[str], unused: Sequence[str]) -> None:
+        # Say what the run starts from. Arguments: fresh and unused, as `load` returns them.
         tokens = f" ({short_count(self.tokens_before)} tokens)" if self.tokens_before else ""
         line = (
             f"{self.run.name}: starts from the weights of {start.name}{tokens}, whose positions are "
@@ -320,13 +342,14 @@ class Training:
 
         Raises: Stopped after a signal, with a checkpoint; Died if losses or gradients are not finite.
         """
-        requests, outcome = self.steps(), None
+        steps = self.steps()
+        outcome: Tensor | None = None
         with suppress(StopIteration):
             while True:
-                n, batch = requests.send(outcome)  # the first time None: a generator begins with it
-                sent = batch.each(self.device.send)
+                n, batch = steps.send(outcome)  # the first time None: a generator begins with it
+                batch_on_device = batch.each(self.device.send)
                 self.observe("batch", n, self.step)
-                outcome = self.step(n, sent, self.observe)
+                outcome = self.step(n, batch_on_device, self.observe)
 
     def steps(self) -> Generator[tuple[int, Batch], Tensor | None, None]:
         """Yield (n, batch) for each remaining step n (0-based), and receive its [loss, gradient norm].
@@ -345,11 +368,12 @@ class Training:
         with self.bar:
             if state.steps_done == 0:
                 self.validate()  # with the initial weights
-            first, row_steps, row_seconds = state.steps_done, 0, 0.0
-            self.bar.advance(first)
-            began = time.perf_counter()
+            first_step = state.steps_done  # 0, or more if the run goes on from a checkpoint
+            row_steps, row_seconds = 0, 0.0  # timed steps since the last logged row, and their time
+            self.bar.advance(first_step)
+            began = time.perf_counter()  # when the time of the current stretch of steps began
             # The loop: batch, step, then whatever is due after it.
-            for n in range(first, train.num_steps):
+            for n in range(first_step, train.num_steps):
                 # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
                 batch = self.batches.batch(self.first_batch + n)
                 state.batches = chained(state.batches, batch)
@@ -371,13 +395,16 @@ class Training:
                 is_ordered = train.is_ordered(done)
                 is_saved = is_last or done % checkpoint_every == 0 or done in branching_steps or bool(signal_number)
                 # The first step compiles and would distort the speed.
-                if n > first:
+                if n > first_step:
                     state.timed_steps, row_steps = state.timed_steps + 1, row_steps + 1
-                if n == first or is_logged or is_validated or is_ordered or is_saved:
-                    self._fetch_losses()  # the host waits for the device
+                # The host reads the losses, and so waits for the device, only after the first step, which is timed
+                # separately, and if something is due.
+                if n == first_step or is_logged or is_validated or is_ordered or is_saved:
+                    self._fetch_losses()
                     seconds = time.perf_counter() - began
-                    if n == first:  # the first step compiles, so it is timed separately
+                    if n == first_step:
                         state.first_step_seconds += seconds
+                        # From now on a signal waits for the end of a step, and a checkpoint.
                         self.signals.waits = True
                     else:
                         state.train_seconds, row_seconds = state.train_seconds + seconds, row_seconds + seconds
@@ -420,16 +447,20 @@ class Training:
                 )
 
     def _remedy(self, steps: int) -> str:
+        # Return what the user can do about a loss that is not finite. Arguments: steps, how many have been taken.
         scheme, state = self.config.scheme, self.state
-        # A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped, and
-        # may not be if the last ones were.
+        # A user's own class is verified by its file.
         name = scheme.kind if own_files.is_class_path(scheme.kind) else scheme.name
-        check = f"posbench verify {name}"
+        verify_command = f"posbench verify {name}"
+        # A skipped step changes no weight. So the learning rate is not the cause if all steps so far were skipped.
         if steps == state.skipped_steps:
-            return f"No step has changed the weights, so train.lr is not the cause: check the scheme ({check})"
+            return f"No step has changed the weights, so train.lr is not the cause: check the scheme ({verify_command})"
+        # It may not be the cause either if several in a row were: no batch has a finite loss with these weights.
         if state.skipped_in_a_row > 1:
-            weights = f"The last {state.skipped_in_a_row} of them had the same weights on different batches"
-            return f"{weights}: check the scheme ({check}); if it is right, lower train.lr"
+            same_weights = (
+                f"The last {state.skipped_in_a_row} steps were skipped, with the same weights on different batches"
+            )
+            return f"{same_weights}: check the scheme ({verify_command}); if it is right, lower train.lr"
         return "Lower train.lr"
 
     def _log_step(self, steps: int, seconds: float) -> None:
@@ -443,6 +474,7 @@ class Training:
             **state.take_row(),
             "skipped_steps": state.skipped_steps,
         }
+        # Without a timed step the speed is not known.
         if steps:
             row["tokens_per_second"] = round(steps * train.tokens_per_step / seconds, 1)
         self._append(row)
@@ -519,7 +551,7 @@ class Training:
         Raises: Died if the loss is not finite; Stopped after a signal.
         """
         config, state = self.config, self.state
-        # Before the validation, whose memory is not training's.
+        # Read before the validation, whose memory is not training's. None: it was not measured for this run alone.
         peak_memory_bytes = self.device.peak_memory_bytes() if self.has_own_memory else None
         rows, header = self._validation_scores(lambda tokens: self._stop_if_asked())
         if not self.is_first:
@@ -529,11 +561,10 @@ class Training:
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         self.run.store(ResultKey(VALIDATION.name, config.train.context_length), rows, header)
         self._log_validation(header)
-        # A run of one step has no timed step.
-        speed = None
+        speed = None  # a run of one step has no timed step
         if state.train_seconds:
             speed = state.timed_steps * config.train.tokens_per_step / state.train_seconds
-        loss, bits_per_byte = header["nll_mean"], header.get("bits_per_byte")
+        loss, bits_per_byte = header["nll_mean"], header.get("bits_per_byte")  # a task has no bytes
         self.run.update_manifest(
             status=runs.FINISHED,
             reason=None,
@@ -559,10 +590,10 @@ class Training:
             line += f", {speed:,.0f} tokens/s"
         self.console.out(line)
         # A run that starts from other weights begins with a low loss, so it is not compared.
-        initial = initial_loss(self.run.logged)
-        if initial is not None and loss > initial and self.start is None:
+        first_loss = initial_loss(self.run.logged)
+        if first_loss is not None and loss > first_loss and self.start is None:
             self.console.out(
-                f"{self.run.name} diverged: its loss of {loss:.4f} is above the {initial:.4f} that it began with. "
+                f"{self.run.name} diverged: its loss of {loss:.4f} is above the {first_loss:.4f} that it began with. "
                 "Lower train.lr"
             )
 
@@ -600,6 +631,7 @@ class Training:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
+        # Turn errors that follow from a signal into Stopped, and errors of files into ConfigError.
         try:
             yield
         except Exception as error:

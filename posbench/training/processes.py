@@ -111,16 +111,17 @@ class ProcessGroup(Processes):
     def accumulating(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return nullcontext() if is_last else module.no_sync()
+        # A sharded model (FSDP2) has a switch instead of a context.
         module.model.set_requires_gradient_sync(is_last)  # type: ignore[operator,union-attr]
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        value = value.clone()
+        value = value.clone()  # `all_reduce` writes into it
         dist.all_reduce(value)  # the sum: gloo has no mean
         return value / self.size
 
     def stop_signal(self, received: int | None) -> int | None:
-        flag = torch.tensor(received or 0)
+        flag = torch.tensor(received or 0)  # 0: no signal
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)  # on the CPU, by gloo, so that nothing waits for a GPU
         return int(flag) or None
 
@@ -162,13 +163,13 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes()
         return
     if torch.cuda.is_available() and device != "cpu":
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        if local >= torch.cuda.device_count():
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        if local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"process {local + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer processes, "
-                "or take train.device=cpu"
+                f"process {local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer "
+                "processes, or take train.device=cpu"
             )
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local_rank)
         # Gloo for flags and objects on the CPU, which must not wait for the GPU.
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
     else:
@@ -176,5 +177,5 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
     try:
         yield ProcessGroup()
     finally:
-        time.sleep(RELEASE_SECONDS)
+        time.sleep(RELEASE_SECONDS)  # before the group ends, gloo's thread must release its last tensors
         dist.destroy_process_group()

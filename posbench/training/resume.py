@@ -93,7 +93,8 @@ class LoopState:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Set the fields from what `saved` returned, plus `step`, the number of steps done."""
         self.steps_done = self.timed_steps = saved["step"]
-        for name in _SAVED:  # checkpoints of older versions lack some
+        for name in _SAVED:
+            # Checkpoints of older versions lack some, which then stay as they are.
             setattr(self, name, saved.get(name, getattr(self, name)))
 
 
@@ -123,27 +124,30 @@ def new_manifest(
     the weights to begin with, or None if they are drawn from the seed.
     """
     identity = _identity(config, device, start)
-    # FLOPs are unknown if the scheme does not state its own.
-    entries, tokens = model.embedding.num_embeddings, config.train.num_steps * config.train.tokens_per_step
-    flops = None
+    entries = model.embedding.num_embeddings
+    tokens = config.train.num_steps * config.train.tokens_per_step
+    flops = None  # unknown if the scheme does not state its own
     if model.scheme.flops_per_token(config.train.context_length) is not None:
         flops = tokens * training_flops_per_token(model.architecture, entries)
     initial_weights = fingerprints.weights_fingerprints(model)
-    continued, started, wandb = None, now(), None
+    continued, started_at, wandb = None, now(), None
     # A continued run counts what its source cost.
     if start is not None:
         if start.checkpoint is None:
             tokens += start.tokens
-        elif flops is not None:  # the source has taken the first steps
+        # The schedule is kept: `tokens` and `flops` count from the source's first step on. The source's part is taken
+        # off here, and added below as the source has recorded it.
+        elif flops is not None:
             flops *= 1 - start.tokens / tokens
         if flops is not None and start.training_flops is not None:
             flops += start.training_flops
         else:
             flops = None
+        # A Hugging Face folder has no initial weights, so the digest of its weights stands for them.
         initial_weights = start.initial_weights or {"train.from_run": start.digest[:16]}
         continued = start.record
     if existing is not None:
-        started, wandb = existing.started, existing.wandb
+        started_at, wandb = existing.started, existing.wandb
     sizes = num_parameters(model.architecture, entries)
     sizes["scheme"] = sum(parameter.numel() for parameter in model.scheme.parameters())
     versions = {"posbench": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -174,7 +178,7 @@ def new_manifest(
         text_tokens=corpus.splits["train"].num_tokens,
         training_flops=flops,
         continued=continued,
-        started=started,
+        started=started_at,
         wandb=wandb,
         scheme_files=own_files.recorded_files(config.to_mapping()),
         command=list(config.command) or None,
@@ -201,20 +205,23 @@ def existing_manifest(
     # Compare what the folder records with what this command would record.
     identity = _identity(config, device, start)
     files = own_files.recorded_files(config.to_mapping())
-    digest = None if start is None else start.digest
-    facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, digest)
-    prints, recorded_digest = manifest.fingerprints, None
+    start_digest = None if start is None else start.digest
+    current_facts = fingerprints.facts(identity, corpus.fingerprint, corpus.tokenizer_fingerprint, files, start_digest)
+    prints = manifest.fingerprints
+    recorded_start_digest = None  # None: the weights were drawn from the seed
     if manifest.continued:
-        recorded_digest = manifest.continued["weights"]
-    recorded = fingerprints.facts(
-        manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files, recorded_digest
+        recorded_start_digest = manifest.continued["weights"]
+    recorded_facts = fingerprints.facts(
+        manifest.identity, prints.data, prints.tokenizer, manifest.scheme_files, recorded_start_digest
     )
-    changes = fingerprints.changes(recorded, facts)
+    changes = fingerprints.changes(recorded_facts, current_facts)
     has_ended = manifest.status in (runs.FINISHED, runs.DIED)
+    # The other run stopped before its first checkpoint and left nothing, so the new run may use the folder.
     if changes and not has_ended and not run.has_weights:
-        return None  # The run stopped before its first checkpoint and left nothing, so the new run may use the folder.
+        return None
     if changes:
-        if not config.train.is_branch and len(changes) > 1:  # without branches this follows from `train.tokens`
+        # Without branches, `trunk_tokens` follows from `train.tokens`, which the message has too.
+        if not config.train.is_branch and len(changes) > 1:
             changes = [change for change in changes if not change.startswith("train.trunk_tokens")]
         # Shorten SHA-256s, which are too long to read, to 12 digits.
         differences = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", "; ".join(changes))
@@ -222,6 +229,7 @@ def existing_manifest(
             f"{run.path} contains a run of another configuration (recorded -> now): {differences}. Give the new run "
             "its own name (experiment_name=..., or scheme.name=... for a variant of a scheme), or delete the folder"
         )
+    # With a higher limit the run may resume; otherwise it would die again.
     if manifest.status == runs.DIED and manifest.skipped_steps > config.train.max_skipped_steps:
         raise Died(
             f"it died earlier: {manifest.reason}. Train it under another name (experiment_name=...), or delete "
@@ -233,6 +241,7 @@ def existing_manifest(
 def report_changes(existing: Manifest, manifest: Manifest, say: Say) -> None:
     """Print which versions, device settings or code changed since an interrupted run began."""
 
+    # Facts in which the resumed run may differ, unlike its identity.
     def circumstances(m: Manifest) -> dict[str, Any]:
         return fingerprints.flat({"versions": m.versions, "device": m.device, "code": m.fingerprints.code})
 

@@ -21,7 +21,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, total - 1 - warmup)
         return end + (config.lr - end) * (1 + math.cos(math.pi * progress)) / 2
-    begins = config.decay_begins if config.schedule == "wsd" else total
-    if step < begins:
+    decay_begins = config.decay_begins if config.schedule == "wsd" else total  # a constant rate never decays
+    if step < decay_begins:
         return config.lr
-    return config.lr + (end - config.lr) * (step - begins + 1) / (total - begins)
+    return config.lr + (end - config.lr) * (step - decay_begins + 1) / (total - decay_begins)

@@ -36,8 +36,10 @@ _NAMES = ("experiment_name", "runs_dir", "seed", "tracking")
 
 def stack_key(config: Config) -> str | None:
     """Return a text that is equal for runs that can train as one, or None for a run that must train alone."""
+    # Only these optimizers have stacked code. Runs that continue a model, or mask documents, train alone.
     if config.train.optimizer not in ("adamw", "muon") or config.train.from_run or config.data.document_mask:
         return None
+    # All other settings must be equal.
     mapping = config.to_mapping()
     settings = {key: value for key, value in mapping.items() if key not in _NAMES}
     settings["train"] = {key: value for key, value in mapping["train"].items() if key not in _NUMBERS}
@@ -50,6 +52,7 @@ def refusal_to_stack(config: Config) -> str | None:
     entries = vocab_size(config)
     model = build_model(config, entries)
     loss = Loss(model)
+    # Two copies and one short batch are enough to find out.
     weights = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
     tokens = torch.zeros(2, 1, config.train.context_length, dtype=torch.int64)
 
@@ -111,13 +114,13 @@ class Stack:
             # Text has no answers and no positions.
             if parts[0] is not None
         }
-        column = self._column(rates)
+        rates_of_copies = self._column(rates)
         if self.device.compiled and self.taken == 0:
-            self.step = self._compiled(column, rows)
+            self.step = self._compiled(rates_of_copies, rows)
         self.taken += 1
         if not self.device.is_cuda:
-            return self.step(*self.state, column, rows)
-        return self._step_by_graph(column, rows)
+            return self.step(*self.state, rates_of_copies, rows)
+        return self._step_by_graph(rates_of_copies, rows)
 
     @property
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]]]:
@@ -134,6 +137,7 @@ class Stack:
         return torch.compile(operations, fullgraph=True)
 
     def _step_by_graph(self, rates: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        # Take a step by replaying a CUDA graph of it, which is recorded after _WARMUP ordinary steps.
         if self.graph is None and self.taken <= _WARMUP:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -161,27 +165,28 @@ class Stack:
         rates: Tensor,
         rows: dict[str, Tensor],
     ) -> Tensor:
-        # Rates are [R], the fields of the batches [R, B, .]; losses and norms come back as [R, 2].
-        # Forward and backward over micro-batches, whose gradients are added.
+        # Take one step, and return losses and norms [R, 2]. Arguments: rates [R]; rows, batches' fields [R, B, .].
         fixed = {}  # the same for all micro-batches
-        if "answers" in rows:  # divides a micro-batch's summed loss: mean number of answers per micro-batch
+        # Only tasks have answers. The mean number of them per micro-batch divides each micro-batch's summed loss.
+        if "answers" in rows:
             fixed["divisor"] = (rows["answers"] >= 0).sum((1, 2)) / self.accumulation
         losses = torch.zeros(len(rates), device=self.device.torch)
-        total: dict[str, Tensor] = {}
+        summed: dict[str, Tensor] = {}
+        # Forward and backward over micro-batches, whose gradients are added.
         for number in range(self.accumulation):
             part = {name: x.chunk(self.accumulation, dim=1)[number] for name, x in rows.items()}
             with plain_code():
                 gradients, loss = self.gradients(weights, buffers, part | fixed)
             losses = losses + loss.detach()
             for name, gradient in gradients.items():
-                total[name] = gradient if name not in total else total[name] + gradient
+                summed[name] = gradient if name not in summed else summed[name] + gradient
         # Clip each copy by its own norm.
-        squares = [gradient.reshape(len(gradient), -1).square().sum(1) for gradient in total.values()]
-        norms = torch.stack(squares).sum(0).sqrt()
+        squared_norms = [gradient.reshape(len(gradient), -1).square().sum(1) for gradient in summed.values()]
+        norms = torch.stack(squared_norms).sum(0).sqrt()
         healthy = losses.isfinite() & norms.isfinite()
         divisor = (norms / self.clip).clamp(min=1.0)
-        scaled = {name: gradient / _beside(divisor, gradient) for name, gradient in total.items()}
-        self._update(weights, moments, scaled, rates, healthy)
+        clipped = {name: gradient / _beside(divisor, gradient) for name, gradient in summed.items()}
+        self._update(weights, moments, clipped, rates, healthy)
         return torch.stack((losses, norms.to(losses.dtype)), dim=1)
 
     def _loss_of(
@@ -190,6 +195,7 @@ class Stack:
         buffers: Mapping[str, Tensor],
         rows: Mapping[str, Tensor],
     ) -> Tensor:
+        # The loss of one copy on a micro-batch; `vmap` gives it tensors without the dimension R.
         tokens = rows["tokens"]
         targets = rows.get("answers", tokens[:, 1:])
         state = {**weights, **buffers}
@@ -205,6 +211,7 @@ class Stack:
         rates: Tensor,
         healthy: Tensor,
     ) -> None:
+        # Update the weights and moments of the copies that are `healthy`, bool [R]; the others stay as they are.
         of_muon = {name: gradient for name, gradient in gradients.items() if name in self.names_of_muon}
         of_adamw = {name: gradient for name, gradient in gradients.items() if name not in self.names_of_muon}
         updates = self._adamw(of_adamw, moments, healthy) | self._muon(of_muon, moments, healthy)
@@ -221,10 +228,10 @@ class Stack:
         """Return AdamW's updates of unit rate, and update the moments (Loshchilov and Hutter 2019, algorithm 2)."""
         updates = {}
         for name, gradient in gradients.items():
-            own = moments[name]
-            step = own["step"] + 1
-            first = own["exp_avg"].lerp(gradient, _beside(1 - self.beta1, gradient))
-            second = own["exp_avg_sq"].lerp(gradient.square(), _beside(1 - self.beta2, gradient))
+            own_moments = moments[name]
+            step = own_moments["step"] + 1
+            first = own_moments["exp_avg"].lerp(gradient, _beside(1 - self.beta1, gradient))
+            second = own_moments["exp_avg_sq"].lerp(gradient.square(), _beside(1 - self.beta2, gradient))
             # In float64: 1 - beta ** step loses digits in float32.
             correction1 = 1 - self.beta1.to(torch.float64) ** step
             correction2 = 1 - self.beta2.to(torch.float64) ** step
@@ -232,12 +239,13 @@ class Stack:
             mean = first / _beside(correction1.to(first.dtype), first)
             updates[name] = mean / (root + _beside(self.eps, root))
             for key, value in (("step", step), ("exp_avg", first), ("exp_avg_sq", second)):
-                own[key].copy_(torch.where(_beside(healthy, value), value, own[key]))
+                own_moments[key].copy_(torch.where(_beside(healthy, value), value, own_moments[key]))
         return updates
 
     def _muon(
         self, gradients: Mapping[str, Tensor], moments: Mapping[str, dict[str, Tensor]], healthy: Tensor
     ) -> dict[str, Tensor]:
+        # Return Muon's updates of unit rate, and update the momentum (see `posbench.training.optimizers.muon`).
         directions = {}
         for name, gradient in gradients.items():
             momentum = moments[name]["momentum"]
@@ -253,8 +261,8 @@ class Stack:
         return {name: torch.cat(parts, dim=-2) for name, parts in updates.items()}
 
     def _moments(self, step: TrainingStep, name: str) -> dict[str, Tensor]:
-        # They do not exist before the run's first step.
         moments = step.optimizer.moments[name]
+        # PyTorch's AdamW makes its moments in the run's first step, and they must exist to be stacked.
         if not moments:
             weight = step.optimizer.weights[name]
             moments["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
@@ -272,14 +280,14 @@ class Stack:
 
 
 def _called(loss: Loss, state: Mapping[str, Tensor], *arguments: Tensor | None) -> Tensor:
-    named = {f"model.{name}": x for name, x in state.items()}
+    named_tensors = {f"model.{name}": x for name, x in state.items()}
     first_names: dict[nn.Parameter, str] = {}
     # A weight that several modules share is given to each. A module that is registered twice, as a scheme of all layers
     # is, is visited once: torch would leave its own tensors in it if it had to find out which weights are tied.
     for path, module in loss.model.named_modules():
-        for key, weight in module.named_parameters(path, recurse=False):
-            named[f"model.{key}"] = state[first_names.setdefault(weight, key)]
-    value: Tensor = functional_call(loss, named, arguments, tie_weights=False)
+        for full_name, weight in module.named_parameters(path, recurse=False):
+            named_tensors[f"model.{full_name}"] = state[first_names.setdefault(weight, full_name)]
+    value: Tensor = functional_call(loss, named_tensors, arguments, tie_weights=False)
     return value
 
 
@@ -289,6 +297,7 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     for name in tensors[0]:
         stacked[name] = torch.stack([of_run[name].detach() for of_run in tensors])
         for of_run, view in zip(tensors, stacked[name], strict=True):
+            # A parameter stays the same object with other memory; in a dict, such as of moments, the view replaces it.
             if isinstance(of_run[name], nn.Parameter):
                 of_run[name].data = view
             else:
@@ -297,4 +306,5 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _beside(numbers: Tensor, x: Tensor) -> Tensor:
+    # [R] with further dimensions of size 1, so that it is broadcast against x [R, ...].
     return numbers.view(-1, *(1,) * (x.ndim - 1))

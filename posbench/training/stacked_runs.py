@@ -74,10 +74,10 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
     copies = [_Copy(config) for config in configs]
     with StopSignals(f"a stack of {len(configs)} runs") as signals:
         for number, copy in enumerate(copies):
-            quiet = console if number == 0 else new_console(quiet=True)  # one bar is enough
+            copy_console = console if number == 0 else new_console(quiet=True)  # one bar is enough
 
-            def begin(copy: _Copy = copy, quiet: Console = quiet) -> None:
-                copy.training = copy.open.enter_context(opened(copy.config, device, Processes(), signals, quiet))
+            def begin(copy: _Copy = copy, copy_console: Console = copy_console) -> None:
+                copy.training = copy.open.enter_context(opened(copy.config, device, Processes(), signals, copy_console))
                 if copy.training is not None:
                     copy.steps = copy.training.steps()
                     copy.advance(None)
@@ -101,20 +101,22 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
 
 
 def _take_steps(copies: Sequence[_Copy], device: Device, console: Console) -> None:
-    while live := [copy for copy in copies if copy.training is not None]:
-        console.out(f"{len(live)} runs train as one")
-        steps = [copy.training.step for copy in live if copy.training]
+    """Take the steps of all runs together, until none is left in the stack."""
+    while training_copies := [copy for copy in copies if copy.training is not None]:
+        console.out(f"{len(training_copies)} runs train as one")
+        steps = [copy.training.step for copy in training_copies if copy.training]
         # A new stack of the runs that are left whenever one has died, finished or stopped.
-        stack = Stack(steps, [copy.config for copy in live])
-        while all(copy.training is not None for copy in live):  # until one leaves
+        stack = Stack(steps, [copy.config for copy in training_copies])
+        # Until one leaves the stack.
+        while all(copy.training is not None for copy in training_copies):
             numbers, batches = [], []
-            for copy in live:
+            for copy in training_copies:
                 assert copy.request is not None
                 number, batch = copy.request
                 numbers.append(number)
                 batches.append(batch)
             outcomes = stack(numbers, batches)
-            for copy, outcome in zip(live, outcomes, strict=True):
+            for copy, outcome in zip(training_copies, outcomes, strict=True):
                 copy.attempt(partial(copy.advance, outcome))
 
 
@@ -130,7 +132,7 @@ def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
     if not stacks_here(configs[0]):
         return []
     # `launch.stack` of the first run decides; `auto` means as many as fit into memory.
-    wanted, device = configs[0].launch.stack, choose_device(configs[0].train)
+    wanted_size, device = configs[0].launch.stack, choose_device(configs[0].train)
     groups: dict[str, list[int]] = {}
     for number, config in enumerate(configs):
         key = stack_key(config)
@@ -142,17 +144,18 @@ def stacks_of(configs: Sequence[Config], say: Say) -> list[list[int]]:
         if refusal := refusal_to_stack(config):
             say(f"{config.scheme.name}: its runs train one by one, because torch cannot stack them ({refusal})")
             continue
-        most = _fitting(config, device) if wanted == "auto" else wanted
-        stacks += [group[first : first + most] for first in range(0, len(group), most)]
+        largest_stack = _fitting(config, device) if wanted_size == "auto" else wanted_size
+        stacks += [group[first : first + largest_stack] for first in range(0, len(group), largest_stack)]
     return stacks
 
 
 def _fitting(config: Config, device: Device) -> int:
+    """Return how many runs of `config` fit into the free memory of the device as one stack, at least 1."""
     free, _ = torch.cuda.mem_get_info(device.torch)
     memory = training_memory(config, build_architecture(config), vocab_size(config))
     # Unlike fused kernels, plain code keeps the scores of attention, their softmax and its gradient.
     model, train = config.model, config.train
     queries = train.batch_size // train.accumulation * train.context_length
-    scores = queries * train.context_length * model.num_heads * model.num_layers
-    needed = sum(memory.values()) + 3 * 4 * scores
-    return max(1, int(0.7 * free / needed))
+    num_scores = queries * train.context_length * model.num_heads * model.num_layers
+    bytes_per_run = sum(memory.values()) + 3 * 4 * num_scores  # three tensors of float32
+    return max(1, int(0.7 * free / bytes_per_run))  # the rest is a reserve

@@ -55,7 +55,9 @@ class TrainingStep:
         self.optimizer.set_rate(n)
         self.optimizer.zero_grad()
         mean_loss = torch.zeros((), device=self.device.torch)
-        divisor = None  # divides a micro-batch's summed loss: mean number of answers per micro-batch and process
+        # None: text, whose loss is the mean over all targets. For a task, the mean number of answers per micro-batch
+        # and process divides each summed loss, so that every answer of the step weighs the same.
+        divisor = None
         if batch.answers is not None:
             divisor = (batch.answers >= 0).sum() / (self.accumulation * self.processes.size)
         micro_batches = batch.chunks(self.accumulation)

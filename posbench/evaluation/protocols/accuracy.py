@@ -53,14 +53,15 @@ class Accuracy(EvalProtocol):
     ) -> Scored:
         rows = score_problems(model, split.at_length(length, settings.problems), settings.batch_tokens, advance)
         task, answers = split.problems.task, int(rows["answers"].sum())
+        longest_trained = split.problems.config.lengths[1]
         return rows.astype({"nll": np.float32}), {
             "problems": len(rows),
             "targets_total": answers,
             "nll_mean": float(rows["nll"].sum()) / answers,
             "accuracy": int(rows["right"].sum()) / answers,
             "exact": float((rows["right"] == rows["answers"]).mean()),
-            "chance": task.chance(split.problems.config.lengths[1]),
-            "learnt": task.learnt,
+            "chance": task.chance(longest_trained),  # accuracy of guessing
+            "learnt": task.learnt,  # accuracy at the longest trained length that counts as having learnt the task
         }
 
     def metrics(self, columns: Any) -> Sequence[Metric]:
@@ -86,12 +87,12 @@ class Accuracy(EvalProtocol):
 def score_problems(model: ScoredModel, batch: Batch, batch_tokens: int, advance: Advance) -> pd.DataFrame:
     """Return a table, a row per problem: problem (its number), right and answers (counts), nll (sum, nats)."""
     losses, predicted = answered(model, batch, batch_tokens, advance)
-    scored = batch.answers >= 0
+    is_answer = batch.answers >= 0  # -1: the token is no answer
     return pd.DataFrame(
         {
-            "problem": np.arange(len(scored)),
-            "right": ((predicted == batch.answers) & scored).sum(axis=1),
-            "answers": scored.sum(axis=1),
+            "problem": np.arange(len(is_answer)),
+            "right": ((predicted == batch.answers) & is_answer).sum(axis=1),
+            "answers": is_answer.sum(axis=1),
             "nll": losses.sum(axis=1),
         }
     )
@@ -110,16 +111,17 @@ def answered(
     decoder = cast(Any, model)  # tasks are for models that were trained here, which are posbench's decoders
     device, (rows, width) = decoder.embedding.weight.device, batch.answers.shape
     losses, predicted = np.zeros((rows, width)), np.full((rows, width), -1)
-    size = max(1, batch_tokens // width)
-    for first in range(0, rows, size):
-        part = slice(first, first + size)
+    rows_per_pass = max(1, batch_tokens // width)
+    for begin in range(0, rows, rows_per_pass):
+        part = slice(begin, begin + rows_per_pass)
+        # A batch may lack a field, such as positions, which is then None.
         tensors = [None if array is None else torch.from_numpy(array[part]).to(device) for array in batch]
         sent = Batch(*tensors)
         with torch.no_grad():
             answer_losses, tokens = decoder.answered(sent.inputs, sent.targets, sent.positions)
-        scored = batch.answers[part] >= 0
+        is_answer = batch.answers[part] >= 0
         # Count NaN as infinite, since pandas leaves NaN out of its sums.
-        losses[part][scored] = answer_losses.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()
-        predicted[part][scored] = tokens.cpu().numpy()
-        advance(len(scored) * width)
+        losses[part][is_answer] = answer_losses.double().nan_to_num(nan=math.inf, posinf=math.inf).cpu().numpy()
+        predicted[part][is_answer] = tokens.cpu().numpy()
+        advance(len(is_answer) * width)
     return losses, predicted

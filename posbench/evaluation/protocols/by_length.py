@@ -38,20 +38,20 @@ class ByLength(Windowed):
         for text in sorted(texts):
             cells, holes = compared.at(self.name, metric="loss", text=text), compared.holes.get((self.name, text), [])
             # A single length has no curve; then only missing figures are worth a section.
-            many = cells["length"].nunique() > 1
-            if not many and not holes:
+            has_curve = cells["length"].nunique() > 1
+            if not has_curve and not holes:
                 continue
             title = "Perplexity by length"
             if text:
                 title += f" on {text}"
             title += f": {self.name}"
-            plots = [self._plot(compared, cells)] if many and not text else []
+            plots = [self._plot(compared, cells)] if has_curve and not text else []
             table = lengths_table(compared, cells, every_length)
             note = ""
             if len(table):
-                noise = seeds_note(cells, compared.training_length)
+                explained_seeds = seeds_note(cells, compared.training_length)
                 longest = short_length(compared.at(self.name, text=text)["length"].max())
-                note = f"{self.caption} {noise}Change and gap: differences in loss at {longest}, in nats"
+                note = f"{self.caption} {explained_seeds}Change and gap: differences in loss at {longest}, in nats"
                 if compared.doubt == "documents":
                     note += ", ± half a 95 % interval over documents"
                 note += "."
@@ -67,7 +67,8 @@ class ByLength(Windowed):
             caption += "; dashed: scores depend on more than distance"
         caption += "."
         points = cells.assign(x=cells["length"], y=cells["perplexity"]).dropna(subset="y")
-        if points["seeds"].min() > 2:  # two seeds give no useful intervals
+        # Two seeds give no useful intervals.
+        if points["seeds"].min() > 2:
             points = points.assign(low=np.exp(points["value_low"]), high=np.exp(points["value_high"]))
             caption += " Bands are 95 % intervals over seeds."
         points = in_order(points, compared.schemes, "x")
@@ -103,14 +104,15 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
         return table
     at_longest = cells[cells["length"] == lengths[-1]].set_index("scheme").reindex(table.frame["scheme"])
     change, gap = f"change from {short_length(T)}", f"gap at {short_length(lengths[-1])}"
+    # There is a change only if the training length and a longer one were scored.
     columns = {gap: "gap"}
     if T in lengths and lengths[-1] > T:
         columns = {change: "change", gap: "gap"}
     for title, name in columns.items():
-        doubt = half(at_longest, name)
+        half_interval = half(at_longest, name)
         if compared.doubt == "documents":
-            doubt = at_longest[f"{name}_documents"]
-        table.add(title, at_longest[name], doubt, sign=True)
+            half_interval = at_longest[f"{name}_documents"]
+        table.add(title, at_longest[name], half_interval, sign=True)
     # The baseline's gap to itself is 0 at every length.
     table.frame.loc[table.frame["scheme"] == compared.baseline, gap] = 0.0
     return table
@@ -119,7 +121,7 @@ def lengths_table(compared: ComparedRuns, cells: pd.DataFrame, every_length: boo
 def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
     """Return the half interval, nats, that decides a perplexity's decimals: of its change, over seeds or documents."""
     of_change = pd.concat([half(cells, "change"), cells["change_documents"]], axis=1).max(axis=1)
-    # At the training length, where nothing changes, it is the smallest of the scheme's others.
+    # At the training length nothing changes, so the smallest of the scheme's others decides.
     smallest = of_change.groupby(cells["scheme"]).transform("min")
     return of_change.where(cells["length"] != training_length, smallest)
 
@@ -127,16 +129,16 @@ def shown_half(cells: pd.DataFrame, training_length: int) -> pd.Series:
 def with_seeds(cells: pd.DataFrame, training_length: int) -> pd.DataFrame:
     """Return the cells with `shown`, the perplexity or the range of its seeds, and `noise`, its ±, as text."""
     is_beyond = cells["length"] > training_length
-    of_seeds = half(cells, "value")
+    half_of_seeds = half(cells, "value")
     # Seeds that differ by more than WIDE are shown as a range, and so are two seeds beyond the training length.
     is_wide = cells["highest"] - cells["lowest"] > WIDE
-    is_range = (cells["seeds"] > 1) & (is_wide | (is_beyond & of_seeds.isna()))
-    has_noise = is_beyond & ~is_range & of_seeds.notna()
+    is_range = (cells["seeds"] > 1) & (is_wide | (is_beyond & half_of_seeds.isna()))
+    has_noise = is_beyond & ~is_range & half_of_seeds.notna()
     # The decimals are then those of the ±.
-    cells = cells.assign(half=cells["half"].where(~has_noise, of_seeds), noise="")
+    cells = cells.assign(half=cells["half"].where(~has_noise, half_of_seeds), noise="")
     cells["shown"] = cells["perplexity"].astype(object)
     for row in cells[is_range].index:
-        ends = np.exp(np.minimum(cells.loc[row, ["lowest", "highest"]].astype(float), 700.0))
+        ends = np.exp(np.minimum(cells.loc[row, ["lowest", "highest"]].astype(float), 700.0))  # larger would overflow
         cells.loc[row, "shown"] = "–".join(perplexity_text(end) for end in ends)
     for row in cells[has_noise].index:
         cells.loc[row, "noise"] = f" ±{perplexity_half(cells.loc[row, 'perplexity'], cells.loc[row, 'half'])}"

@@ -40,11 +40,11 @@ class Fixed(ByLength):
         ends = []  # of each document: the index of the last target of each group
         for begin, end in zip(split.starts[:-1], split.starts[1:], strict=True):
             ends.append(np.arange(begin + anchor, end, targets))
-        places = np.concatenate(ends)
-        if not len(places):
+        group_ends = np.concatenate(ends)
+        if not len(group_ends):
             raise ConfigError(too_long(split, anchor, "in its longest document", _longest_document(split)))
         # Spread evenly over all documents that are long enough.
-        chosen = places[choose_evenly(np.array([len(of_document) for of_document in ends]), settings.windows)]
+        chosen = group_ends[choose_evenly(np.array([len(of_document) for of_document in ends]), settings.windows)]
         return [Window(int(last) - length, length, targets) for last in chosen]
 
     def shortest(self, settings: EvaluationConfig) -> int:

@@ -72,6 +72,7 @@ class Mechanism(EvalProtocol):
     }
 
     def check(self, config: Config) -> None:
+        """Raise ConfigError if no layer has softmax attention, or as other protocols do."""
         from posbench.schemes.building import layer_entries
 
         super().check(config)
@@ -94,11 +95,12 @@ class Mechanism(EvalProtocol):
         anchor: int,
         advance: Advance,
     ) -> Scored:
-        positions = repeated = None
+        given_positions = None  # positions of the tokens; None: consecutive ones
+        repeated = None  # random sequences that are read twice; None: a task, which has no induction score
         count = min(WINDOWS, settings.windows)
         if isinstance(split, ProblemSplit):
             problems = split.at_length(length, count)
-            starts, tokens, positions = list(range(count)), problems.tokens, problems.positions
+            starts, tokens, given_positions = list(range(count)), problems.tokens, problems.positions
         else:
             # Spread over all documents: windows back to back would measure one place of the text.
             starts = window_starts(split, length, count)
@@ -106,10 +108,10 @@ class Mechanism(EvalProtocol):
             vocab_size = model.vocab_size
             repeated = np.stack([_twice(start, length, vocab_size, corpus.bos_id) for start in starts])
         parts, losses = [], []
-        size = max(1, CELLS // (model.num_heads * tokens.shape[1] ** 2))
-        for n in range(0, len(starts), size):
-            part = slice(n, n + size)
-            part_positions = None if positions is None else positions[part]
+        windows_per_pass = max(1, CELLS // (model.num_heads * tokens.shape[1] ** 2))
+        for n in range(0, len(starts), windows_per_pass):
+            part = slice(n, n + windows_per_pass)
+            part_positions = None if given_positions is None else given_positions[part]
             nll, measured = measure(model, tokens[part], positions=part_positions)
             losses.append(nll)
             # Induction is measured in a random sequence that is read twice.
@@ -120,6 +122,7 @@ class Mechanism(EvalProtocol):
         rows = pd.concat(parts, ignore_index=True)
         nll = np.concatenate(losses)
         figures = {"windows": len(starts), "targets_total": nll.size, "nll_mean": float(nll.mean())}
+        # Each score is that of the head with the largest one.
         return rows, figures | {name: float(by_head.max()) for name, by_head in scores(rows).items() if len(by_head)}
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
@@ -181,16 +184,17 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
     lengths = [result.length for _, _, result in stored]
     # At the stored length nearest to `length`, and of each scheme only the first seed that was scored at it.
     nearest = min(lengths, key=lambda n: abs(n - length), default=length)
-    first = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
+    # Reversed, because a later entry of a dict replaces an earlier one.
+    first_result = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
     tables = []
     for scheme in schemes:
-        if scheme in first:
-            seed, result = first[scheme]
+        if scheme in first_result:
+            seed, result = first_result[scheme]
             tables.append(result.windows.assign(scheme=scheme, seed=seed))
     if not tables:
         return pd.DataFrame(columns=[*PLACE, "value", "value_windows"])
     rows = pd.concat(tables, ignore_index=True)
-    rows["value"] /= rows["queries"]
+    rows["value"] /= rows["queries"]  # from a sum over queries to their mean
     windows = rows.groupby(PLACE, sort=False)["value"].agg(["mean", "sem", "size"]).reset_index()
     windows["value_windows"] = windows["sem"] * stdtrit(windows["size"] - 1, 0.975)
     return windows[[*PLACE, "mean", "value_windows"]].rename(columns={"mean": "value"})
@@ -203,6 +207,7 @@ def heads_table(heads: pd.DataFrame) -> Table:
         row: dict[str, Any] = {"scheme": str(scheme)}
         for name, (measure, first) in places.items():
             scored = where(measured, measure=measure, first=first).sort_values("value")
+            # The head with the largest share; none if this was not measured.
             for _, best in scored.tail(1).iterrows():
                 row[name] = best["value"]
                 row[f"{name}: after"] = f" ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
@@ -217,6 +222,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
     biases = heads[heads["measure"] == "bias"].copy()
     # A constant added to all scores of a query changes nothing, so biases are shown relative to distance 0.
     biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
+    # Schemes whose biases are the same at all distances are left out.
     varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
     plots = [
         Plot(
@@ -244,6 +250,7 @@ def head_plots(heads: pd.DataFrame) -> list[Plot]:
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the scores `previous_token`, `first_token` and `induction` of heads, a series by (layer, head) each."""
     by_name = {}
+    # Score -> its measure, and the distance in the column `first`: 1 is the token before.
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
         measured = where(rows, measure=measure, first=first).groupby(["layer", "head"])
@@ -272,8 +279,9 @@ def measure(
     position_ids = None if positions is None else torch.from_numpy(positions).to(device)
     measured: list[Measured] = []
 
+    # Called with a layer's number and its weights [B, H, T, T]; a decoder of posbench gives q, k and a bias too.
     def record(n: int, layer: dict[str, Any]) -> None:
-        weights = layer["weights"][:, :, length // 2 :]
+        weights = layer["weights"][:, :, length // 2 :]  # of the queries in the second half
         if are_repeated:
             # The query at T // 2 + i repeats token i, so the token after the first occurrence is i + 1.
             shares = weights.diagonal(offset=1, dim1=2, dim2=3)[..., : length // 2]
@@ -301,20 +309,26 @@ def attention_weights(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Tensor, T
     B, H, T = q.shape[:3]
     scale, bias, sink, window, *_ = scoring
     i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None]
-    scores, added = (q.double() @ k.double().repeat_interleave(H // k.shape[1], dim=1).mT) * scale, None
+    # Several query heads share a key head.
+    keys = k.double().repeat_interleave(H // k.shape[1], dim=1)
+    scores, bias_values = (q.double() @ keys.mT) * scale, None
     if bias is not None:
+        # A bias is a function of batch, head, query and key.
         b, h = torch.arange(B, device=q.device).view(-1, 1, 1, 1), torch.arange(H, device=q.device).view(-1, 1, 1)
-        added = bias(b, h, i, j).double().expand(B, H, T, T)
-        scores = scores + added
+        bias_values = bias(b, h, i, j).double().expand(B, H, T, T)
+        scores = scores + bias_values
+    # A query sees no later keys and, with a window, only the last `window` ones.
     is_hidden = (j > i) if window is None else (j > i) | (i - j >= window)
     scores = scores.masked_fill(is_hidden, float("-inf"))
+    # A sink is one more score per head, which takes a share of the weights and has no value.
     if sink is not None:
         scores = torch.cat((scores, sink.double().view(-1, 1, 1).expand(B, H, T, 1)), dim=-1)
-    return scores.softmax(-1)[..., :T], added
+    return scores.softmax(-1)[..., :T], bias_values
 
 
 @contextmanager
 def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) -> Iterator[None]:
+    # In a `with` block, call `record` with the number of each softmax layer and {name: tensor} of its attention.
     from posbench.attention import Softmax
 
     kinds = {n: kind for n, kind in enumerate(model.architecture.kinds) if isinstance(kind, Softmax)}
@@ -332,7 +346,7 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
     kernels, piece = [kind.kernel for kind in kinds.values()], model.piece
     for n, kind in kinds.items():
         kind.kernel = partial(kernel, n)
-    model.piece = None
+    model.piece = None  # windows are read whole
     try:
         yield
     finally:
@@ -342,20 +356,26 @@ def _recording(model: Decoder, record: Callable[[int, dict[str, Any]], None]) ->
 
 
 def _by_head(measure: str, layer: int, shares: Tensor) -> Measured:
+    # A measure with one number per head, the sum of `shares` [B, H, queries], has the distance 0.
     zero, queries = np.zeros(1, np.int64), np.full(1, shares.shape[2])
     return measure, layer, zero, zero, queries, shares.sum(2, keepdim=True).cpu().numpy()
 
 
 def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[Measured]:
+    """Yield the attention and, if there is one, the bias of each head, summed by bucket of distances.
+
+    Arguments: weights [B, H, queries, T] of the last queries; bias [B, H, T, T].
+    """
     import torch
 
     queries, length = weights.shape[2:]
     edges = np.concatenate(([0], bucket_edges(length - 1)))
     first, last = edges[:-1], edges[1:] - 1
-    position = torch.arange(length, device=weights.device)
-    distance = position[length - queries :, None] - position
-    bucket = torch.bucketize(distance, torch.from_numpy(last).to(position.device))
+    positions = torch.arange(length, device=weights.device)
+    distance = positions[length - queries :, None] - positions
+    bucket = torch.bucketize(distance, torch.from_numpy(last).to(positions.device))
 
+    # Sum values [B, H, queries, T] by bucket. Later keys, which have negative distances, count 0.
     def summed(values: Tensor) -> np.ndarray:
         flat = torch.where(distance >= 0, values, 0.0).flatten(2)
         index = bucket.clamp(max=len(first) - 1).flatten()
@@ -370,12 +390,14 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
 
 def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Measured]:
+    """Yield the norms of the channel pairs of q and k, summed over tokens, if the scheme rotates these tensors."""
     from posbench.schemes.rotary import Rotary
 
     # Rotation does not change these norms; what changes them in another way is not measured.
     for site in ("q", "k"):
         if isinstance(scheme, Rotary) and site in scheme.sites and scheme.keeps_norms:
             x, half = recorded[site][..., : scheme.width].double(), scheme.width // 2
+            # Channel i and channel i + width / 2 are a pair.
             norms = (x[..., :half].square() + x[..., half:].square()).sqrt()
             pair = np.arange(half)
             yield f"{site}_norm", layer, pair, pair, np.full(half, x.shape[2]), norms.sum(2).cpu().numpy()
@@ -384,6 +406,7 @@ def _norms(layer: int, scheme: Any, recorded: dict[str, Tensor]) -> Iterator[Mea
 def _table(
     starts: Sequence[int], measure: str, layer: int, first: Any, last: Any, queries: Any, sums: Any
 ) -> pd.DataFrame:
+    # A row per window (of `starts`), head and distance or channel pair; the other arguments are those of a `Measured`.
     B, heads, count = sums.shape
     return pd.DataFrame(
         {
@@ -400,6 +423,7 @@ def _table(
 
 
 def _twice(seed: int, length: int, vocab_size: int, bos_id: int) -> np.ndarray:
+    # Return `length` + 1 tokens: length // 2 random ones, and then the same again and again.
     half = np.random.default_rng(seed).integers(vocab_size - 1, size=length // 2)
     # Skip BOS, which only begins documents.
     half += half >= bos_id

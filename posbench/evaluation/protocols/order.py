@@ -99,6 +99,7 @@ class Order(EvalProtocol):
         scored = losses(model, split, starts, length, settings.batch_tokens, advance)
         rows = tabulate(scored, copyable_targets(split, starts, length), starts, split)
         sums = rows[["targets", *LOSSES]].sum()
+        # How much the loss rises without the order, and without the tokens themselves, nats per token.
         lost = (sums[["shuffled_nll", "other_nll"]] - sums["nll"]) / sums["targets"]
         return rows, {
             "windows": len(starts),
@@ -147,7 +148,7 @@ class Order(EvalProtocol):
         nearest_length = min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))
         nearest = cells[cells["length"] == nearest_length]
         distances = sorted(set(nearest["first"]))
-        # Every other distance, to keep the table narrow.
+        # Only every other one of many distances, to keep the table narrow.
         if len(distances) > 5:
             distances = distances[::2]
         table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
@@ -222,7 +223,8 @@ def onset_table(compared: ComparedRuns) -> Table:
     """
     budget = float(compared.runs["tokens"].iloc[0])
     text = partial(onset_text, budget=budget)
-    rows, against = [], f"p against {compared.baseline}"
+    rows = []
+    p_column = f"p against {compared.baseline}"
     # Of an even number of seeds the earlier of the middle two, so that half of all had begun by then.
     medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
     # The test takes the budget as the onset of a seed that never began.
@@ -235,12 +237,12 @@ def onset_table(compared: ComparedRuns) -> Table:
             "median tokens": text(median),
         }
         row["each seed"] = ", ".join(map(text, onsets))
-        apart = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
-        row[against] = math.nan
+        differences = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
+        row[p_column] = math.nan  # the baseline is not tested against itself
         if scheme != compared.baseline:
-            row[against] = flip_test(apart)
+            row[p_column] = flip_test(differences)
         rows.append(row)
-    return Table.of(rows, {against: Format("p")})
+    return Table.of(rows, {p_column: Format("p")})
 
 
 def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
@@ -248,13 +250,14 @@ def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
 
     Arguments: lines, a row per run and scoring: scheme, seed, tokens, FAR.
     """
-    rows, budget = [], float(compared.runs["tokens"].iloc[0])
+    rows = []
+    budget = float(compared.runs["tokens"].iloc[0])  # tokens that all runs were trained on
     for scheme in compared.schemes:
         runs = [run for _, run in lines[lines["scheme"] == scheme].groupby("seed")]
         row = {"scheme": scheme}
         for worth in THRESHOLDS:
             onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), worth) for run in runs])
-            median = float(onsets.quantile(0.5, interpolation="lower"))
+            median = float(onsets.quantile(0.5, interpolation="lower"))  # as in `onset_table`
             row[f"{worth:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
         rows.append(row)
     return Table.of(rows)
@@ -269,8 +272,10 @@ def onset_text(tokens: float, budget: float) -> str:
 
 def onset(tokens: Any, worth: Any, threshold: float) -> float:
     """Return the tokens until long-range order is worth `threshold`, or infinity."""
+    # A run that has lost it again by the end counts as one that never used it.
     if worth[-1] < threshold:
         return math.inf
+    # `crossing` finds where a curve falls, so both are negated.
     return crossing(tokens, np.negative(worth), -threshold)
 
 
@@ -292,8 +297,8 @@ def flip_test(difference: np.ndarray) -> float:
     # exact value is 2 of 2^5 choices, 0.0625.
     difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
     # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
-    choices = np.arange(2 ** len(difference))[:, None]
-    signs = 1 - 2 * ((choices >> np.arange(len(difference))) & 1)
+    choice_numbers = np.arange(2 ** len(difference))[:, None]
+    signs = 1 - 2 * ((choice_numbers >> np.arange(len(difference))) & 1)
     rounding = 1e-9 * np.abs(difference).sum()
     # p is the share of all choices of signs whose mean is at least as far from 0.
     return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
@@ -306,9 +311,9 @@ def reach(cells: pd.DataFrame) -> dict[str, str]:
     """
     reaches = {}
     for scheme, places in cells.sort_values("first").groupby("scheme"):
-        # The lower of the intervals over seeds and over documents.
-        low = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
-        fails = np.flatnonzero(~(low >= REACH))
+        # The lower of the intervals over seeds and over documents; `fmin` takes the other one if one is NaN.
+        lower_ends = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
+        fails = np.flatnonzero(~(lower_ends >= REACH))  # NaN, an interval that is not known, fails too
         last = places["last"].to_numpy()
         reach = f"≥ {last[-1]}"
         if len(fails):
@@ -324,14 +329,16 @@ def window_starts(split: Split, length: int, count: int) -> list[int]:
     Windows do not overlap or cross documents, and leave out a document's first token. Raises: ConfigError if no
     document is long enough.
     """
-    sizes, span = np.diff(split.starts) - 1, length + 1
-    counts = sizes // span  # windows that each document can give
+    document_sizes = np.diff(split.starts) - 1  # without the first token of each
+    span = length + 1
+    counts = document_sizes // span  # windows that each document can give
     if not counts.any():
-        raise ConfigError(too_long(split, length, "in its longest document", int(sizes.max()) - 1))
-    # Spread evenly over all documents that are long enough.
+        raise ConfigError(too_long(split, length, "in its longest document", int(document_sizes.max()) - 1))
     begins = []
-    for begin, num_windows, spare in zip(split.starts[:-1], counts, sizes % span, strict=True):
+    for begin, num_windows, spare in zip(split.starts[:-1], counts, document_sizes % span, strict=True):
+        # The tokens that fill no window are left out at both ends of the document.
         begins.append(begin + 1 + spare // 2 + span * np.arange(num_windows))
+    # Spread evenly over all documents that are long enough.
     return [int(begin) for begin in np.concatenate(begins)[choose_evenly(counts, count)]]
 
 
@@ -341,14 +348,16 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
     Arguments: count, how many of the three to return, in this order.
     Returns: int64 [count, windows, length + 1]. Raises: ConfigError if no other document is half as long as a window.
     """
-    middle, sizes = length // 2, np.diff(split.starts) - 1
-    donors = np.flatnonzero(sizes >= middle)
-    read = np.empty((count, len(starts), length + 1), dtype=np.int64)
+    middle = length // 2  # the first half is destroyed, except in `whole`
+    document_sizes = np.diff(split.starts) - 1  # without the first token of each
+    donors = np.flatnonzero(document_sizes >= middle)  # documents that can replace the first half
+    versions = np.empty((count, len(starts), length + 1), dtype=np.int64)
     for n, start in enumerate(starts):
         # The window's start is the seed, so every scheme reads the same sequences.
         random = np.random.default_rng(start)
-        read[:, n] = split.tokens[start : start + length + 1]
-        read[1, n, :middle] = read[0, n, :middle][random.permutation(middle)]
+        versions[:, n] = split.tokens[start : start + length + 1]
+        versions[1, n, :middle] = versions[0, n, :middle][random.permutation(middle)]
+        # `other` is not wanted, so no second document is needed.
         if count < 3:
             continue
         candidates = donors[donors != split.document_of(start)]
@@ -358,9 +367,9 @@ def sequences(split: Split, starts: Sequence[int], length: int, count: int = 3) 
                 f"{split.num_documents} documents, one so long: give more text or ask for a shorter length"
             )
         donor = int(random.choice(candidates))
-        begin = int(split.starts[donor]) + 1 + int(random.integers(sizes[donor] - middle + 1))
-        read[2, n, :middle] = split.tokens[begin : begin + middle]
-    return read
+        begin = int(split.starts[donor]) + 1 + int(random.integers(document_sizes[donor] - middle + 1))
+        versions[2, n, :middle] = split.tokens[begin : begin + middle]
+    return versions
 
 
 def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_tokens: int) -> dict[str, float]:
@@ -375,10 +384,10 @@ def worth_beyond_near(model: ScoredModel, split: Split, length: int, batch_token
     scored = min(length - middle, FAR_LAST)
     versions = sequences(split, starts, length, 2)[:, :, : middle + scored + 1]
     whole, shuffled = (losses_of(model, version, scored, batch_tokens).astype(float) for version in versions)
-    # Targets whose last d + 1 to 2 d tokens are not shuffled.
-    worth = shuffled - whole
+    worth = shuffled - whole  # [windows, targets]; target i has i + 1 intact tokens before it
+    # For each d in NEAR, the targets with d + 1 to 2 d intact tokens before them.
     figures = {f"order_beyond_{d}": float(worth[:, d : 2 * d].mean()) for d in NEAR if 2 * d <= worth.shape[1]}
-    distances = slice(COPY_DISTANCE, 2 * COPY_DISTANCE)
+    distances = slice(COPY_DISTANCE, 2 * COPY_DISTANCE)  # the targets of FAR
     is_copyable = copyable_targets(split, starts, length)[:, distances]
     if FAR in figures and is_copyable.any():
         figures[f"{COPYABLE}{FAR}"] = float(worth[:, distances][is_copyable].mean())
@@ -403,8 +412,10 @@ def losses(
 
     The three are whole, shuffled and other. The distance is the number of tokens between the target and the first half.
     """
-    read = sequences(split, starts, length)
-    return np.stack([losses_of(model, r, length - length // 2, batch_tokens, advance) for r in read]).astype(float)
+    versions = sequences(split, starts, length)
+    return np.stack(
+        [losses_of(model, version, length - length // 2, batch_tokens, advance) for version in versions]
+    ).astype(float)
 
 
 def bucket_edges(distances: int) -> np.ndarray:
@@ -422,7 +433,7 @@ def tabulate(losses: np.ndarray, is_copyable: np.ndarray, starts: Sequence[int],
     """
     _, windows, distances = losses.shape
     edges = bucket_edges(distances)
-    bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
+    bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1  # the bucket of each d
     columns: dict[str, Any] = {
         "document": np.repeat(split.document_of(starts), distances),
         "bucket_start": np.tile(edges[bucket], windows),

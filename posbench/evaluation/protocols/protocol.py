@@ -82,6 +82,7 @@ class EvalProtocol(ABC):
     def check(self, config: Config) -> None:
         """Raise ConfigError if this protocol does not score what `config` trains on."""
         if not self.reads(config):
+            # It scores only tasks and `config` trains on text, or the other way round.
             scored, data, suggestion = "problems of tasks", "text", "fixed"
             if self.of_text:
                 scored, data, suggestion = "text", "a task", "accuracy"
@@ -123,7 +124,7 @@ class EvalProtocol(ABC):
 
         Arguments: asked, the requested lengths; context_length, the training length; configured, the run's.
         """
-        # The training length, if no other is requested.
+        # Such a protocol is about the training length unless another is requested; configured lengths do not count.
         if not self.follows_lengths:
             return sorted(set(asked)) or [context_length]
         return sorted(set(asked or configured)) or self.default_lengths(context_length, split)

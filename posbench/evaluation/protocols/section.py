@@ -144,21 +144,21 @@ def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]
     """Return a report's sections, with successive ones of the same title joined, tables side by side."""
     joined_sections = []
     for _, group in groupby(sections, key=lambda section: section.title):
-        first, *later = group
+        joined_section, *later = group
         for section in later:
-            table = section.table if first.table is None else first.table
-            if first.table is not None and section.table is not None:
-                table = first.table.beside(section.table, schemes)
-            first = replace(
-                first,
-                holes=[*first.holes, *section.holes],
-                plots=[*first.plots, *section.plots],
+            table = section.table if joined_section.table is None else joined_section.table
+            if joined_section.table is not None and section.table is not None:
+                table = joined_section.table.beside(section.table, schemes)
+            joined_section = replace(
+                joined_section,
+                holes=[*joined_section.holes, *section.holes],
+                plots=[*joined_section.plots, *section.plots],
                 table=table,
-                note=first.note + section.note,
-                files={**first.files, **section.files},
-                latex=first.latex or section.latex,
+                note=joined_section.note + section.note,
+                files={**joined_section.files, **section.files},
+                latex=joined_section.latex or section.latex,
             )
-        joined_sections.append(first)
+        joined_sections.append(joined_section)
     return joined_sections
 
 
@@ -187,9 +187,9 @@ def pivot(
 
 def in_order(cells: pd.DataFrame, schemes: Sequence[str], *then: str) -> pd.DataFrame:
     """Return the cells with the schemes in this order, each sorted by the columns `then`."""
-    place = {scheme: n for n, scheme in enumerate(schemes)}
-    cells = cells[cells["scheme"].isin(place)]
-    placed = cells.assign(place=cells["scheme"].map(place))
+    rank = {scheme: n for n, scheme in enumerate(schemes)}
+    cells = cells[cells["scheme"].isin(rank)]
+    placed = cells.assign(place=cells["scheme"].map(rank))
     return placed.sort_values(["place", *then], kind="stable").drop(columns="place")
 
 
@@ -214,9 +214,9 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
     """
     rows = []
     for path in paths:
-        # If a step was logged twice, its first line counts.
-        points = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
-        rows += [{"path": path, **points[step]} for step in sorted(points)]
+        # If a step was logged twice, its first line counts: reversed, because a later entry of a dict replaces others.
+        rows_by_step = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
+        rows += [{"path": path, **rows_by_step[step]} for step in sorted(rows_by_step)]
     numbers = ["step", "tokens", *figures]
     return pd.DataFrame(rows, columns=["path", *numbers]).astype(dict.fromkeys(numbers, float))
 
@@ -224,10 +224,11 @@ def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFr
 def crossing(places: Any, values: Any, goal: float) -> float:
     """Return where a curve first falls to `goal`, linear between its points; infinity if never."""
     x, y = np.asarray(places), np.asarray(values)
-    reached = np.flatnonzero(y <= goal)
-    if not len(reached):
+    at_or_below = np.flatnonzero(y <= goal)
+    if not len(at_or_below):
         return math.inf
-    n = reached[0]
+    n = at_or_below[0]
+    # Nothing is known before the first point.
     if n == 0:
         return float(x[0])
     return float(x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))

@@ -44,14 +44,16 @@ class Validation(Windowed):
         """Score windows of text or, for a task, answers of problems of trained lengths."""
         if not isinstance(split, ProblemSplit):
             return super().score(model, corpus, split, length, settings, anchor, advance)
-        batch = split.at_trained_lengths(max(1, settings.max_tokens // length))
-        rows = score_problems(model, batch, settings.batch_tokens, advance)
+        problems = split.at_trained_lengths(max(1, settings.max_tokens // length))
+        rows = score_problems(model, problems, settings.batch_tokens, advance)
+        # Rows get the columns that results of text have.
         rows = rows.rename(columns={"problem": "document", "answers": "targets"}).assign(start=0)
         targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
     def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
         """Return a section for each text that runs were not trained on, with losses at the training length."""
+        # Other texts with figures, or with a note that figures are missing; "" is the runs' own.
         texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
         sections = []
         for text in sorted(texts):
@@ -87,7 +89,8 @@ class Validation(Windowed):
 
 def losses_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
     """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline."""
-    cells, gap = cells.sort_values("value", kind="stable"), f"gap to {compared.baseline}"
+    cells = cells.sort_values("value", kind="stable")
+    gap = f"gap to {compared.baseline}"
     gaps = cells["gap"].mask(cells["scheme"] == compared.baseline, 0.0)
     table = Table(cells[["scheme"]].copy())
     table.add("loss", cells["value"], half(cells, "value"))

@@ -38,10 +38,11 @@ class Windowed(EvalProtocol):
         advance: Advance,
     ) -> Scored:
         windows = self.windows(split, length, settings, anchor)
-        read = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
-        if settings.bos:  # the first token is read and never scored
-            read[:, 0] = corpus.bos_id
-        losses = losses_of(model, read, windows[0].scored, settings.batch_tokens, advance)
+        window_tokens = np.stack([split.tokens[w.start : w.start + length + 1] for w in windows])
+        # The first token of a window is read and never scored, so BOS can take its place.
+        if settings.bos:
+            window_tokens[:, 0] = corpus.bos_id
+        losses = losses_of(model, window_tokens, windows[0].scored, settings.batch_tokens, advance)
         rows = tabulate_windows(losses, windows, split, corpus.bos_id)
         figures: dict[str, Any] = {"windows": len(windows), "documents": int(rows["document"].nunique())}
         nll, targets = float(rows["nll"].sum()), int(rows["targets"].sum())
@@ -60,7 +61,7 @@ def stretches(split: Split, size: int, length: int, settings: EvaluationConfig) 
     Stretches of `settings.max_tokens` tokens in all are read, spread evenly over all documents, whose borders windows
     cross. All lengths that divide `size` score the same targets.
     """
-    scorable = split.num_tokens - 1
+    scorable = split.num_tokens - 1  # the first token has nothing before it
     if scorable < size:
         raise ConfigError(too_long(split, size, "in all", scorable))
     if settings.max_tokens < size:

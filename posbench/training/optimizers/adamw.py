@@ -27,15 +27,17 @@ class AdamW(Optimizer):
     ) -> None:
         super().__init__(model, config, scheme_lr_factor)
         groups: dict[tuple[float, float], list[str]] = {}  # (factor of the rate, weight decay) -> names
+        # None: all parameters.
         for name in self.parameters if names is None else names:
             groups.setdefault((self.factors[name], self.decays[name]), []).append(name)
-        of_torch = []
+        torch_groups = []
         # The update is element by element, so every process updates its own shards of sharded parameters (FSDP2).
         for (_, decay), group in groups.items():
             weights = [self.weights[name] for name in group]
-            of_torch.append({"params": weights, "first": group[0], "weight_decay": decay})
+            # All weights of a group have one rate; `first` is the name by which `update` finds it.
+            torch_groups.append({"params": weights, "first": group[0], "weight_decay": decay})
         self.inner = torch.optim.AdamW(
-            of_torch,
+            torch_groups,
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,

@@ -64,15 +64,15 @@ def orthogonal_updates(
             places.setdefault(name, []).append((part.shape, len(of_shape)))
             of_shape.append(part)
     # All matrices of one shape at once.
-    done = {}
+    updates_of_shape = {}
     for shape, of_shape in parts.items():
         size = _RMS * math.sqrt(max(shape[-2:]))
         matrices = torch.stack(of_shape)
         updates = orthogonal(matrices.flatten(0, -3), steps).view_as(matrices)
-        done[shape] = updates.to(directions[next(iter(directions))].dtype) * size
+        updates_of_shape[shape] = updates.to(directions[next(iter(directions))].dtype) * size
     updates_of = {}
     for name in directions:
-        updates_of[name] = [done[shape][number] for shape, number in places[name]]
+        updates_of[name] = [updates_of_shape[shape][number] for shape, number in places[name]]
     return updates_of
 
 
@@ -106,12 +106,14 @@ class Muon(Optimizer):
     def record(self) -> dict[str, Any]:
         """Return the share of parameters that Muon trains, its number format, and the size of other matrices."""
         sizes = {name: p.numel() for name, p in self.parameters.items()}
-        # Matrices of the position scheme or the kind of attention, which AdamW trains.
-        own = [name for name in self.decays if name not in self.rows and name not in _TABLES and self.decays[name]]
+        # Matrices of the position scheme or the kind of attention, which AdamW trains: of these parameters, only
+        # matrices have a weight decay.
+        others = [name for name in self.decays if name not in self.rows and name not in _TABLES]
+        own_matrices = [name for name in others if self.decays[name]]
         dtype = self.dtype or next(iter(self.weights.values())).dtype
         return {
             "muon_share": round(sum(sizes[name] for name in self.rows) / sum(sizes.values()), 4),
-            "own_matrices": sum(sizes[name] for name in own),
+            "own_matrices": sum(sizes[name] for name in own_matrices),
             "dtype": str(dtype).removeprefix("torch."),
         }
 
@@ -119,20 +121,20 @@ class Muon(Optimizer):
         self.adamw.rates = self.rates
         self.adamw.update(divisor, healthy)
         # In a step that must change nothing, gradients are set to 0, and all changes below are multiplied by 0.
-        alive, divisor = healthy.to(divisor.dtype), torch.where(healthy, divisor, 1.0)
-        directions = {name: self._direction(name, divisor, healthy, alive) for name in self.rows}
+        one_if_healthy, divisor = healthy.to(divisor.dtype), torch.where(healthy, divisor, 1.0)
+        directions = {name: self._direction(name, divisor, healthy, one_if_healthy) for name in self.rows}
         updates = orthogonal_updates(directions, self.rows, self.config.ns_steps, self.dtype)
         for name, rows in self.rows.items():
             weight, rate = self.weights[name], self.rates[name]
-            weight.mul_(1 - rate * self.decays[name] * alive)
+            weight.mul_(1 - rate * self.decays[name] * one_if_healthy)
             for part, update in zip(weight.split(rows), updates[name], strict=True):
-                part.addcmul_(update, alive, value=-rate)
+                part.addcmul_(update, one_if_healthy, value=-rate)
 
-    def _direction(self, name: str, divisor: Tensor, healthy: Tensor, alive: Tensor) -> Tensor:
+    def _direction(self, name: str, divisor: Tensor, healthy: Tensor, one_if_healthy: Tensor) -> Tensor:
         # Nesterov: the gradient is averaged with its momentum, which is updated.
         momentum, share = self.moments[name]["momentum"], self.config.momentum
         gradient = self.weights[name].grad
         assert gradient is not None
         gradient = torch.where(healthy, gradient, 0.0).div_(divisor)
-        momentum.lerp_(gradient, (1 - share) * alive)
+        momentum.lerp_(gradient, (1 - share) * one_if_healthy)
         return gradient.lerp_(momentum, share)

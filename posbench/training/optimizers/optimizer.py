@@ -43,9 +43,11 @@ def global_norm(parameters: Iterable[Tensor], sharded: bool) -> Tensor:
 
 def decayed_parameters(model: nn.Module) -> set[str]:
     """Return the names of the parameters with weight decay: all matrices, but of a scheme only those in `decayed`."""
-    schemes = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
-    decayed = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name in scheme.decayed}
-    of_schemes = {f"{prefix}.{name}" for prefix, scheme in schemes.items() for name, _ in scheme.named_parameters()}
+    scheme_modules = {prefix: module for prefix, module in model.named_modules() if isinstance(module, Scheme)}
+    decayed = {f"{prefix}.{name}" for prefix, scheme in scheme_modules.items() for name in scheme.decayed}
+    of_schemes = {
+        f"{prefix}.{name}" for prefix, scheme in scheme_modules.items() for name, _ in scheme.named_parameters()
+    }
     return decayed | {name for name, p in model.named_parameters() if p.ndim >= 2 and name not in of_schemes}
 
 
@@ -60,9 +62,11 @@ class Optimizer(ABC):
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.weights = {name: shard_of(p) for name, p in self.parameters.items()}
+        # `shard_of` returns a parameter itself unless it is sharded.
         self.is_sharded = any(self.weights[name] is not p for name, p in self.parameters.items())
         decayed = decayed_parameters(model)
         self.decays = {name: config.weight_decay if name in decayed else 0.0 for name in self.parameters}
+        # Factors on the learning rate, 1 for most parameters.
         self.factors = dict.fromkeys(self.parameters, 1.0)
         self.factors |= dict.fromkeys(layer_matrices(model), config.matrix_lr_factor)
         self.factors |= {name: scheme_lr_factor for name in self.parameters if name.startswith(OF_SCHEME)}
@@ -90,6 +94,7 @@ class Optimizer(ABC):
     def norm(self) -> Tensor:
         """Return the L2 norm of all current gradients together, over all processes, 0-d."""
         if self.is_sharded:
+            # Gradients of sharded parameters are sharded too: each process gives its weights their part.
             for name, p in self.parameters.items():
                 if p.grad is not None:
                     self.weights[name].grad = p.grad.to_local()  # type: ignore[attr-defined]
@@ -104,7 +109,7 @@ class Optimizer(ABC):
         norm = self.norm()
         clip = self.config.grad_clip
         # All on the device: the host does not read the norm, so it never waits for the GPU.
-        divisor = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
+        divisor = (norm / clip).clamp(min=1.0) if clip else torch.ones_like(norm)  # a clip of 0 means none
         self.update(divisor, healthy & norm.isfinite())
         return norm
 
@@ -127,5 +132,5 @@ class Optimizer(ABC):
         for entry, value in state.items():
             name, _, key = entry.rpartition("/")
             p = self.parameters[name]
-            part = value if value.ndim == 0 else shard_like(value, p)
-            self.moments[name][key] = part.to(p.device)
+            own_part = value if value.ndim == 0 else shard_like(value, p)
+            self.moments[name][key] = own_part.to(p.device)
