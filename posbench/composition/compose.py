@@ -483,6 +483,7 @@ def _no_override(word: str) -> str:
     key, equals, value = word.partition("=")
     if word.startswith("-"):
         return no_option(word)
+    # It has the form of an override, and Hydra could not read its value.
     if equals:
         inner = value.strip("'\"")  # without quotes that the user gave
         text = shlex.quote(f"{key}={quoted(inner, Quote.double)}")

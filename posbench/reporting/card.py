@@ -34,7 +34,7 @@ def show_cards(runs: Sequence[Run], console: Console) -> None:
 def card_lines(card: Card) -> list[str]:
     """Return the card as lines of text."""
     kind = " (instruction-tuned)" if card.is_instructed else ""
-    order = f"order: {DASH}"
+    order = f"order: {DASH}"  # a dash: not scored
     if card.order_back is not None:
         order = f"order is used up to {card.order_back:,} tokens back"
         if card.order_back == card.order_longest:

@@ -134,6 +134,7 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
         "left_out": page.holes,
         "files": paths,
     }
+    # Only models that were not trained here have cards.
     if page.cards:
         printed["cards"] = page.cards
     return printed

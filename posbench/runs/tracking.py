@@ -152,13 +152,14 @@ def log_report(folder: Path, experiment: str, tracking: Mapping[str, Any]) -> st
     """
     project = str(tracking.get("project") or "posbench")
     about = {"project": project, "entity": tracking.get("entity"), "group": experiment, "job_type": "report"}
-    ignored_messages: list[str] = []
+    ignored_messages: list[str] = []  # the returned sentence says it if wandb records offline
     try:
         import wandb
 
         with _init(20.0, ignored_messages.append, **about, name=f"report of {experiment}", dir=folder) as run:
             artifact = wandb.Artifact(f"report-{experiment}", type="report")
             for file in sorted(folder.rglob("*")):
+                # wandb keeps its own recordings in a folder of this name.
                 if file.is_file() and "wandb" not in file.relative_to(folder).parts:
                     artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
             run.log_artifact(artifact)

@@ -202,7 +202,9 @@ def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.Da
 
 def heads_table(heads: pd.DataFrame) -> Table:
     """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share."""
-    rows, places = [], {"previous token": ("attention", 1), "induction": ("induction", 0)}
+    rows = []
+    # Column -> the measure, and the distance in its column `first`: 1 is the token before.
+    places = {"previous token": ("attention", 1), "induction": ("induction", 0)}
     for scheme, measured in heads.groupby("scheme", sort=False):
         row: dict[str, Any] = {"scheme": str(scheme)}
         for name, (measure, first) in places.items():
