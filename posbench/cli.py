@@ -339,7 +339,7 @@ def evaluate(
     try:
         evaluate_runs(to_score, options, console(), by_name=bool(runs))
     finally:  # after an error or Ctrl-C, the card shows the lengths that are done
-        # Without names, only runs that were trained here are scored, and they have no card.
+        # A card sums up a model that was not trained here; without names, only runs that were are scored.
         if runs:
             show_cards(to_score, console())
 

@@ -27,8 +27,9 @@ def is_of_tasks(summary: pd.DataFrame) -> bool:
 
 def is_of_subjects(summary: pd.DataFrame) -> bool:
     """Return whether these runs are models that were not trained here. Raises: ConfigError if only some are."""
-    # A subject (a model that was not trained here) has taken no step.
-    are_subjects = summary.get("num_steps", summary["seed"]) == 0
+    if "num_steps" not in summary:  # no run can be read
+        return False
+    are_subjects = summary["num_steps"] == 0  # a model that was not trained here has taken no step
     if are_subjects.any() and not are_subjects.all():
         raise ConfigError("some of these runs were trained here and others only scored: report each kind separately")
     return bool(are_subjects.any())

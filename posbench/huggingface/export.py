@@ -140,12 +140,12 @@ def _readme(result: Export, config: Config, name: str, tokenizer: Tokenizer) -> 
     # Only tokenizers of tasks have no BOS. The prompt must then consist of the task's tokens.
     if find_bos(tokenizer) is None:
         prompt, note = " ".join(sorted(tokenizer.get_vocab())[:2]), ""
-    row = json.dumps(config.scheme.to_mapping())
+    scheme = json.dumps(config.scheme.to_mapping())
     registers = "" if result.is_stock else "import posbench.huggingface  # registers the class\n"
     return f"""# `{name}`
 
-Exported by posbench. Class: `{result.class_name}`. Scheme: `{row}`. Trained on {config.train.context_length} tokens of
-context. On random tokens its logits differ from posbench's by at most {result.difference:.1g} (the largest logit is
+Exported by posbench. Class: `{result.class_name}`. Scheme: `{scheme}`. Trained on {config.train.context_length} tokens
+of context. On random tokens its logits differ from posbench's by at most {result.difference:.1g} (the largest logit is
 {result.largest:.3g}).
 
 ```python

@@ -15,7 +15,7 @@ from posbench.version import __version__
 
 
 def show_cards(runs: Sequence[Run], console: Console) -> None:
-    """Print each subject's card, and write its `card.md`."""
+    """Print the card of each subject (a model that was not trained here) with results, and write its `card.md`."""
     for run in runs:
         # A run is in <experiment>/<scheme>/seed=<n>. Only subjects have a card, and `subjects` is their experiment.
         if run.path.parents[1].name != SUBJECTS:

@@ -387,10 +387,10 @@ def _bare(axes: Axes) -> None:
 
 
 def by_head(plot: Plot, look: Looks | None = None) -> Figure:
-    """Draw a row of panels per scheme, a panel per layer and a line per head, all on one scale.
+    """Draw one or more rows of panels per scheme, a panel per layer and a line per head, all on one scale.
 
     Arguments: plot, whose kind chooses the axes, with `points` (scheme, layer, head, measure, first and last: distance
-    or channel pair, value, value_windows: half its interval).
+    or channel pair, value, value_windows: half its interval); look is not used.
     """
     rows = plot.points
     by_pair = plot.kind == "heads by channel"  # x is the channel pair, else the distance
@@ -407,7 +407,7 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
         axes.axis("off")
     for (scheme, layer, measure, _), line in rows.groupby(["scheme", "layer", "measure", "head"], sort=False):
         axes = panels[schemes.index(scheme), layers.index(layer)]
-        colour = VERMILLION if measure == "k_norm" else BLUE
+        colour = VERMILLION if measure == "k_norm" else BLUE  # norms of q, and other measures, are blue
         first, last, value, interval = (line[name] for name in ("first", "last", "value", "value_windows"))
         x: Any = first
         if not by_pair:  # distances: the middle of a range on the log scale; 0, which has no logarithm, is drawn at 0.5

@@ -35,7 +35,7 @@ class Path(Scheme):
         super().__init__(shape)
         require_integer("rank", rank, 1, "32 is the authors'")
         self.A = self.normal(rank, shape.d_model)
-        # With fewer key heads than query heads, the authors' map to w has full rank.
+        # As in the authors' code; but theirs has full rank if there are fewer key heads than query heads.
         self.B = self.normal(shape.num_kv_heads * shape.head_dim, rank)
         self.u = self.normal(shape.num_kv_heads, shape.d_model)
         self.c = nn.Parameter(torch.zeros(shape.num_kv_heads))

@@ -42,11 +42,11 @@ class TransformerXL(Scheme):
         if not isinstance(channels, int) or isinstance(channels, bool) or channels < 2 or channels % 2:
             raise ConfigError(
                 f"scheme.channels={channels} must be an even number above 0, half of them sines and half cosines: "
-                f"{shape.head_dim + shape.head_dim % 2} is the width of a head, {shape.d_model} the paper's choice"
+                f"{shape.head_dim} is the width of a head, {shape.d_model} the paper's choice"
             )
         self.content = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))  # u
         self.position = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))  # v
-        self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)
+        self.matrix = self.normal(shape.num_heads * shape.head_dim, channels)  # W of one layer (`per_layer`)
 
     def prepare(self, pos: Tensor, length: int) -> Turn:
         """Return cosines and sines of `p * 10000 ** (-2t / channels)` at positions p, [T, channels / 2] float64."""

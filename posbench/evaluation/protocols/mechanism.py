@@ -372,7 +372,7 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
 
     queries, length = weights.shape[2:]
     edges = np.concatenate(([0], bucket_edges(length - 1)))
-    first, last = edges[:-1], edges[1:] - 1
+    first, last = edges[:-1], edges[1:] - 1  # of each bucket, both inclusive; the last of all is length - 1
     positions = torch.arange(length, device=weights.device)
     distance = positions[length - queries :, None] - positions
     bucket = torch.bucketize(distance, torch.from_numpy(last).to(positions.device))
@@ -380,10 +380,10 @@ def _by_distance(layer: int, weights: Tensor, bias: Tensor | None) -> Iterator[M
     # Sum values [B, H, queries, T] by bucket. Later keys, which have negative distances, count 0.
     def summed(values: Tensor) -> np.ndarray:
         flat = torch.where(distance >= 0, values, 0.0).flatten(2)
-        index = bucket.clamp(max=len(first) - 1).flatten()
-        return flat.new_zeros(*flat.shape[:2], len(first)).index_add_(2, index, flat).cpu().numpy()
+        return flat.new_zeros(*flat.shape[:2], len(first)).index_add_(2, bucket.flatten(), flat).cpu().numpy()
 
-    # The weights of a query sum to 1, so a sum divided by the number of queries is the share that a bucket gets.
+    # The weights of a query sum to 1 (less with a sink), so a sum divided by the number of queries is the share of a
+    # bucket.
     yield "attention", layer, first, last, np.full(len(first), queries), summed(weights)
     if bias is not None:
         # Of the bias we want the mean, so its sum is divided by the number of pairs of query and key in a bucket.

@@ -255,10 +255,11 @@ def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
     for scheme in compared.schemes:
         runs = [run for _, run in lines[lines["scheme"] == scheme].groupby("seed")]
         row = {"scheme": scheme}
-        for worth in THRESHOLDS:
-            onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), worth) for run in runs])
-            median = float(onsets.quantile(0.5, interpolation="lower"))  # as in `onset_table`
-            row[f"{worth:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
+        for threshold in THRESHOLDS:
+            # Infinite if order is not worth it at the end.
+            onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), threshold) for run in runs])
+            median = float(onsets.quantile(0.5, interpolation="lower"))  # the earlier of the middle two
+            row[f"{threshold:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
         rows.append(row)
     return Table.of(rows)
 
