@@ -136,6 +136,7 @@ def _run_of(c: Comparison) -> Run:
 
 
 def _setup(f: Mapping[str, Any]) -> tuple[str, str]:
+    """Return two lines, about the model and about the text. Arguments: f, as `_facts` returns it."""
     model = f"{f['path']}, weights {f['digest']}, {f['parameters']} parameters, trained on windows of {f['T']} tokens"
     if f["rotations"]:
         model += f", rotations {json.dumps(f['rotations'])}"

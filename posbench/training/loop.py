@@ -123,8 +123,10 @@ def opened(
 
     # Text, model and optimizer, still without a file of the run.
     keep_freed_memory()
+    # A compiled model refers to itself, so the last run's would count as this run's memory. `train_stacked` has
+    # collected before the first run of a stack.
     if not device.is_stacked:
-        gc.collect()  # a compiled model refers to itself, so the last run's would count as this run's memory
+        gc.collect()
     with exhaustion_explained(device, training_advice(config.train)):
         batches = corpus.batches(config.train, config.seed)
         model = build_model(config, corpus.vocab_size, architecture, corpus.bos_id)

@@ -207,7 +207,8 @@ def path_errors(
     """Yield the name and error of each code path: attention kernels, windows read in pieces, schemes and training.
 
     An error is the norm of the difference from the float64 result, divided by that result's norm, by `rounding`, the
-    relative rounding of `dtype`, and by the factor by which scheme or attention enlarge roundings.
+    relative rounding of `dtype`, and, unless it is a hook's, by `stretch` and the attention's sensitivity: how much
+    scheme and attention enlarge roundings.
     Arguments: compiled, whether to test compiled training too; devices, by default the CPU, and a GPU if there is one.
     """
 
@@ -242,7 +243,7 @@ def path_errors(
                 yield f"{device} hook {site}", error(scheme.call_hook(site, x, rounded[site], EarlierRows()), expected)
         if compiled or device == "cuda":
             for path, roundings in training_errors(random_model, narrow, dtype, rounding, compiled):
-                yield f"{device} {path}", roundings / stretch
+                yield f"{device} {path}", roundings / stretch  # divided by the sensitivity already
 
 
 def _stretch(random_model: RandomModel) -> float:

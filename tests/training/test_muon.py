@@ -16,6 +16,7 @@ from posbench.training import train
 from posbench.training.optimizers import AdamW, Muon, optimizer_class
 from posbench.training.optimizers.muon import orthogonal
 from posbench.training.schedule import learning_rate
+from posbench.verify import certificate_config
 
 DEVICE = {"type": "cpu", "dtype": "float32", "compiled": False}
 
@@ -206,3 +207,12 @@ def test_an_optimizer_of_ones_own_is_one_class_in_a_file(config, tmp_path, monke
     with pytest.raises(ConfigError, match=r"mine\.py has no Optimizer 'Sing'.*did you mean 'Sign'"):
         train(config("train.optimizer=mine.py:Sing", "experiment_name=other"))
     assert optimizer_class("adamw") is AdamW
+
+
+@pytest.mark.parametrize("weight_decay", [0.1, 0.0])
+def test_the_schemes_own_matrices_are_counted_with_and_without_weight_decay(weight_decay):
+    config = certificate_config("path", ["train.optimizer=muon", f"train.weight_decay={weight_decay}"])
+    model = build_model(config, 64)
+    path = model.scheme[0]
+    sizes = [matrix.numel() for matrix in (path.A, path.B, path.u)]
+    assert Muon(model, config.train).record["own_matrices"] == config.model.num_layers * sum(sizes)

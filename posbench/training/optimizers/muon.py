@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from posbench.config import TrainConfig
 from posbench.model.layers import layer_matrices
 from posbench.training.optimizers.adamw import AdamW
-from posbench.training.optimizers.optimizer import Optimizer
+from posbench.training.optimizers.optimizer import Optimizer, decayed_parameters
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: steep at 0, and near 1 after five applications
 _TINY = 1e-30  # least norm to divide by: the gradient of a matrix may be 0
@@ -96,6 +96,9 @@ class Muon(Optimizer):
         super().__init__(model, config, scheme_lr_factor)
         assert not self.is_sharded, "the configuration refuses it"
         self.rows = layer_matrices(model)
+        # Of the position scheme or the kind of attention: like all matrices they have weight decay, but by AdamW.
+        decayed = decayed_parameters(model) - {*self.rows, *_TABLES}
+        self.own_matrices = [name for name in self.parameters if name in decayed]
         self.dtype = getattr(model, "compute_dtype", None)  # of the orthogonalisation; None means the weights'
         rest = [name for name in self.parameters if name not in self.rows]
         self.adamw = AdamW(model, config, scheme_lr_factor, rest)
@@ -106,14 +109,10 @@ class Muon(Optimizer):
     def record(self) -> dict[str, Any]:
         """Return the share of parameters that Muon trains, its number format, and the size of other matrices."""
         sizes = {name: p.numel() for name, p in self.parameters.items()}
-        # Matrices of the position scheme or the kind of attention, which AdamW trains: of these parameters, only
-        # matrices have a weight decay.
-        others = [name for name in self.decays if name not in self.rows and name not in _TABLES]
-        own_matrices = [name for name in others if self.decays[name]]
         dtype = self.dtype or next(iter(self.weights.values())).dtype
         return {
             "muon_share": round(sum(sizes[name] for name in self.rows) / sum(sizes.values()), 4),
-            "own_matrices": sum(sizes[name] for name in own_matrices),
+            "own_matrices": sum(sizes[name] for name in self.own_matrices),
             "dtype": str(dtype).removeprefix("torch."),
         }
 
