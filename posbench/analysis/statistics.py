@@ -209,6 +209,7 @@ def interaction(first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple
 
     Columns: left, right, seeds, first_gap, second_gap (loss of `right` minus `left`), difference (first minus second
     gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer than FEWEST_SEEDS seeds.
+    Arguments: first and second, losses, a row per seed and a column per scheme.
     """
     rows = []
     for left, right in pairs:

@@ -60,7 +60,7 @@ def corpus_for(run: Run, data: DataConfig | None, notice: Say) -> Corpus:
     if is_subject:
         if data is not None:
             config = replace(config, data=data)
-        # Every document of a subject's text is scored.
+        # A subject was not trained here, so splits that posbench itself makes are scored as one text.
         return prepare_held_out(config, notice, whole=True)
     if data is None:
         return prepare(config, notice=notice)

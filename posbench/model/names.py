@@ -48,7 +48,10 @@ def to_hugging_face(tensors: Mapping[str, Tensor], rows: Mapping[str, Sequence[i
 
 
 def from_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return Hugging Face's tensors under our names, with q, k, v and gate, up packed; unknown names are kept."""
+    """Return Hugging Face's tensors under our names, with q, k, v and gate, up packed.
+
+    A name that is not known is kept, in a layer after `blocks.n.`.
+    """
     whole = {theirs: name for name, theirs in WHOLE.items()}
     in_layer = {theirs: name for name, theirs in LAYER.items()}
     packed = {part: name for name, parts in PARTS.items() for part in parts}

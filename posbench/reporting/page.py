@@ -39,7 +39,7 @@ class Page:
     runs: pd.DataFrame  # a row per run that the sections show
     setup: Sequence[tuple[str, str]]  # name and text of each fact about the set-up
     notes: Sequence[str]  # further lines below the set-up
-    numbers: Sequence[Mapping[str, Any]]  # of `posbench report --json`
+    numbers: Sequence[Mapping[str, Any]]  # the rows of the first table, for `posbench report --json`
     files: Mapping[str, pd.DataFrame]  # name -> CSV file, in addition to the files of sections
     holes: Sequence[str] = ()  # lines about missing figures, which the terminal shows too
     cards: Sequence[Mapping[str, Any]] = ()  # of models that were not trained here, for --json

@@ -210,9 +210,14 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
 
 
 def _finished_run(path: Path, seed: int, runs_dir: Path) -> Run:
-    # Return the finished run that `path` means: its only run, or the one of this seed. Raises: ConfigError if none.
+    """Return the finished run that `path` means: its only run, or the one of this seed.
+
+    Raises: ConfigError if there is none, or several.
+    """
     runs = runs_named([str(path)], runs_dir)
-    candidates = [run for run in runs if len(runs) == 1 or run.path.name == f"seed={seed}"]
+    candidates = runs
+    if len(runs) > 1:
+        candidates = [run for run in runs if run.path.name == f"seed={seed}"]
     if len(candidates) != 1:
         choices = candidates or runs
         names = ", ".join(run.name for run in choices[:5])

@@ -14,15 +14,15 @@ from posbench.schemes.rotary import Turn, inverse_frequencies, turn
 
 
 class SelectiveRope(Scheme):
-    """Selective RoPE: rotate pair t of q and k by `w_t (i e^b_t + sum_{l=0..i} u_t . V x_l / |x_l|)`.
+    """Selective RoPE: rotate pair t of q and k by `w_t (i e^(b_t) + sum_{l=0..i} u_t . V x_l / |x_l|)`.
 
     `w_t = base ** (-2t / D)`; x is the hidden states after the layer's norm. Each layer has its own V [rank, C], and
     each of its key heads, with its queries, its own u [D/2, rank] and b [D/2]. V and u are initialised like the model's
     matrices and b to 0, so the scheme starts near RoPE. The paper's gate is omitted.
 
     Options: `base` and `rank` (500000 and 16, as in the authors' code); `convolution`, the width of a short convolution
-    over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n w_n a_{l-n}`, with a
-    number w_n for each pair.
+    over tokens (4 in the authors' code), or None: `a_l = u_t . V x_l / |x_l|` becomes `sum_n c_n a_{l-n}`, with a
+    number c_n for each pair.
     Raises: ConfigError unless the base is above 1, and the rank and the width are whole numbers above 0.
     """
 
@@ -37,6 +37,7 @@ class SelectiveRope(Scheme):
         # Stored as int64 bits, so that casting the model to float32 keeps them in float64. They are not recomputed in
         # `locate`, because torch 2.11 cannot compile that after a running sum on a GPU.
         self.register_buffer("frequency_bits", frequencies.view(torch.int64), persistent=False)
+        # V and u are drawn later, by `initialise`.
         self.V = self.normal(require_integer("rank", rank, 1, "16 is the authors'"), shape.d_model)
         self.u = self.normal(shape.num_kv_heads * shape.head_dim // 2, rank)
         self.b = nn.Parameter(torch.zeros(shape.num_kv_heads * shape.head_dim // 2))

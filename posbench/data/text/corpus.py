@@ -33,7 +33,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class DamagedCorpusError(Exception):
-    """The files of a corpus do not match its `corpus.json`."""
+    """The files of a corpus are missing, or do not match its `corpus.json`."""
 
 
 @dataclass(frozen=True)

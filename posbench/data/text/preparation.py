@@ -67,8 +67,9 @@ _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test
 def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool | str = False) -> Corpus:
     """Return the tokenized text of this configuration from the cache, or make it.
 
-    Arguments: check, whether to compare the checksums of cached files too; held_out, True if the text is only scored,
-    by models that were trained on another text; WHOLE to score the documents of all splits that posbench makes.
+    Arguments: check, whether to compare the checksums of cached files too; held_out, False to train on the text; True
+    if it is only scored, when a train split is not read if there are others; WHOLE if it is only scored, and splits
+    that posbench makes are read as one.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:

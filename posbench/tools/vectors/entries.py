@@ -1,4 +1,4 @@
-"""List the entries, and the mistakes that ports make."""
+"""List the entries of the test vectors, one convention of position each, and the mistakes that ports make."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def in_float32(entry: Entry) -> Entry:
 def entries(head_dim: int) -> list[Entry]:
     """Return all entries. Arguments: head_dim, D, for the lists of longrope."""
     pairs = range(head_dim // 2)
-    L = {"original_max_position_embeddings": 4096}
+    original = {"original_max_position_embeddings": 4096}
     longrope = {"short_factor": [1 + t / 64 for t in pairs], "long_factor": [1.0 + t for t in pairs]}
     return [
         Rotation(
@@ -123,19 +123,19 @@ def entries(head_dim: int) -> list[Entry]:
             summary="RoPE with a base that grows with the length of the input, the last position + 1; the original "
             "length is max_position_embeddings in transformers.",
             source=ROPE_UTILS,
-            rescale={"rope_type": "dynamic", "factor": 2.0, **L},
+            rescale={"rope_type": "dynamic", "factor": 2.0, **original},
         ),
         Rotation(
             name="yarn",
             summary="YaRN as in its authors' code, with default keys.",
             source=f"arXiv 2309.00071; {ROPE_UTILS}",
-            rescale={"rope_type": "yarn", "factor": 32.0, **L},
+            rescale={"rope_type": "yarn", "factor": 32.0, **original},
         ),
         Rotation(
             name="yarn_mscale",
             summary="YaRN with beta_fast, beta_slow, mscale and mscale_all_dim (DeepSeek-V2's keys).",
             source=ROPE_UTILS,
-            rescale={"rope_type": "yarn", "factor": 40.0, **L, "beta_fast": 64.0, "beta_slow": 2.0}
+            rescale={"rope_type": "yarn", "factor": 40.0, **original, "beta_fast": 64.0, "beta_slow": 2.0}
             | {"mscale": 1.0, "mscale_all_dim": 0.5},
         ),
         Rotation(
@@ -143,7 +143,7 @@ def entries(head_dim: int) -> list[Entry]:
             summary="YaRN with truncate: false (gpt-oss), and its attention_factor given.",
             source=f"{ROPE_UTILS}; models/gpt_oss",
             base=150000.0,
-            rescale={"rope_type": "yarn", "factor": 32.0, **L, "truncate": False, "attention_factor": 1.25},
+            rescale={"rope_type": "yarn", "factor": 32.0, **original, "truncate": False, "attention_factor": 1.25},
         ),
         Rotation(
             name="llama3",
@@ -158,7 +158,7 @@ def entries(head_dim: int) -> list[Entry]:
             summary="LongRoPE: each frequency divided by its own factor, here of long_factor, as the input is longer "
             "than original_max_position_embeddings.",
             source=f"arXiv 2402.13753; {ROPE_UTILS}",
-            rescale={"rope_type": "longrope", "factor": 32.0, **L, **longrope},
+            rescale={"rope_type": "longrope", "factor": 32.0, **original, **longrope},
         ),
         Rotation(
             name="proportional",
