@@ -124,7 +124,7 @@ def compare(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
     size: int = 0,
-    undecided: Collection[str] = (),
+    late: Collection[str] = (),
 ) -> pd.DataFrame:
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
@@ -132,7 +132,7 @@ def compare(
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
     margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
     training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger
-    (unused with `primary`); undecided, schemes whose pairs get a p of 1 at best rates.
+    (unused with `primary`); late, schemes whose pairs get 1 for `p` and `p_equal` (only with `second`).
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -153,9 +153,8 @@ def compare(
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
-        # No test decides pairs of undecided schemes: some of their seeds use no long-range order at their best rate
-        # only.
-        is_open = (pairs["left"].isin(undecided) | pairs["right"].isin(undecided)) & pairs["p"].notna()
+        # Pairs of late schemes stay open: at their best rate only, some of their seeds use no long-range order.
+        is_open = (pairs["left"].isin(late) | pairs["right"].isin(late)) & pairs["p"].notna()
         pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
     scheme_pairs = map(frozenset, zip(pairs["left"], pairs["right"], strict=True))

@@ -506,13 +506,13 @@ def _first_decision(
     looks: Sequence[int],
     num_tests: int,
     margin: float,
-    undecided: Sequence[str] = (),
+    late: Sequence[str] = (),
 ) -> pd.DataFrame:
     tests = compare(losses.head(0))  # no tests
     # The first look that decides counts: later seeds cannot change it.
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
-            tests = compare(losses.head(look), second, margin=margin, size=num_tests, undecided=undecided)
+            tests = compare(losses.head(look), second, margin=margin, size=num_tests, late=late)
     return tests
 
 

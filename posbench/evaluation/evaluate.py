@@ -270,9 +270,9 @@ class _Scorer:
         step = request.at_step
         self.at_step = None if step == run.manifest.num_steps else step  # None: the last step
         self.options = tuple(sorted(request.under))
-        # Further entries of a result's `under`, which say what else differs from the run as trained, on its own text.
+        # Entries of a result's `under` besides the options: what else differs from the run as trained, on its own text.
         self.marks = [] if self.at_step is None else [f"step={step}"]
-        # A pack has rounded weights.
+        # A pack's rounded weights have a digest of their own.
         if run.weights_digest != run.manifest.weights:
             self.marks.append(BFLOAT16)
         if run.check_scheme_files(request.scheme_changed):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def source_of(run: Run) -> Source:
-    """Return the model that a subject is. Raises: ConfigError if it is gone or has changed since it was scored."""
+    """Return where the model of a subject is. Raises: ConfigError if it is gone or has changed since it was scored."""
     # transformers is optional, so it is imported when a subject is first read.
     from posbench.huggingface.loading import Source
 

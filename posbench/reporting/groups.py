@@ -185,7 +185,7 @@ def cells_by_group(groups: Groups) -> pd.DataFrame:
             part[["gap", "gap_half"]] = math.nan
         parts.append(part)
     cells = pd.concat(parts, ignore_index=True)
-    # With one group every value would be the best.
+    # The best group of each scheme; with one group every one would be.
     is_best = cells["loss"] == cells.groupby("scheme")["loss"].transform("min")
     return cells.assign(is_best=is_best & (len(groups) > 1))
 

@@ -249,7 +249,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises: ConfigError if the folder has no weight files, or if a file in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
-    # One file, or else the files that an index names, or else all safetensors files.
+    # One file, or else those that an index names, or else all model*.safetensors, or else all safetensors files.
     if (single := folder / "model.safetensors").is_file():
         return [single]
     if index.is_file():

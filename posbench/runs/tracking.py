@@ -129,7 +129,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
 def _recorded(wandb_run: Any) -> set[tuple[int, str]]:
     # Return (tokens, kind) of the rows in the recordings of a wandb run on this disk.
     rows = set()
-    # wandb's own program reads its recordings.
+    # wandb's own program reads its recordings. Keys are `kind/figure`, as `Tracker.log` writes them, and `tokens`.
     for recording in Path(wandb_run.settings.wandb_dir).glob(f"*-{wandb_run.id}"):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(recording)]
         for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines():

@@ -89,12 +89,12 @@ def is_worker() -> bool:
 
 def end_with(job: Callable[[], object]) -> NoReturn:
     """Run `job` and end the process with the exit status that it asks for, without the interpreter's shutdown."""
-    # Threads of a process group may need the interpreter to release a last tensor, while the shutdown waits for these
-    # threads.
+    # Threads of torch's process group may need the interpreter to release a last tensor, while the shutdown waits for
+    # these threads.
     status = 0
     try:
         job()
-    except SystemExit as ended:
+    except SystemExit as ended:  # as Python counts: None is 0, text is 1
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -83,7 +83,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)
             with opened(config, device, processes, signals, console, observe) as training:
-                if training is not None:
+                if training is not None:  # the run is not finished yet
                     training.take_steps()
                     training.finish()
             signals.raise_if_received("after it was finished")  # so that a sweep does not begin its next run

@@ -176,7 +176,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
             continue
         limit = spec.limit
         if spec.name in _LARGER_WITH_SCORES and not spec.at_least:
-            # Rounding errors grow in proportion to the scores.
+            # Rounding errors grow in proportion to the scores; a lower bound (`at_least`) is no rounding error.
             limit *= random_model.score_scale
         result = spec.measure(random_model)
         measured, worst_path = result if isinstance(result, tuple) else (result, "")

@@ -150,6 +150,7 @@ class Files(Source):
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)
+        # Splits that are taken out of the train documents.
         self.cut = ("test", "validation") if config.path is not None else ()
         self.cut_bytes = config.cut_bytes
         train_path = config.train_path if config.path is None else config.path
