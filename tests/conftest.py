@@ -1,6 +1,7 @@
 """A run small enough to train in a second: a byte-level model on a few thousand random words."""
 
 import gc
+import logging
 import os
 import random
 import re
@@ -20,6 +21,17 @@ def pytest_collection_finish():
     """Exempt imported modules from garbage collection, which training runs at every start."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _usual_logging():
+    """Undo what `posbench train --info` leaves: a level for all loggers, and a handler to this test's closed stdout."""
+    root = logging.getLogger()
+    level, handlers = root.level, [*root.handlers]
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
 
 
 def write_documents(folder, count=12, words=300):

@@ -1,6 +1,5 @@
 """The commands as a user gives them, in this process, in a folder of their own; and trained runs to give them to."""
 
-import logging
 import shutil
 import sys
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ def posbench(tmp_path, monkeypatch, capsys):
     """Return a function that gives a command in `tmp_path/here`."""
     work_dir = tmp_path / "here"
     work_dir.mkdir()
-    monkeypatch.setattr(logging, "raiseExceptions", False)  # `--info` leaves a handler to this test's closed stdout
     monkeypatch.chdir(work_dir)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("COLUMNS", "200")

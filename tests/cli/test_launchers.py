@@ -106,10 +106,11 @@ def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_jobs_is_one_word_for_runs_side_by_side(posbench, monkeypatch, command):
     commands = []
+    # First, because importing `tune` would keep a `run_application` that is replaced.
+    monkeypatch.setattr("posbench.tools.tune.tune", lambda words, *rest: commands.append(words) or {})
     monkeypatch.setattr(
         "posbench.composition.sweep.run_application", lambda name, words, *rest: commands.append(words) or []
     )
-    monkeypatch.setattr("posbench.tools.tune.tune", lambda words, *rest: commands.append(words) or {})
     assert posbench(command, "-m", "--jobs", "3", "seed=0,1").status == 0
     assert sorted(commands[0]) == ["-m", "hydra.launcher.n_jobs=3", "hydra/launcher=joblib", "seed=0,1"]
 
