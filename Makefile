@@ -33,8 +33,9 @@ AT_6M := train.tokens=6_144_000 train.trunk_tokens=12_288_000 'train.branch_toke
 ROUND_1 := tune $(MUON) scheme=vo_rope,nope
 ROUND_2 := tune experiment=headline experiment_name=headline-6.14M runs_dir=runs/reference scheme=vo_rope,nope $(AT_6M)
 AT_12M := train.tokens=12_288_000 train.trunk_tokens=null experiment_name=headline_muon_long
-ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,vo_rope scheme.lr=$(RATE) seed=0,1,2,3,4
-ROUND_4a := train -m $(MUON) $(AT_12M) scheme=alibi scheme.lr=$(LOW) seed=0,1,2,3,4
+ROUND_4 := train -m $(MUON) $(AT_12M) scheme=qk_rope,vo_rope scheme.lr=$(RATE) seed=2,3,4
+ROUND_4a := train -m $(MUON) $(AT_12M) scheme=alibi scheme.lr=$(LOW) seed=1,2,3,4
+ROUND_4c := train -m $(MUON) $(AT_12M) scheme=vo_rope scheme.lr=$(RATE) seed=0,1
 ROUND_4b := train -m $(MUON) $(AT_12M) scheme.lr=$(RATE) scheme=window_rope_nope,canon_nope,canon_qk_rope,key_offset seed=0,1,2
 ROUND_5 := train -m experiment=headline experiment_name=headline-long runs_dir=runs/reference scheme=qk_rope,alibi,vo_rope seed=0,1,2 \
 	train.tokens=49_152_000 'train.branch_tokens=[12_288_000,24_576_000]'

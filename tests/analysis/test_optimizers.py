@@ -220,6 +220,12 @@ def test_the_rows_that_came_last():
         assert sentence in results, sentence
 
 
+def test_the_lead_at_twice_the_tokens():
+    gaps = at_rate("headline_muon_long", "qk_rope", 4e-3) - at_rate("headline_muon_long", "alibi", 2e-3)
+    [gap] = gaps.dropna()
+    assert f"one seed) ALiBi leads by {gap:.3f} nats" in " ".join(PAGE.split())
+
+
 def test_the_page_has_the_table():
     assert "\n".join(main_table()) in PAGE, "\n" + "\n".join(main_table())
 
