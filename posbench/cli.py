@@ -298,7 +298,7 @@ def prepare(
     from posbench.composition.compose import compose
 
     config = compose(_words(words, ctx, config_dir))
-    # After `compose`, so that a wrong override is told before the libraries for data are loaded.
+    # Imported after `compose`, because a wrong override is reported sooner without them.
     from posbench.data import prepare as prepare_text
     from posbench.data.text.copying import copying_lines
     from posbench.data.text.overlap import overlap_lines
@@ -430,7 +430,7 @@ def judge(
         # Schemes share warnings, and each is said once.
         for warning in dict.fromkeys(chain(*(judgement.warnings for judgement in judgements), warnings)):
             say(f"warning: {warning}")
-    # With several schemes there is no single verdict to return.
+    # Several schemes have several verdicts, so the exit status cannot be one of them.
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
 
 

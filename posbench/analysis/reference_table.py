@@ -48,7 +48,7 @@ def join_reference(summary: pd.DataFrame, reference: Path, console: Console) -> 
         identity.append("data.name")
         tables = [table for _, table in runs.groupby("data.name")]
     # A user's run with the scheme and seed of a reference run is left out, and both losses are printed. In `repeated`,
-    # columns of the user's run end in `_x` and those of the reference run in `_y`.
+    # columns of the user's run end in `_x`, the reference run's in `_y`.
     repeated = runs[~is_reference].merge(runs[is_reference], on=identity)
     own_runs = runs[~is_reference & ~runs["path"].isin(repeated["path_x"])]
     differing = list(chain.from_iterable(map(differences, tables)))

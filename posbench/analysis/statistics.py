@@ -166,7 +166,7 @@ def compare(
     # Only claimed pairs are corrected, for all that were planned.
     for p in ("p", "p_at_rates", "p_equal"):
         pairs[f"{p}_claimed"] = holm(pairs[p].where(is_claimed), planned)
-    # The strictest level of the correction, that of the smallest p.
+    # The smallest p is tested at this level, the strictest of the correction.
     level = LEVEL / max(1, planned, int(is_claimed.sum()))
     rates = 1 if second is None else 2
     pairs["detectable"] = [detectable(*row, level, rates) for row in zip(pairs["sd"], pairs["seeds"], strict=True)]

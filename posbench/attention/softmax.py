@@ -154,7 +154,7 @@ def _mean_keys(length: int, window: int | None) -> float:
     if length == 0:
         return 0.0
     seen = min(length, window or length)
-    # Each query sees `seen` keys, but the first `seen` queries only half as many on average.
+    # Each query sees `seen` keys, except the first `seen` queries, which see half as many on average.
     return seen - seen**2 / (2 * length)
 
 

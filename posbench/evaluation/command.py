@@ -283,7 +283,7 @@ def _show(
         different = sorted({seed for seed, _ in seeded})
         seeds[row] = ",".join(map(str, different))
     seeds_differ = len(set(seeds.values())) > 1
-    # Columns are eight characters wide, except that of the schemes' names.
+    # Columns are eight characters wide, except the one with the schemes' names.
     seeds_width = 8 if seeds_differ else 0
     num_fitting = max(2, (console.width - max(map(len, of_row)) - seeds_width) // 8)
     # Every n-th length, counted from the end, so that the longest is always shown.

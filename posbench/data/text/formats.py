@@ -75,7 +75,7 @@ def read_texts(path: Path, column: str, cut_bytes: int | None) -> Iterator[Any]:
 
 
 def _value(row: Any, column: str, origin: str) -> Any:
-    """Return `row[column]`. Raises: ConfigError, which begins with `origin`, if there is no such field."""
+    """Return `row[column]`. Raises: ConfigError if there is no such field; its message begins with `origin`."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin} holds {type(row).__name__}, not an object with a field {column!r}")
     if column not in row:

@@ -134,7 +134,7 @@ def with_seeds(cells: pd.DataFrame, training_length: int) -> pd.DataFrame:
     is_wide = cells["highest"] - cells["lowest"] > WIDE
     is_range = (cells["seeds"] > 1) & (is_wide | (is_beyond & half_of_seeds.isna()))
     has_noise = is_beyond & ~is_range & half_of_seeds.notna()
-    # The decimals are then those of the ±.
+    # The ± then decides how many decimals are shown.
     cells = cells.assign(half=cells["half"].where(~has_noise, half_of_seeds), noise="")
     cells["shown"] = cells["perplexity"].astype(object)
     for row in cells[is_range].index:

@@ -122,7 +122,7 @@ class Mechanism(EvalProtocol):
         rows = pd.concat(parts, ignore_index=True)
         nll = np.concatenate(losses)
         figures = {"windows": len(starts), "targets_total": nll.size, "nll_mean": float(nll.mean())}
-        # Each score is that of the head with the largest one.
+        # Each score is the largest of all heads.
         return rows, figures | {name: float(by_head.max()) for name, by_head in scores(rows).items() if len(by_head)}
 
     def tokens_read(self, settings: EvaluationConfig, length: int, anchor: int) -> int:
