@@ -69,8 +69,13 @@ test: $(VENV)/.developed ## The fast tests: two minutes on two cores
 test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 11 minutes
 	$(PYTEST)
 
-torture: $(VENV)/.developed ## Kill runs 200 times; about seven minutes
-	$(BIN)/python -m tests.faults.torture --kills 200
+ifndef SEED
+SEED := $(shell date +%s)
+endif
+torture: $(VENV)/.developed ## Draw other examples for property tests, then kill runs 200 times; about 20 minutes
+	@echo "Repeat with: make torture SEED=$(SEED). Write an example that failed down with @example."
+	$(PYTEST) -m hypothesis --hypothesis-profile torture --hypothesis-seed $(SEED)
+	$(BIN)/python -m tests.faults.torture --kills 200 --seed $(SEED)
 
 style: $(VENV)/.developed ## Format the code
 	$(BIN)/ruff format posbench hydra_plugins tests benchmarks docs/site

@@ -1,7 +1,7 @@
 """Define the commands of `posbench`, which print errors and set the exit status.
 
-Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 130 and 143 stopped by Ctrl-C or
-SIGTERM. `ls` and `judge` have others.
+Exit status: 0 done; 1 a certificate or a run failed; 2 an error that the user can fix; 129, 130 and 143 stopped by
+SIGHUP, Ctrl-C or SIGTERM. `ls` and `judge` have others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from posbench.runs.finding import (
     runs_named,
     search_folder,
 )
-from posbench.system.console import console, json_text, say
+from posbench.system.console import console, json_text, say, write_unread_output
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, optional, takes
 from posbench.system.signals import end_with, is_worker
 
@@ -96,6 +96,7 @@ def main() -> None:
     # Threads that wait for each other should soon sleep instead of spinning, which made a training step on a shared
     # machine at least fifteen times slower (docs/internals/decisions.md). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    write_unread_output()
     if is_worker():
         end_with(_application)
     _application()

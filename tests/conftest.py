@@ -1,4 +1,8 @@
-"""A run small enough to train in a second: a byte-level model on a few thousand random words."""
+"""A run small enough to train in a second: a byte-level model on a few thousand random words.
+
+Nothing here depends on chance: property tests draw the same examples every time, and generators begin with TEST_SEED,
+which is 0. `make torture` draws others.
+"""
 
 import gc
 import logging
@@ -10,17 +14,42 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the command line does, before torch is imported
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import settings
 from omegaconf import OmegaConf
 
 from posbench.composition.compose import compose
 from posbench.config import Config
+
+# A busy machine is no failure. What failed on this machine is not replayed: write it down with @example.
+settings.register_profile("posbench", deadline=None, database=None, derandomize=True)
+settings.register_profile("torture", deadline=None, database=None, max_examples=5000, print_blob=True)
+settings.load_profile("posbench")
+
+
+def pytest_configure():
+    """Read packs and pages from the repository, wherever pytest was started."""
+    os.chdir(Path(__file__).parents[1])
 
 
 def pytest_collection_finish():
     """Exempt imported modules from garbage collection, which training runs at every start."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_everywhere(monkeypatch, tmp_path_factory):
+    """Begin each test with the same generators, and without what a user's shell has set."""
+    seed = int(os.environ.get("TEST_SEED", "0"))
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    monkeypatch.setenv("POSBENCH_CACHE", str(tmp_path_factory.getbasetemp() / "posbench-cache"))
+    for name in ("POSBENCH_TRACEBACK", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

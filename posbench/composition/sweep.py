@@ -11,8 +11,9 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -46,8 +47,8 @@ from posbench.composition.compose import (
 )
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
-from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table
-from posbench.system.signals import Stopped
+from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table, write_unread_output
+from posbench.system.signals import CommandSignals, Stopped, ending_with_command
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
@@ -151,11 +152,26 @@ class SweepJob:
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
     numbers: Sequence[int] | None = None  # numbers in the sweep of the jobs that are launched
-    journal: Path | None = None  # folder in which jobs of joblib note that they begin, and their outcome
+    # Folder that the command keeps locked while jobs in other processes are to go on, and in which they note that they
+    # begin, and their outcome. None: jobs run in the command's process, or on other machines.
+    journal: Path | None = None
+    command_pid: int = field(default_factory=os.getpid)  # the process that gives out the jobs
     outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome. Raises: Stopped and KeyboardInterrupt, which end a sweep."""
+        # joblib runs a single job at a time in the command's own process.
+        if self.journal is None or os.getpid() == self.command_pid:
+            return self._outcome(composed)
+        write_unread_output()
+        try:
+            with ending_with_command("a run", self.journal):
+                return self._outcome(composed)
+        # Raised, it would make joblib kill the other workers before they have saved their checkpoints.
+        except Stopped as stopped:
+            return Outcome("", JobFailed(str(stopped)))
+
+    def _outcome(self, composed: DictConfig) -> Outcome:
         name, was_finished = "", False
         job_number = None  # None: the job is not one of a sweep, or was refused
         try:
@@ -177,6 +193,11 @@ class SweepJob:
             if not is_picklable:
                 error = JobFailed(f"{type(error).__name__}: {error}")
             outcome = Outcome(name, error)
+        # A signal to one worker ends only its run.
+        except Stopped as stopped:
+            if os.getpid() == self.command_pid:
+                raise
+            outcome = Outcome(name, JobFailed(str(stopped)))
         finally:
             SWEEP_CLOCK.set(None)
         # The sweeper collects the outcomes of a sweep.
@@ -227,6 +248,17 @@ class Job(NamedTuple):
     config: Config
 
 
+class _UntilStopped(list[list[str]]):
+    """The words of jobs, of which a launcher takes no more after a signal."""
+
+    def __init__(self, words: Sequence[list[str]], signals: CommandSignals) -> None:
+        super().__init__(words)
+        self._signals = signals
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return itertools.takewhile(lambda words: self._signals.received is None, super().__iter__())
+
+
 class PosbenchSweeper(Sweeper):
     """A sweeper that composes and checks all jobs, refuses two with the same folder, and launches them."""
 
@@ -236,6 +268,10 @@ class PosbenchSweeper(Sweeper):
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Store the function that runs a job, and create the launcher. Hydra calls this before `sweep`."""
         assert isinstance(task_function, SweepJob)
+        self.signals: CommandSignals | None = None  # None: jobs run in this process, or on other machines
+        # joblib would give each worker a second job in advance, which the worker had to refuse after a signal.
+        if "pre_dispatch" in config.hydra.launcher:
+            config.hydra.launcher.pre_dispatch = "n_jobs"
         self.task, self.master = task_function, config
         self.loader: ConfigLoader = hydra_context.config_loader
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(
@@ -255,10 +291,13 @@ class PosbenchSweeper(Sweeper):
         trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
         if not trunks:
             raise ConfigError(f"{' '.join(arguments)} matches nothing, so there is no run to train")
-        words_of_branches = []
+        branches: list[Job] = []
+        trunk_of = {}  # number of a branch -> its trunk
         for trunk in trunks:
-            words_of_branches += [[*trunk.words, *words] for words in trunk.config.branch_words()]
-        branches = [self._composed(words, number) for number, words in enumerate(words_of_branches, len(trunks))]
+            for words in trunk.config.branch_words():
+                number = len(trunks) + len(branches)
+                branches.append(self._composed([*trunk.words, *words], number))
+                trunk_of[number] = trunk
         jobs = [*trunks, *branches]
         check_folders(jobs)
         self.task.work = self._work(jobs)
@@ -270,23 +309,34 @@ class PosbenchSweeper(Sweeper):
         )
         self.task.started = time.time()
         self._announce(jobs, "run")
-        with TemporaryDirectory(prefix="posbench-sweep-") as journal:
-            self.task.journal = Path(journal) if "joblib" in launcher else None
-            # Branches begin at the trunks' checkpoints, so they run after all trunks.
-            for first, batch in ((0, trunks), (len(trunks), branches)):
-                if batch:
-                    self._run(batch, first)
-            # Arms can be composed only now, because each one's settings follow from its trunk's checkpoint.
+        with ExitStack() as context:
+            # Jobs run in other processes of this machine.
+            if "joblib" in launcher or "LocalLauncher" in launcher:
+                self.task.journal = Path(context.enter_context(TemporaryDirectory(prefix="posbench-sweep-")))
+                self.signals = context.enter_context(CommandSignals("the sweep", self.task.journal))
+            self._run(dict(enumerate(trunks)))
+            # Branches and arms begin at the trunks' checkpoints.
             failed = {outcome.name for outcome in self.task.outcomes if outcome.error is not None}
+            begun = [trunk for trunk in trunks if run_name(trunk.config) not in failed]
+            numbered_branches = {}
+            for number, branch in enumerate(branches, len(trunks)):
+                if trunk_of[number] in begun:
+                    numbered_branches[number] = branch
+                else:
+                    self.task.say(
+                        f"{run_name(branch.config)}: not trained, because the run that it branches off failed"
+                    )
+            if numbered_branches:
+                self._run(numbered_branches)
+            # Arms can be composed only now, because each one's settings follow from its trunk's checkpoint.
             arms: list[Job] = []
-            for trunk in trunks:
-                if run_name(trunk.config) not in failed:
-                    arms += [self._composed(words, len(jobs) + len(arms)) for words in words_of_arms(trunk)]
+            for trunk in begun:
+                arms += [self._composed(words, len(jobs) + len(arms)) for words in words_of_arms(trunk)]
             if arms:
                 check_folders(arms)
                 self.task.work += self._work(arms)
                 self._announce(arms, "arm")
-                self._run(arms, len(jobs))
+                self._run(dict(enumerate(arms, len(jobs))))
 
     def _work(self, jobs: Sequence[Job]) -> list[int]:
         # The tokens that each job will train on: 0 if its run is finished.
@@ -306,11 +356,10 @@ class PosbenchSweeper(Sweeper):
             line += f", {num_finished} of them already finished"
         self.task.say(line)
 
-    def _run(self, jobs: Sequence[Job], first: int) -> None:
-        # Run jobs, of which the first has the number `first` in the sweep, and append their outcomes in this order.
-        numbered = dict(enumerate(jobs, first))
-        outcomes = self._stacked_outcomes(numbered)
-        single = {number: job for number, job in numbered.items() if number not in outcomes}
+    def _run(self, jobs: dict[int, Job]) -> None:
+        # Run jobs, by their number in the sweep, and append their outcomes in this order.
+        outcomes = self._stacked_outcomes(jobs)
+        single = {number: job for number, job in jobs.items() if number not in outcomes}
         outcomes |= self._outcomes(single)
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
@@ -363,15 +412,24 @@ class PosbenchSweeper(Sweeper):
         # Launch jobs, and return the outcomes of those that ended, and the numbers of those that began.
         self.task.numbers = list(jobs)
         if self.task.journal:
-            for file in self.task.journal.iterdir():
+            for file in self.task.journal.glob("[0-9]*"):
                 file.unlink()
         words = [list(job.words) for job in jobs.values()]
         try:
-            returned = self.launcher.launch(words, initial_job_idx=next(iter(jobs)))
+            returned = self.launcher.launch(self._until_stopped(words), initial_job_idx=next(iter(jobs)))
         except BrokenProcessPool:
+            self._raise_if_stopped()
             begun = set(self.task.noted("begun")) or set(jobs)  # if none has begun, all may be at fault
             return self.task.noted("outcome"), begun
+        self._raise_if_stopped()
         return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
+
+    def _until_stopped(self, words: list[list[str]]) -> Sequence[list[str]]:
+        return words if self.signals is None else _UntilStopped(words, self.signals)
+
+    def _raise_if_stopped(self) -> None:
+        if self.signals is not None:
+            self.signals.raise_if_received("with checkpoints: run the same command again to resume")
 
     def _composed(self, words: Sequence[str], number: int) -> Job:
         # Return the job of these overrides. Raises: ConfigError if its configuration, or the job, is refused.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 from statistics import mode
+from tempfile import TemporaryDirectory
 
 import joblib
 from rich.console import Console
@@ -27,6 +30,7 @@ from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.runs.tracking import offline_hint, open_tracker
 from posbench.system.console import Say, plain_table
+from posbench.system.signals import CommandSignals, Stopped, StopSignals, ending_with_command
 
 
 def evaluate_runs(
@@ -49,16 +53,22 @@ def evaluate_runs(
     evaluations: list[tuple[Run, Result]] = []
     failures: dict[str, list[str]] = {}  # error -> names of the runs
     try:
-        with _progress(console) as bar:
+        with _progress(console) as bar, ExitStack() as context:
             task = bar.add_task("", total=len(scorable))
-            score = partial(_evaluate, begin=_ignore, advance=_ignore, say=None)
             # Only runs in this process can move a second bar, which shows the progress of one length.
-            if jobs == 1:
+            signals = StopSignals("the evaluation")  # without workers not entered: Ctrl-C interrupts
+            if joblib.effective_n_jobs(jobs) == 1:
                 length = bar.add_task("", total=None)
                 begin = partial(bar.reset, length)
+                score: Callable[[Run, Request], _Scoring]
                 score = partial(_evaluate, begin=begin, advance=partial(bar.advance, length), say=say_once)
+            else:
+                folder = Path(context.enter_context(TemporaryDirectory(prefix="posbench-eval-")))
+                signals = context.enter_context(CommandSignals("the evaluation", folder, speaks=False))
+                score = partial(_evaluate_in_worker, folder)
             scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable, requests))
             for run, scoring in zip(scorable, scored, strict=True):
+                signals.raise_if_received("with the results so far: run the same command again for the rest")
                 bar.update(task, advance=1, description=run.name)
                 for line in scoring.notices:
                     say_once(line)
@@ -136,6 +146,15 @@ def _evaluate(
     except (ConfigError, OSError) as error:
         scoring.error = str(error)
     return scoring
+
+
+def _evaluate_in_worker(folder: Path, run: Run, request: Request) -> _Scoring:
+    # Score one run in a worker of the command that holds the lock of `folder`.
+    try:
+        with ending_with_command(run.name, folder):
+            return _evaluate(run, request, _ignore, _ignore, None)
+    except Stopped as stopped:
+        return _Scoring(error=str(stopped))
 
 
 def _track(run: Run, say: Say) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -24,6 +27,34 @@ SECONDS_BETWEEN_LINES = 30.0  # between lines of progress if the output is not a
 def console(**options: Any) -> Console:
     """Return a rich console without markup and highlighting. Its `.out(line)` does not wrap lines."""
     return Console(markup=False, highlight=False, emoji=False, **options)
+
+
+class _UnreadOutput(io.FileIO):
+    """A file descriptor for output whose reader may go (`posbench train ... | head`): the rest is discarded."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            # EIO: the terminal is closed.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(data)
+
+
+def write_unread_output() -> None:
+    """Let this process work on after the reader of its output has gone, and replace what its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # The streams of a notebook and of a test have no descriptor.
+        try:
+            descriptor = stream.fileno()
+        except OSError:
+            continue
+        stream.flush()
+        buffer = io.BufferedWriter(_UnreadOutput(descriptor, "w", closefd=False))
+        text = io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
+        setattr(sys, name, text)
 
 
 def plain_table(*columns: str) -> Table:

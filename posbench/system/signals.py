@@ -1,21 +1,45 @@
-"""Handle SIGINT and SIGTERM during training: the first asks for a stop, a second ends the process at once."""
+"""Handle SIGINT, SIGTERM and SIGHUP during training: the first asks for a stop, a second ends the process at once.
+
+A command that trains in other processes (workers) holds the lock of a folder for as long as they are to go on. A worker
+stops, with a checkpoint, when nobody holds the lock: after a signal to the command, and if the command was killed.
+"""
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
+
+from posbench.system.files import is_locked, locked
+
+SECONDS_BETWEEN_LOOKS = 0.2  # how often a worker looks whether its command goes on
+
+
+@dataclass
+class _Worker:
+    """What this process is for a command that gives out jobs."""
+
+    is_worker: bool = False  # True from its first job on
+    folder: Path | None = None  # whose lock the command of the current job holds; None: there is no job
+
+
+_worker = _Worker()
 
 
 class Stopped(BaseException):
     """The exception that ends training after a signal; the same command resumes it.
 
-    `exit_status` is for the shell: 130 for Ctrl-C, 143 for SIGTERM.
+    `exit_status` is for the shell: 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     # Not an Exception, so that it ends a whole sweep.
@@ -30,16 +54,17 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """A context manager that catches the first SIGINT or SIGTERM, but only in the main thread.
+    """A context manager that catches the first SIGINT, SIGTERM or SIGHUP, but only in the main thread.
 
     If `waits` is false (while text is prepared or code is compiled), the signal raises Stopped at once; if true, its
     number is stored in `received` for the training loop. A second signal within `echo_seconds` is ignored.
     """
 
-    _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-
     def __init__(self, name: str, echo_seconds: float = 0.0, speaks: bool = True) -> None:
         self.name, self.echo_seconds, self.speaks = name, echo_seconds, speaks
+        # The command of a worker speaks for it, and kills it after a second signal.
+        if _worker.is_worker:
+            self.echo_seconds, self.speaks = math.inf, False
         self.waits = False
         self.received: int | None = None
         self._previous_handlers: dict[int, object] = {}
@@ -48,7 +73,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         # Python sets signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {number: signal.signal(number, self._receive) for number in self._NUMBERS}
+            self._previous_handlers = {number: signal.signal(number, self._receive) for number in _numbers()}
         return self
 
     def __exit__(
@@ -76,9 +101,84 @@ class StopSignals:
         self.received, self._since = number, time.monotonic()
         if not self.waits:
             self.raise_if_received("before its next step: run the same command again to resume")
-        if self.speaks:
-            # Not print: a signal may arrive in the middle of one.
-            os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
+        # Nobody may read standard error any more.
+        with suppress(OSError):
+            if self.speaks:
+                # Not print: a signal may arrive in the middle of one.
+                os.write(2, b"stopping after this step, with a checkpoint; a second signal stops at once\n")
+
+
+def _numbers() -> list[int]:
+    # A terminal sends SIGINT and SIGHUP to workers too, but their command decides.
+    if _worker.is_worker:
+        return [signal.SIGTERM]
+    # nohup ignores SIGHUP.
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignores_hangup else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+class CommandSignals(StopSignals):
+    """StopSignals of a command whose work is done by workers, which are asked to stop by the first signal.
+
+    A second signal kills them. Arguments: folder, whose lock the command holds.
+    """
+
+    def __init__(self, name: str, folder: Path, speaks: bool = True) -> None:
+        super().__init__(name, speaks=speaks)
+        self.waits = True
+        self._folder, self._lock = folder, ExitStack()
+
+    def __enter__(self) -> CommandSignals:
+        self._lock.enter_context(locked(self._folder))
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._lock.close()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            for process in multiprocessing.active_children():
+                process.kill()
+        super()._receive(number, frame)
+        self._lock.close()
+
+
+@contextmanager
+def ending_with_command(name: str, folder: Path) -> Iterator[None]:
+    """Run a job, in the context, of the command that holds the lock of `folder`. It stops when nobody holds the lock.
+
+    From its first job on, this process is a worker: it ends with its parent, and for signals it relies on the command.
+    Raises: Stopped, from the job.
+    """
+    if not _worker.is_worker:
+        _worker.is_worker = True
+        # Between jobs too: if an idle worker ended, joblib would kill the others in the middle of a step.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        threading.Thread(target=_watch, args=[os.getppid()], daemon=True).start()
+    with StopSignals(name) as signals:
+        if not is_locked(folder):
+            signals.stop(signal.SIGTERM, "before its first step")
+        _worker.folder = folder
+        try:
+            yield
+        finally:
+            _worker.folder = None
+
+
+def _watch(parent: int) -> None:
+    # Stop the job of this worker, then the worker, when its command stops.
+    while True:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        folder = _worker.folder
+        if folder is None and os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+        if folder is not None and not is_locked(folder):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_worker() -> bool:

@@ -113,7 +113,8 @@ def test_a_tokenizer_runs_nothing(content):
 
 def test_a_run_records_no_environment(documents, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "the value of a token")
+    monkeypatch.setattr(socket, "gethostname", lambda: "the name of a host")
     run = posbench.train([*small_run(documents, cache, Path("runs")), "scheme=nope", "train.steps=2"], quiet=True)
     written = [file.read_bytes() for file in run.path.rglob("*") if file.is_file()]
     assert len(written) > 8 and not any(b"the value of" in content for content in written)
-    assert socket.gethostname() not in (run.path / "run.json").read_text()
+    assert "the name of" not in (run.path / "run.json").read_text()

@@ -4,8 +4,11 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from posbench.composition.sweep import SweepJob, run_application
 from posbench.config import ConfigError
 from posbench.system import device
 from posbench.system.device import gpu_of_process
-from posbench.system.signals import Stopped
+from posbench.system.files import is_locked
 
 
 @pytest.mark.slow
@@ -55,9 +58,6 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(posbe
 def _job(config):
     if config.seed == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    if config.seed == 4:  # Ctrl-C at the sweep
-        os.kill(os.getppid(), signal.SIGINT)
-        time.sleep(60)
 
 
 @pytest.mark.slow
@@ -73,17 +73,93 @@ def test_a_killed_worker_fails_its_run_alone(tmp_path):
     assert "demo/nope/seed=3" in line and "then what was interrupted is tried again, one run at a time" in line
 
 
+def living():
+    """Return {process id: its parent's} of all processes that have not ended."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            # Z: it has ended.
+            if state != "Z":
+                parents[int(stat.parent.name)] = int(parent)
+    return parents
+
+
+def started_by(pid):
+    """Return the process ids of what `pid` started, and of what these started."""
+    parents, started = living(), {pid}
+    while more := {child for child, parent in parents.items() if parent in started} - started:
+        started |= more
+    return started - {pid}
+
+
+def until(condition):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 600
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
-def test_ctrl_c_ends_a_sweep_over_processes_and_says_how_to_go_on(tmp_path):
-    previous_handler = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background commands ignore it
-    words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("TERM", ["train", "-m", "--jobs=2"]),
+        ("INT", ["train", "-m", "--jobs=2"]),
+        ("HUP", ["tune", "--jobs=2"]),
+        ("KILL", ["tune", "--jobs=2"]),
+        ("TERM", ["train", "-m", "hydra/launcher=submitit_local"]),
+        ("KILL", ["train", "-m", "hydra/launcher=submitit_local"]),
+    ],
+)
+def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_path, name, command):
+    number, logs = getattr(signal, f"SIG{name}"), "runs/**/seed=*/metrics.jsonl"
+    words = [word for word in short if not word.startswith(("train.steps", "train.checkpoint", "hydra/launcher"))]
+    words += [*command[1:], "scheme=nope,alibi", f"runs_dir={tmp_path}/runs", "train.steps=100000"]
+    words += ["train.checkpoint_every=100000"]
+    words += ["seed=0"] if command[0] == "train" else []
+    words = [sys.executable, "-m", "posbench", command[0], *words]
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     try:
-        with pytest.raises(Stopped, match="interrupted: run the same command"):
-            run_application("posbench train", [*words, "seed=4"], SweepJob(_job, lambda text: None))
+        until(lambda: len(list(tmp_path.glob(logs))) == 2 or process.poll() is not None)
+        started = started_by(process.pid)
+        process.send_signal(number)
+        _, output = process.communicate(timeout=600)
+        assert process.returncode == (-9 if name == "KILL" else 128 + number), output
+        until(lambda: not started & living().keys())
     finally:
-        signal.signal(signal.SIGINT, previous_handler)
+        process.kill()
+    trained = [file.parent for file in tmp_path.glob(logs)]
+    assert len(trained) == 2
+    assert all(any(folder.glob("checkpoints/step=*/state.json")) for folder in trained)
+    assert not any(is_locked(folder) for folder in trained)
+
+
+@pytest.mark.slow
+def test_training_goes_on_when_nobody_reads_its_output_any_more(short, tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "posbench",
+        "train",
+        "-m",
+        *short,
+        "--jobs=2",
+        f"runs_dir={tmp_path}/runs",
+        "seed=0,1",
+    ]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process.stdout.close()
+    assert process.wait(600) == 0
+    manifests = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/*/*/run.json")]
+    assert [manifest["status"] for manifest in manifests] == ["finished", "finished"]
+
+
+def test_a_command_whose_reader_has_gone_has_its_own_exit_status():
+    process = subprocess.Popen([sys.executable, "-m", "posbench", "train", "--help"], stdout=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(600) == 0
 
 
 def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path, monkeypatch):

@@ -108,7 +108,7 @@ def test_one_failing_job_does_not_keep_the_others_from_running(posbench, short, 
     result = posbench("train", *short, "-m", "scheme=nope,vo_rope,alibi", "seed=0")
     failure = "demo/nope/seed=0: ZeroDivisionError: oh"
     begun = [f"run {n} of 3: demo/{scheme}/seed=0" for n, scheme in enumerate(("nope", "vo_rope", "alibi"), 1)]
-    lines = re.sub(r", sweep [\d.]+ m?s left", "", result.error).splitlines()
+    lines = re.sub(r", sweep [^\n]* left", "", result.error).splitlines()
     assert lines == ["3 runs", begun[0], failure, *begun[1:], f"posbench: {failure}"]
     assert len(re.findall("of 3: .*, sweep .* left", result.error)) == 2
     assert result.status == 1 and result.out.splitlines()[-1] == "3 runs: 2 trained, 1 failed"
@@ -152,6 +152,22 @@ def test_one_sweep_trains_trunks_and_then_their_branches(posbench, short):
     again = posbench("train", "-m", *words, "scheme=nope,vo_rope")
     assert again.error.startswith("6 runs, 6 of them already finished\n")
     assert again.out.splitlines()[-1] == "6 runs: 6 finished before (*)"
+
+
+def test_branches_of_a_trunk_that_failed_are_not_trained(posbench, short, monkeypatch):
+    trained = []
+
+    def train(config):
+        trained.append(f"{config.experiment_name}/{config.scheme.name}")
+        if config.scheme.name == "nope":
+            raise ZeroDivisionError("oh")
+        return SimpleNamespace(identity={}, loss=2.5, wandb=None)
+
+    monkeypatch.setattr("posbench.cli._train_job", train)
+    words = [*short, "train.schedule=wsd", "train.steps=20", "train.branch_tokens=[1280]", "seed=0"]
+    result = posbench("train", "-m", *words, "scheme=nope,vo_rope")
+    assert trained == ["demo/nope", "demo/vo_rope", "demo-1.28k/vo_rope"]
+    assert "demo-1.28k/nope/seed=0: not trained, because the run that it branches off failed" in result.error
 
 
 @pytest.mark.slow

@@ -4,12 +4,8 @@ import copy
 from functools import cache as cached
 
 import pytest
-from hypothesis import settings
 
 import posbench
-
-settings.register_profile("posbench", deadline=None)  # a busy machine is no failure
-settings.load_profile("posbench")
 
 
 @pytest.fixture(autouse=True)

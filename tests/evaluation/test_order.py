@@ -128,7 +128,7 @@ def test_windows_are_spread_inside_documents(sizes, length, count):
 def test_buckets_are_1_2_3_to_4_5_to_8_and_so_on(distances):
     edges = bucket_edges(distances)
     assert edges[0] == 1 and edges[-1] == distances + 1
-    expected = np.ceil(np.log2(np.arange(1, distances + 1)))
+    expected = [(distance - 1).bit_length() for distance in range(1, distances + 1)]
     bucket = np.searchsorted(edges, np.arange(1, distances + 1), side="right") - 1
     assert np.array_equal(bucket, expected)
 

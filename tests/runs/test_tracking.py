@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from functools import cache
@@ -128,11 +129,14 @@ def test_rows_that_a_kill_kept_from_wandb_are_logged_on_resume(config):
 @pytest.mark.parametrize("key", [None, "0123456789abcdef" * 2 + "fakekey0"])
 def test_without_a_key_or_a_server_it_records_offline(config, monkeypatch, key):
     monkeypatch.delenv("WANDB_MODE")
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nothing listens on this port
+    # A port that is taken, on which nobody listens: connections are refused at once.
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
     for seed in (0, 1):
-        run = train(config("tracking=wandb", "tracking.init_timeout=2", "train.steps=2", f"seed={seed}"))
+        run = train(config("tracking=wandb", "tracking.init_timeout=20", "train.steps=2", f"seed={seed}"))
         assert run.manifest.wandb is not None and run.manifest.wandb["mode"] == "offline"
 
 

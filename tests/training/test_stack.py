@@ -29,7 +29,14 @@ def configs_of(scheme, *words):
     """Return three configurations that differ in seed and rate."""
     layers = PATTERNS.get(scheme, 6 if scheme in ("llama_4", "gemma_3", "qwen3_next", "inkling_layers") else 2)
     common = [f"scheme={scheme}", "model=tiny", f"model.num_layers={layers}", "train.context_length=32"]
-    common += ["train.batch_size=4", "train.steps=60", "train.compile=false", "train.dtype=float32", *words]
+    common += [
+        "train.batch_size=4",
+        "train.steps=60",
+        "train.device=cpu",
+        "train.compile=false",
+        "train.dtype=float32",
+        *words,
+    ]
     return [compose([*common, f"seed={seed}", f"train.lr={rate}"]) for seed, rate in ((0, 1e-3), (1, 4e-3), (2, 2e-3))]
 
 

@@ -70,13 +70,13 @@ def test_the_split_of_a_document_is_pinned():
 
 
 _PREPARE = """
-import json, sys, time, posbench
+import json, sys, posbench
 from posbench.data import prepare
 from posbench.data.text import preparation
 config = posbench.compose(['data=files', f'data.path={sys.argv[1]}', 'tokenizer=bytes'])
-start = time.perf_counter(); corpus = prepare(config); seconds = time.perf_counter() - start
+corpus = prepare(config)
 loaded = [name for name in ('datasets', 'pyarrow', 'pandas', 'torch', 'wandb') if name in sys.modules]
-print(json.dumps([corpus.fingerprint, seconds, loaded]))
+print(json.dumps([corpus.fingerprint, loaded]))
 """
 
 
@@ -84,8 +84,7 @@ def test_the_second_time_reads_nothing_and_imports_no_datasets(files, books, not
     first = prepare(files(path=books), notice=notes.append)
     assert len(notes) == 1 and "prepared" in notes[0]
     done = subprocess.run([sys.executable, "-c", _PREPARE, str(books)], capture_output=True, text=True, check=True)
-    fingerprint, seconds, loaded = json.loads(done.stdout)
-    assert (fingerprint, loaded, done.stderr) == (first.fingerprint, [], "") and seconds < 1
+    assert json.loads(done.stdout) == [first.fingerprint, []] and "prepared" not in done.stderr
 
 
 @pytest.mark.slow
@@ -97,7 +96,7 @@ def test_changed_text_and_a_changed_tokenizer_are_prepared_anew(files, books, tm
     assert plain.tokenizer_fingerprint == halves.tokenizer_fingerprint != merged.tokenizer_fingerprint
     stat = books.stat()
     books.write_text(books.read_text().replace("Chapter", "Kapitel"))  # as long as before
-    os.utime(books, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    os.utime(books, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
     assert prepare(files(path=books)).fingerprint != plain.fingerprint
     from_file = files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=books)
     for corpus in (plain, merged):
