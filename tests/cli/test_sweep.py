@@ -164,9 +164,10 @@ def test_branches_of_a_trunk_that_failed_are_not_trained(posbench, short, monkey
         return SimpleNamespace(identity={}, loss=2.5, wandb=None)
 
     monkeypatch.setattr("posbench.cli._train_job", train)
-    words = [*short, "train.schedule=wsd", "train.steps=20", "train.branch_tokens=[1280]", "seed=0"]
+    words = [word for word in short if not word.startswith("train.steps=")]
+    words += ["train.schedule=wsd", "train.tokens=2560", "train.branch_tokens=[1280]", "seed=0"]
     result = posbench("train", "-m", *words, "scheme=nope,vo_rope")
-    assert trained == ["demo/nope", "demo/vo_rope", "demo-1.28k/vo_rope"]
+    assert trained == ["demo/nope", "demo/vo_rope", "demo-1.28k/vo_rope"], result.error
     assert "demo-1.28k/nope/seed=0: not trained, because the run that it branches off failed" in result.error
 
 
