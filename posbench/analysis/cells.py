@@ -23,7 +23,9 @@ _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
 
 
 @dataclass(frozen=True)
-class _Cell:
+class Cell:
+    """The values of one scheme at one place."""
+
     seeds: list[int]
     values: Any  # [seeds, documents], float64: the metric summed over the targets
     counts: Floats  # [documents]: number of targets, the same for every seed
@@ -57,7 +59,7 @@ def measure(
         )
     rows = on_the_same_targets(rows[~is_older], runs, holes)
     _note_missing_lengths(rows, runs, holes)
-    places: dict[tuple[Any, ...], dict[str, _Cell]] = {}
+    places: dict[tuple[Any, ...], dict[str, Cell]] = {}
     digests: dict[tuple[Any, ...], str] = {}
     problems: dict[tuple[str, str, str, str], dict[int, None]] = {}  # protocol, text, options, problem -> lengths
     # Sorted, so that a place as trained (no options) comes before the same place with options.
@@ -71,7 +73,7 @@ def measure(
         if of_place["windows_digest"].nunique() > 1:
             problem = f"is left out: {_unlike(fields, of_place, runs)} scored different windows"
         else:
-            places[place] = dict(_cells(of_place))
+            places[place] = dict(cells_of(of_place))
             is_by_length = PROTOCOLS[fields["protocol"]].is_by_length
             if digest_as_trained != digests[place] and is_by_length and fields["under"] not in MARKS:
                 problem = "scored other windows than as trained, so do not compare the two"
@@ -197,7 +199,7 @@ _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in (""
 _SEED_RANGE = ("lowest", "highest")
 
 
-def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
+def cells_of(rows: pd.DataFrame) -> Iterator[tuple[str, Cell]]:
     """Yield each scheme with its cell. Arguments: rows, of one place, in which all runs scored the same windows."""
     # `document` and `run` are places in the sorted arrays of documents and runs, one per row.
     documents, document = np.unique(rows["document"], return_inverse=True)
@@ -213,13 +215,13 @@ def _cells(rows: pd.DataFrame) -> Iterator[tuple[str, _Cell]]:
         of_scheme = np.flatnonzero(schemes == scheme)
         of_scheme = of_scheme[np.argsort(seeds[of_scheme])]
         # All runs have the same targets, so the counts of one hold for all.
-        yield scheme, _Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
+        yield scheme, Cell(seeds[of_scheme].tolist(), values[of_scheme], counts[of_scheme[0]], documents)
 
 
 def _figures(
     place: tuple[Any, ...],
-    cells: Mapping[str, _Cell],
-    places: Mapping[tuple[Any, ...], Mapping[str, _Cell]],
+    cells: Mapping[str, Cell],
+    places: Mapping[tuple[Any, ...], Mapping[str, Cell]],
     baseline: str,
     training_length: int,
 ) -> Iterable[dict[str, Any]]:
@@ -246,7 +248,7 @@ def _figures(
     place_as_trained = tuple((fields | {"under": ""}).values())
     # The baseline is as trained, also beside schemes under other options.
     as_trained = places.get(place_as_trained, {})
-    references: dict[str, Mapping[str, _Cell]] = {}
+    references: dict[str, Mapping[str, Cell]] = {}
     if baseline in as_trained:
         references["gap"] = dict.fromkeys(cells, as_trained[baseline])
     if PROTOCOLS[fields["protocol"]].is_by_length:
@@ -260,12 +262,12 @@ def _figures(
             # A cell has no difference to itself: the baseline has no gap, and the training length no change.
             if other is not None and other is not cell and set(cell.seeds) & set(other.seeds):
                 pairs[scheme] = cell, other
-        for scheme, difference in zip(pairs, _differences_of(name, list(pairs.values())), strict=True):
+        for scheme, difference in zip(pairs, differences_of(name, list(pairs.values())), strict=True):
             rows[scheme] |= difference
     return rows.values()
 
 
-def _differences_of(name: str, pairs: Sequence[tuple[_Cell, _Cell]]) -> list[dict[str, float]]:
+def differences_of(name: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[dict[str, float]]:
     """Return the mean of the first cell minus the second's, with its intervals, a dict per pair: {name}, {name}_low...
 
     The first cells of all pairs have the same documents, and so have the second ones.

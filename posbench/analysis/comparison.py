@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,18 +18,21 @@ from posbench.analysis.long_range_order import LongRangeOrder, long_range_order
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import RateSearch, choose_rates
 from posbench.analysis.statistics import (
+    CONFIRMING,
     ENOUGH_SEEDS,
     FEWEST_SEEDS,
     ROUNDING,
     compare,
     fixed_pairs,
     interval_of,
+    pairs_of,
     verdict,
 )
 from posbench.analysis.table import config_of
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM
 from posbench.evaluation.protocols.section import ComparedRuns
+from posbench.runs import DIED
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,10 @@ class Comparison(ComparedRuns):
     long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
-    primary: Sequence[str]  # groups of schemes whose pairs the experiment fixed before training
+    # Groups of schemes whose pairs the experiment fixed before training; () if none of these pairs was trained.
+    primary: Sequence[str]
+    failed: dict[str, dict[int, str]]  # scheme -> seed -> why its run died
+    undecided: set[frozenset[str]]  # pairs that stay open, whatever the tests say: of failed and of late schemes
     split_in_two: list[str]  # schemes of which only some seeds use the order of distant tokens by the end
     late_at_best: list[str]  # schemes with late seeds at the best of their kept rates only: their pairs are open
     left_out: list[str]  # runs that are not compared, and why
@@ -117,15 +124,28 @@ class Comparison(ComparedRuns):
 
     @property
     def fixed(self) -> set[frozenset[str]]:
-        """Return the pairs of schemes that the experiment fixed before training."""
+        """Return the pairs of schemes that the experiment fixed before training, or none if none was trained."""
         return fixed_pairs(self.primary)
+
+    @property
+    def fixed_but_untested(self) -> list[list[str]]:
+        """Return the pairs that were fixed before training and are not tested here."""
+        tested = self.pairs.dropna(subset="p_claimed")
+        tested_pairs = set(map(frozenset, zip(tested["left"], tested["right"], strict=True)))
+        return sorted(map(sorted, self.fixed - tested_pairs))
+
+    @property
+    def without_tests(self) -> list[str]:
+        """Return the ranked schemes that share too few seeds with every other one for a test."""
+        tested = self.pairs.dropna(subset="p")
+        return [scheme for scheme in self.ranked if scheme not in {*tested["left"], *tested["right"]}]
 
     @cached_property
     def ranking(self) -> pd.DataFrame:
         """Return the final losses, a row per scheme, best first: seeds, loss, gap to the baseline, verdict.
 
-        Loss and gap have the ends of their 95 % interval over seeds (_low, _high). The verdict is better, worse, equal
-        or open; empty for the baseline, and for pairs that are not tested.
+        Loss and gap have the ends of their 95 % interval over seeds (_low, _high). The verdict is one of
+        `statistics.verdict`, or failed; empty for the baseline, and for pairs that are not tested.
         """
         rows = []
         for scheme in self.schemes:
@@ -133,6 +153,8 @@ class Comparison(ComparedRuns):
             row = {"scheme": scheme, "seeds": losses.index.to_list()} | interval_of("loss", losses)
             row |= interval_of("gap", (losses - self.losses[self.baseline]).dropna())
             row["verdict"] = verdict(self.pairs, scheme, self.baseline) if self.can_rank else ""
+            if scheme in self.failed and scheme != self.baseline:
+                row["verdict"] = "failed"
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -144,16 +166,23 @@ def build(
     margin: float = MARGIN,
     group_by: str = "",
     doubt: str = "seeds",
+    confirming: bool = False,
 ) -> Comparison:
     """Return the Comparison of the summary's finished runs.
 
     Arguments: baseline, the scheme that gaps are measured against; margin, nats per token below which losses count as
-    equal; group_by, settings that the runs are already grouped by; doubt, what intervals are over, seeds or documents.
+    equal; group_by, settings that the runs are already grouped by; doubt, what intervals are over, seeds or documents;
+    confirming, whether to read the seeds that confirm a winner too.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     # If an experiment has a search for learning rates, only its runs at each scheme's best rate are compared.
     compared, search = choose_rates(summary)
-    runs, left_out = finished_runs(compared)
+    left_out: list[str] = []
+    if not confirming:
+        compared, left_out = _without_confirming(compared)
+    runs, unfinished = finished_runs(compared)
+    left_out += unfinished
+    failed = _failed(compared)
     if search:
         # `choose_rates` left these seeds out.
         beyond_planned = summary[summary["searched"] & (summary["seed"] >= search.planned)]
@@ -164,7 +193,6 @@ def build(
                 "not read them"
             )
     check_agreement(runs, group_by)
-    experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
     wanted_baseline = baseline or baseline_of(runs)
     losses = runs.pivot(index="seed", columns="scheme", values="loss").sort_index()
     losses.columns.name = None  # else pandas would carry the name `scheme` into later tables
@@ -198,8 +226,9 @@ def build(
     split_schemes = split_in_two(runs)
     fewest = fewest_seeds(split_schemes)
     planned = planned_tests(runs["path"])
-    primary = experiment.get("primary") or ()
-    pairs = compare(losses, second, margin, primary, fewest, planned, late)
+    primary = _primary(runs, losses)
+    undecided = pairs_of({*late, *failed}, losses)
+    pairs = compare(losses, second, margin, primary, fewest, planned, undecided)
     return Comparison(
         experiment=", ".join(dict.fromkeys(runs["experiment"])),
         runs=runs,
@@ -209,10 +238,12 @@ def build(
         cells=cells,
         pairs=pairs,
         ngrams=_ngrams(rows, losses, used_baseline),
-        long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest),
+        long_range_order=long_range_order(rows, runs, cells, at_second, primary, fewest, failed),
         search=search,
         planned_tests=planned,
         primary=primary,
+        failed=failed,
+        undecided=undecided,
         split_in_two=split_schemes,
         late_at_best=late,
         left_out=left_out,
@@ -232,9 +263,44 @@ def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: It
     return pd.concat(parts)
 
 
+def _without_confirming(compared: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    # A winner of a loop was chosen by the other seeds, so the two kinds are never pooled.
+    is_confirming = compared["seed"].isin(CONFIRMING)
+    if not is_confirming.any() or is_confirming.all():
+        return compared, []
+    schemes = ", ".join(sorted(set(compared.loc[is_confirming, "scheme"])))
+    line = (
+        f"seeds {CONFIRMING.start} to {CONFIRMING[-1]} of {schemes}: they confirm a winner (posbench judge --confirm)"
+    )
+    return compared[~is_confirming], [line]
+
+
+def _failed(compared: pd.DataFrame) -> dict[str, dict[int, str]]:
+    died = compared[compared["status"] == DIED].sort_values(["scheme", "seed"])
+    failed: dict[str, dict[int, str]] = {}
+    for scheme, seed, reason in died.reindex(columns=["scheme", "seed", "reason"]).to_numpy().tolist():
+        failed.setdefault(str(scheme), {})[seed] = str(reason)
+    return failed
+
+
+def _primary(runs: pd.DataFrame, losses: pd.DataFrame) -> Sequence[str]:
+    experiment = config_of(str(runs["path"].iloc[0])).get("experiment", {})
+    primary = experiment.get("primary") or ()
+    # An experiment of another name did not fix pairs for these runs. The first words of names are compared, because
+    # headline_gpu_muon is a part of headline_muon.
+    chosen, name = (re.split("[-_]", str(name))[0] for name in (experiment.get("name"), runs["experiment"].iloc[0]))
+    has_trained_pair = any(pair <= {*losses.columns} for pair in fixed_pairs(primary))
+    return primary if has_trained_pair and chosen == name else ()
+
+
 def baseline_of(runs: pd.DataFrame) -> str:
-    """Return the baseline that the experiment of the first of these runs names, or ""."""
-    return str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
+    """Return the baseline that the experiment of the first of these runs names, or "".
+
+    If only its continued runs (arms) are here, it is the one that changed nothing, which is called `plain`.
+    """
+    baseline = str(config_of(str(runs["path"].iloc[0])).get("experiment", {}).get("baseline") or "")
+    schemes, unchanged = set(runs["scheme"]), f"{baseline}_plain"
+    return unchanged if baseline not in schemes and unchanged in schemes else baseline
 
 
 def split_in_two(runs: pd.DataFrame) -> list[str]:

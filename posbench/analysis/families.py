@@ -1,6 +1,7 @@
-"""Remember how many tests a loop has planned, so that reports of its experiment correct for all of them.
+"""Remember how many tests a loop has planned, and which winners it confirmed, so that tests are corrected for all.
 
-runs/loop/judge.json    {"qk_rope": 40}: tests planned against this baseline, of 20 candidates at two looks
+runs/loop/judge.json        {"qk_rope": 40}: tests planned against this baseline, of 20 candidates at two looks
+runs/loop/confirmed.json    {"qk_rope": ["forgetting"]}: winners that were confirmed against this baseline
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from posbench.config import ConfigError
 from posbench.runs.finding import REFERENCE
 from posbench.system.files import read_json, write_json
 
-FILE = "judge.json"
+FILE, CONFIRMED_FILE = "judge.json", "confirmed.json"
 
 
 def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> int:
@@ -23,12 +25,29 @@ def planned_tests(paths: Iterable[str | Path], baseline: str | None = None) -> i
     """
     planned = 0
     for folder in _experiments(paths):
-        record = _recorded(folder)
+        record = _recorded(folder / FILE)
         if baseline is None:
             planned += sum(record.values())
         else:
             planned += record.get(baseline, 0)
     return planned
+
+
+def confirmed(paths: Iterable[str | Path], baseline: str) -> list[str]:
+    """Return the winners that were confirmed against `baseline` in these runs' experiments. Raises: as above."""
+    winners: list[str] = []
+    for folder in _experiments(paths):
+        winners += _recorded(folder / CONFIRMED_FILE).get(baseline, [])
+    return winners
+
+
+def record_confirmation(paths: Iterable[str | Path], baseline: str, scheme: str) -> None:
+    """Record that `scheme`, a winner, is tested against `baseline` on the seeds that confirm."""
+    for folder in _experiments(paths):
+        record = _recorded(folder / CONFIRMED_FILE)
+        winners = record.get(baseline, [])
+        if scheme not in winners:
+            _write(folder / CONFIRMED_FILE, record | {baseline: [*winners, scheme]})
 
 
 def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None:
@@ -37,12 +56,17 @@ def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None
     The largest number counts.
     """
     for folder in _experiments(paths):
-        record = _recorded(folder)
-        # Reference experiments are part of the repository, and are never written to.
-        if tests > record.get(baseline, 0) and not folder.resolve().is_relative_to(REFERENCE):
-            # In a folder that cannot be written, the command goes on without a record.
-            with suppress(OSError):
-                write_json(folder / FILE, record | {baseline: tests})
+        record = _recorded(folder / FILE)
+        if tests > record.get(baseline, 0):
+            _write(folder / FILE, record | {baseline: tests})
+
+
+def _write(file: Path, record: dict[str, Any]) -> None:
+    # Reference experiments are part of the repository, and are never written to.
+    if not file.resolve().is_relative_to(REFERENCE):
+        # In a folder that cannot be written, the command goes on without a record.
+        with suppress(OSError):
+            write_json(file, record)
 
 
 def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
@@ -60,15 +84,17 @@ def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
     return folders
 
 
-def _recorded(experiment: Path) -> dict[str, int]:
-    """Return the tests planned in this experiment by baseline. Raises: ConfigError if the record is damaged."""
-    file = experiment / FILE
+def _recorded(file: Path) -> dict[str, Any]:
+    """Return a record by baseline: a number of tests, or names of winners. Raises: ConfigError if it is damaged."""
     try:
         record = read_json(file)
-        return {str(baseline): int(tests) for baseline, tests in record.items()}
+        expected = int if file.name == FILE else list
+        if not isinstance(record, dict) or not all(isinstance(value, expected) for value in record.values()):
+            raise ValueError("unexpected content")
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ConfigError(
-            f"{file} is damaged ({error}): delete it, and give posbench judge the --family of the loop again"
+            f"{file} is damaged ({error}): delete it, and give posbench judge the loop's --family or --confirm again"
         ) from error
+    return record

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 
 import pandas as pd
 
-from posbench.analysis.cells import as_trained, means
-from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm
+from posbench.analysis.cells import as_trained, cells_of, differences_of, means
+from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm, pairs_of
 from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST, LOST_IDENTITY, LOST_ORDER
 from posbench.evaluation.protocols.section import where
 
@@ -24,6 +25,7 @@ _PAIRS = {  # columns of `statistics.compare` and their names here
     "difference": "order_difference",
     "difference_low": "order_difference_low",
     "difference_high": "order_difference_high",
+    "difference_documents": "order_difference_documents",
     "p": "order_p",
     "p_claimed": "order_p_claimed",
 }
@@ -36,7 +38,10 @@ class Worth:
     by_seed: pd.DataFrame  # nats per token, a row per seed and a column per scheme
     second: pd.DataFrame | None  # the same at each scheme's second kept rate; None without a finished search
     figures: pd.DataFrame  # a row per scheme: mean and intervals (as of table.csv), p of the test against 0, is_used
-    tests: pd.DataFrame  # a row per pair, see `statistics.compare`; `left` is the scheme to which order is worth more
+    # A row per pair, see `statistics.compare`, with half the interval over documents (difference_documents); `left` is
+    # the scheme to which order is worth more.
+    tests: pd.DataFrame
+    undecided: set[frozenset[str]]  # pairs that stay open, most because documents vary too much
 
     @property
     def pairs(self) -> pd.DataFrame:
@@ -77,11 +82,12 @@ def long_range_order(
     at_second: pd.DataFrame | None = None,
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
+    failed: Iterable[str] = (),
 ) -> LongRangeOrder | None:
     """Return what order beyond 32 tokens is worth to each scheme, or None without such results.
 
     Arguments: cells, the report's figures; at_second, the runs at each scheme's second kept rate, or None; primary and
-    fewest, as of `compare`.
+    fewest, as of `compare`; failed, schemes whose pairs stay open.
     """
     far = where(cells, protocol="order", first=FAR_FIRST, last=FAR_LAST, under="", text="")
     lengths = far.loc[far["metric"] == LOST_ORDER, "length"].unique()
@@ -96,14 +102,20 @@ def long_range_order(
         figures = at_length[at_length["metric"] == metric]
         if figures.empty:
             return None
-        by_seed = _by_seed(rows, runs, length, metric)
+        of_metric = _far_rows(rows, runs, length, metric)
+        by_seed = _by_seed(of_metric)
         second, negated_second = None, None
         if at_second is not None:
-            second = _by_seed(rows, at_second, length, metric).reindex(index=by_seed.index, columns=by_seed.columns)
+            at_rates = _by_seed(_far_rows(rows, at_second, length, metric))
+            second = at_rates.reindex(index=by_seed.index, columns=by_seed.columns)
             negated_second = -second
+        errors = _document_errors(of_metric)
+        undecided = pairs_of(failed, by_seed) | {pair for pair, (gap, error) in errors.items() if not abs(gap) > error}
         # `compare` looks for lower values, and a larger worth is what is looked for here.
-        tests = compare(-by_seed, negated_second, primary=primary, fewest=fewest)
-        return Worth(by_seed, second, _used(figures, by_seed, fewest), tests)
+        tests = compare(-by_seed, negated_second, primary=primary, fewest=fewest, undecided=undecided)
+        pairs = map(frozenset, zip(tests["left"], tests["right"], strict=True))
+        tests["difference_documents"] = [errors[pair][1] for pair in pairs]
+        return Worth(by_seed, second, _used(figures, by_seed, fewest), tests, undecided)
 
     on_all = worth(LOST_ORDER)
     assert on_all is not None
@@ -111,8 +123,20 @@ def long_range_order(
     return LongRangeOrder(int(length), on_all, worth(COPYABLE_ORDER), identity)
 
 
-def _by_seed(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
-    of_metric = as_trained(rows, runs, protocol="order", length=length, first=FAR_FIRST, last=FAR_LAST, metric=metric)
+def _far_rows(rows: pd.DataFrame, runs: pd.DataFrame, length: float, metric: str) -> pd.DataFrame:
+    return as_trained(rows, runs, protocol="order", length=length, first=FAR_FIRST, last=FAR_LAST, metric=metric)
+
+
+def _document_errors(rows: pd.DataFrame) -> dict[frozenset[str], tuple[float, float]]:
+    # Return {pair: (gap, half its 95 % interval over documents)}. All seeds are scored on the same windows, so a test
+    # over seeds alone could show a peculiarity of these windows.
+    cells = dict(cells_of(rows))
+    names = list(combinations(cells, 2))
+    gaps = differences_of("gap", [(cells[a], cells[b]) for a, b in names])
+    return {frozenset(pair): (row["gap"], row["gap_documents"]) for pair, row in zip(names, gaps, strict=True)}
+
+
+def _by_seed(of_metric: pd.DataFrame) -> pd.DataFrame:
     by_seed = means(of_metric, ["seed", "scheme"]).unstack()
     # Categories, which the tidy table uses for schemes, become plain names.
     by_seed.columns = list(map(str, by_seed.columns))

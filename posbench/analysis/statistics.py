@@ -35,6 +35,8 @@ FEWEST_SEEDS = 3  # seeds needed to rank schemes
 ENOUGH_SEEDS = 5  # seeds needed to rank schemes if the seeds of one scheme split in two
 FEWEST_DOCUMENTS = 4.0  # effective documents; with fewer, one or two decide the result
 ENOUGH_DOCUMENTS = 200.0  # effective documents beyond which unequal weights no longer matter and Student's t holds
+BELOW_MARGIN = ", below margin"  # the end of a verdict on a difference that is shown to be smaller than the margin
+CONFIRMING = range(100, 108)  # seeds that confirm the winner of a loop, and are left out of all other comparisons
 ROUNDING = 1e-12  # nats per token: losses over seeds that differ by less were only rounded differently
 DRAWS = 10_000  # random draws for a quantile: its coverage is then right to 0.2 percentage points
 
@@ -124,7 +126,7 @@ def compare(
     primary: Iterable[str] = (),
     fewest: int = FEWEST_SEEDS,
     size: int = 0,
-    late: Collection[str] = (),
+    undecided: Collection[frozenset[str]] = (),
 ) -> pd.DataFrame:
     """Return the tests of every pair of schemes over the seeds that both have, as a table with a row per pair.
 
@@ -132,7 +134,7 @@ def compare(
     at the second learning rate that each scheme's search kept, infinite if a run diverged, or None without a search;
     margin, nats per token below which losses count as equal; primary, groups of schemes whose pairs were fixed before
     training, strings of names; fewest, seeds that a test needs; size, the number of planned tests, if it is larger
-    (unused with `primary`); late, schemes whose pairs get 1 for `p` and `p_equal` (only with `second`).
+    (unused with `primary`); undecided, pairs that no test may decide, which get 1 for `p` and `p_equal`.
     Returns: columns as in `posbench.analysis.table.COLUMNS`; `left` is the scheme with the lower mean loss.
     """
     rows = []
@@ -153,11 +155,10 @@ def compare(
         names_of_pairs = zip(pairs["left"], pairs["right"], strict=True)
         tests = [_at_both(losses, second, left, right, margin, fewest) for left, right in names_of_pairs]
         pairs[["p", "p_equal"]] = np.reshape(tests, (-1, 2))
-        # Pairs of late schemes stay open: at their best rate only, some of their seeds use no long-range order.
-        is_open = (pairs["left"].isin(late) | pairs["right"].isin(late)) & pairs["p"].notna()
-        pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     fixed = fixed_pairs(primary)
-    scheme_pairs = map(frozenset, zip(pairs["left"], pairs["right"], strict=True))
+    scheme_pairs = list(map(frozenset, zip(pairs["left"], pairs["right"], strict=True)))
+    is_open = np.array([pair in undecided for pair in scheme_pairs], dtype=bool) & pairs["p"].notna()
+    pairs.loc[is_open, ["p", "p_equal"]] = 1.0
     is_fixed = np.array([pair in fixed for pair in scheme_pairs], dtype=bool)
     is_claimed, planned = np.ones(len(pairs), dtype=bool), size
     # If pairs were fixed before training, only these are claimed.
@@ -254,6 +255,11 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
     return {frozenset(pair) for group in groups for pair in combinations(group.split(), 2)}
 
 
+def pairs_of(schemes: Iterable[str], losses: pd.DataFrame) -> set[frozenset[str]]:
+    """Return the pairs of each of these schemes with every column of `losses`."""
+    return {frozenset((scheme, other)) for scheme in schemes for other in losses.columns}
+
+
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
     """Return the columns of `compare` for one pair: seeds, difference with interval, sd and p-values.
 
@@ -331,15 +337,22 @@ def equivalent_pairs(pairs: pd.DataFrame) -> set[frozenset[str]]:
 
 
 def verdict(pairs: pd.DataFrame, scheme: str, reference: str) -> str:
-    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested."""
+    """Return how `scheme` compares with `reference`: better, worse, equal, open (undecided), or "" if not tested.
+
+    `better, below margin` and `worse, below margin`: there is a difference, and it is shown to be below the margin.
+    """
     # Either scheme may be the left one.
     lefts, rights = pairs["left"].to_numpy(), pairs["right"].to_numpy()
     of_pair = pairs[((lefts == scheme) & (rights == reference)) | ((lefts == reference) & (rights == scheme))]
     if of_pair.empty or math.isnan(of_pair["p_claimed"].iloc[0]):
         return ""
-    if better := significant_pairs(of_pair).get(frozenset((scheme, reference))):
-        return "better" if better == scheme else "worse"
-    return "equal" if of_pair["p_equal_claimed"].iloc[0] <= LEVEL else "open"
+    is_equal = bool(of_pair["p_equal_claimed"].iloc[0] <= LEVEL)
+    better = significant_pairs(of_pair).get(frozenset((scheme, reference)))
+    # Not significant.
+    if better is None:
+        return "equal" if is_equal else "open"
+    outcome = "better" if better == scheme else "worse"
+    return f"{outcome}{BELOW_MARGIN}" if is_equal else outcome
 
 
 def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p_claimed") -> list[str]:

@@ -10,7 +10,7 @@ which no candidate has seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -22,18 +22,27 @@ import pandas as pd
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
 from posbench.analysis.cells import as_trained, means, on_the_same_targets
 from posbench.analysis.comparison import Comparison, baseline_of, build, fewest_seeds
-from posbench.analysis.families import planned_tests, record_tests
+from posbench.analysis.families import confirmed, planned_tests, record_confirmation, record_tests
 from posbench.analysis.onset import decayed_points, worth
 from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.search import FIRST_SEEDS, choose_rates
-from posbench.analysis.statistics import FEWEST_SEEDS, Floats, compare, interval, is_constant, verdict
+from posbench.analysis.statistics import (
+    BELOW_MARGIN,
+    CONFIRMING,
+    FEWEST_SEEDS,
+    Floats,
+    compare,
+    interval,
+    is_constant,
+    verdict,
+)
 from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number, short_length
 from posbench.evaluation.protocols import VALIDATION
 from posbench.evaluation.protocols.by_length import WIDE
-from posbench.runs import DIED, run_at
+from posbench.runs import DIED, FINISHED, run_at
 from posbench.runs.finding import folder_of, search_folder
 from posbench.runs.results import perplexity
 from posbench.system.console import Console, json_text
@@ -41,11 +50,18 @@ from posbench.system.console import console as new_console
 from posbench.system.options import takes
 
 LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
-CONFIRMING = range(100, 108)  # seeds that confirm a winner; a loop's tests leave them out
 OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
 UNITS = {"loss": "nats per token", "order": "nats per token of order beyond 32"}
-EXIT_STATUS = {"better": 0, "worse": 10, "equal": 11, "open": 12, "failed": 13}
-SCHEMA = 2  # version of the JSON; the first had next_command and no number
+EXIT_STATUS = {
+    "better": 0,
+    "worse": 10,
+    f"worse{BELOW_MARGIN}": 10,
+    "equal": 11,
+    "open": 12,
+    "failed": 13,
+    f"better{BELOW_MARGIN}": 14,
+}
+SCHEMA = 3  # version of the JSON; the first had next_command and no number, the second no verdicts below the margin
 Figures = dict[str, float]  # figures by name; NaN if unknown
 
 
@@ -55,7 +71,7 @@ class Judgement:
 
     scheme: str
     baseline: str
-    verdict: str  # better, worse, equal, open or failed
+    verdict: str  # better, worse, equal, open or failed; "better, below margin" and "worse, below margin"
     reason: str  # why the verdict is what it is
     scope: str  # learning rates at which the verdict holds: this rate, these rates or best rates
     metric: str  # what is judged: loss, or order (what order beyond 32 tokens is worth)
@@ -75,6 +91,9 @@ class Judgement:
     onset: Figures | None  # median tokens until long-range order was used: tokens, baseline_tokens; infinite if never
     worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
     elsewhere: dict[str, Any]  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
+    # After the start of a search: the verdict of the experiment's own runs, at their one rate, which is not the claim:
+    # verdict, rates, gap, gap_low, gap_high, p, seeds.
+    at_one_rate: dict[str, Any] | None
     flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
     warnings: list[str]
     step_time: float | None = None  # of the scheme / of the baseline, as `--seconds` measured it on this machine
@@ -91,7 +110,10 @@ class Judgement:
 
     @property
     def exit_status(self) -> int:
-        """Return the exit status of `posbench judge`: 0 better, 10 worse, 11 equal, 12 open, 13 failed."""
+        """Return the exit status of `posbench judge`.
+
+        0 better, 10 worse, 11 equal, 12 open, 13 failed, 14 better by less than the margin.
+        """
         return EXIT_STATUS[self.verdict]
 
     def as_json(self) -> str:
@@ -102,6 +124,8 @@ class Judgement:
         if self.verdict == "failed":
             return f"{self.scheme}: failed ({self.reason}); stop"
         outcome = {"equal": "equal to", "open": "open against"}.get(self.verdict, f"{self.verdict} than")
+        if self.verdict.endswith(BELOW_MARGIN):
+            outcome = f"{self.verdict.removesuffix(BELOW_MARGIN)}, by less than the margin, than"
         gap = f"{number(self.gap, sign=True)} {UNITS[self.metric]}"
         details = []
         if math.isfinite(self.gap_low):
@@ -112,8 +136,16 @@ class Judgement:
         plan = "go on" if self.go_on else "stop"
         return (
             f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {gap} ({'; '.join(details)}); "
-            f"{self._beyond_text()}{self._elsewhere_text()}{self._time_text()}{plan}"
+            f"{self._beyond_text()}{self._elsewhere_text()}{self._one_rate_text()}{self._time_text()}{plan}"
         )
+
+    def _one_rate_text(self) -> str:
+        if self.at_one_rate is None:
+            return ""
+        rates = " and ".join(f"{rate:g}" for rate in self.at_one_rate["rates"])
+        gap = number(self.at_one_rate["gap"], sign=True)
+        seeds = count_of(self.at_one_rate["seeds"], "seed")
+        return f"at {rates} alone, which is not the claim: {self.at_one_rate['verdict']}, {gap}, {seeds}; "
 
     def _elsewhere_text(self) -> str:
         texts = []
@@ -169,14 +201,13 @@ def judge_all(
     """
     select = partial(_mark_strays, options=options)
     summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
-    c = build(summary, rows, options.baseline, margin=options.equal_below)
+    c = build(summary, rows, options.baseline, margin=options.equal_below, confirming=bool(options.confirm))
     if options.confirm and c.search:
         raise ConfigError("--confirm is for loops at one learning rate: a search has one test, at its planned seeds")
     if c.wanted_baseline != c.baseline:
         raise ConfigError(f"the baseline {c.wanted_baseline!r} has no finished run here: train it, or name another")
-    deaths = _deaths(summary, c.baseline)
     # A scheme whose runs all died is judged too: it has failed.
-    candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *deaths]) if scheme != c.baseline]
+    candidates = [scheme for scheme in dict.fromkeys([*c.schemes, *c.failed]) if scheme != c.baseline]
     why_not: dict[str, list[str]] = {}
     for scheme in sorted({*summary["scheme"]} - {*candidates, c.baseline}):
         why_not[str(scheme)] = [line for line in c.left_out if line.startswith(f"{scheme} ")]
@@ -190,11 +221,18 @@ def judge_all(
     # The plan is recorded before its first test, so that later commands cannot plan less.
     if options.family:
         record_tests(_own(summary, Path(place)), c.baseline, options.family * len(_looks(c, options)))
+    if options.confirm:
+        record_confirmation(_own(summary, Path(place)), c.baseline, str(options.scheme))
     if options.scheme:
         candidates, why_not = [options.scheme], {}
     if options.metric == "order":
         c = _by_order(c, options)
-    judgements = [_judgement(c, rows, scheme, options, deaths.get(scheme, {})) for scheme in candidates]
+    judgements = [_judgement(c, rows, scheme, options) for scheme in candidates]
+    if c.search and options.metric == "loss":
+        judgements = [
+            replace(judgement, at_one_rate=_at_one_rate(summary, rows, Path(place), judgement, options))
+            for judgement in judgements
+        ]
     if options.also:
         judgements = [_confirmed_elsewhere(judgements[0], place, options, console)]
     return judgements, why_not
@@ -210,8 +248,28 @@ def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
     values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
     second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
     fewest = fewest_seeds(c.split_in_two)
-    pairs = compare(values, second, options.equal_below, c.primary, fewest, c.planned_tests)
-    return replace(c, losses=values, second=second, pairs=pairs)
+    pairs = compare(values, second, options.equal_below, c.primary, fewest, c.planned_tests, order.undecided)
+    return replace(c, losses=values, second=second, pairs=pairs, undecided=order.undecided)
+
+
+def _at_one_rate(
+    summary: pd.DataFrame, rows: pd.DataFrame, place: Path, judgement: Judgement, options: JudgeOptions
+) -> dict[str, Any] | None:
+    # Return the verdict of the experiment's own runs, without its search, or None if they have several rates.
+    names = {judgement.scheme, judgement.baseline}
+    is_of_search = summary["path"].map(lambda path: _is_below(path, search_folder(folder_of(place))))
+    own = summary[~is_of_search].assign(searched=False)
+    finished = own[own["status"] == FINISHED]
+    if not names <= set(finished["scheme"]) or finished.duplicated(["scheme", "seed"]).any():
+        return None
+    if (finished.groupby("scheme")["train.lr"].nunique() > 1).any():
+        return None
+    c = build(own, rows, judgement.baseline, margin=options.equal_below)
+    screen = _judgement(c, rows, judgement.scheme, options)
+    figures = ("verdict", "gap", "gap_low", "gap_high", "p")
+    seeds = len({*screen.seeds} & {*screen.baseline_seeds})
+    rates = sorted(set(c.runs["train.lr"]))
+    return {name: getattr(screen, name) for name in figures} | {"seeds": seeds, "rates": rates}
 
 
 def _confirmed_elsewhere(
@@ -233,15 +291,6 @@ def _confirmed_elsewhere(
                 next_commands=other.next_commands,
             )
     return replace(judgement, elsewhere=elsewhere)
-
-
-def _deaths(summary: pd.DataFrame, baseline: str) -> dict[str, dict[int, str]]:
-    compared = choose_rates(summary)[0]
-    died = compared[(compared["status"] == DIED) & (compared["scheme"] != baseline)].sort_values(["scheme", "seed"])
-    deaths: dict[str, dict[int, str]] = {}  # scheme -> seed -> why the run died
-    for scheme, seed, reason in died[["scheme", "seed", "reason"]].to_numpy().tolist():
-        deaths.setdefault(scheme, {})[seed] = reason
-    return deaths
 
 
 def _own(summary: pd.DataFrame, place: Path) -> list[str]:
@@ -310,9 +359,7 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     )
 
 
-def _judgement(
-    c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions, deaths: Mapping[int, str]
-) -> Judgement:
+def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions) -> Judgement:
     names = [scheme, c.baseline]
     # A scheme whose runs all died has no column of losses; `reindex` gives it one of NaN.
     of_pair = _judged(c.losses, options).reindex(columns=names)
@@ -326,11 +373,14 @@ def _judgement(
     num_tests = (options.family or options.confirm or 0) * len(looks)
     if not is_loop:
         num_tests = int(c.pairs["p_claimed"].notna().sum())
+    deaths = c.failed.get(scheme, {})
     drops: tuple[int, ...] = (FIRST_SEEDS,)  # numbers of seeds at which the scheme can be dropped without a test
     planned = range(max(looks))  # seeds
     if options.confirm:  # a winner cannot be dropped, and only its fresh seeds count
         drops, planned = (), CONFIRMING
         deaths = {seed: why for seed, why in deaths.items() if seed in CONFIRMING}
+        # Every winner that was tested on these seeds counts, also beyond the plan.
+        num_tests = max(num_tests, len(confirmed(c.runs["path"], c.baseline)))
     decision = _decision(c, losses, drops, looks, num_tests, options, deaths)
     runs = c.runs[c.runs["scheme"].isin(names)]
     look: dict[str, int] | None = None
@@ -368,9 +418,16 @@ def _judgement(
         onset=_onset(c, names),
         worth_in_tokens=_worth(runs, names),
         elsewhere={},
+        at_one_rate=None,
         flops_per_token=_flops_per_token(runs, names),
-        warnings=list(_warnings(c, names, runs, gaps, options)),
+        warnings=[*_warnings(c, names, runs, gaps, options), *_warnings_of_seeds(losses.index.to_list(), planned)],
     )
+
+
+def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
+    # A candidate that is a variant of the best so far inherits its luck on the seeds of the loop, so a confirmation
+    # reads other seeds.
+    return table[table.index.isin(CONFIRMING)] if options.confirm else table
 
 
 @dataclass(frozen=True)
@@ -415,17 +472,6 @@ def _decision(
     return _Decision("open", reason, p, tested, next_look, go_on=next_look > 0 and not is_dropped)
 
 
-def _judged(table: pd.DataFrame, options: JudgeOptions) -> pd.DataFrame:
-    # A candidate that is a variant of the best so far inherits its luck on the seeds of the loop, so a confirmation
-    # reads other seeds.
-    is_confirming = table.index.isin(CONFIRMING)
-    if options.confirm:
-        return table[is_confirming]
-    if options.family:
-        return table[~is_confirming]
-    return table
-
-
 def _tested(
     c: Comparison, losses: pd.DataFrame, looks: Sequence[int], num_tests: int, options: JudgeOptions
 ) -> tuple[str, float, int]:
@@ -436,7 +482,7 @@ def _tested(
         second = None
         if c.second is not None and names[0] in c.second:
             second = c.second[names]
-        tests = _first_decision(losses, second, looks, num_tests, options.equal_below, c.late_at_best)
+        tests = _first_decision(losses, second, looks, num_tests, options.equal_below, c.undecided)
     # Pairs may be in either order.
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
@@ -506,13 +552,13 @@ def _first_decision(
     looks: Sequence[int],
     num_tests: int,
     margin: float,
-    late: Sequence[str] = (),
+    undecided: Collection[frozenset[str]] = (),
 ) -> pd.DataFrame:
     tests = compare(losses.head(0))  # no tests
     # The first look that decides counts: later seeds cannot change it.
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
-            tests = compare(losses.head(look), second, margin=margin, size=num_tests, late=late)
+            tests = compare(losses.head(look), second, margin=margin, size=num_tests, undecided=undecided)
     return tests
 
 
@@ -598,6 +644,12 @@ def _warnings(
     if len(devices) > 1:
         yield f"the runs were trained on different processors ({', '.join(devices)}), so rounding differs too"
     yield from _warnings_of_pair(c, names, gaps)
+    winners = confirmed(runs["path"], c.baseline)
+    if options.confirm and len(winners) > options.confirm:
+        yield (
+            f"{len(winners)} winners were confirmed against {c.baseline} ({', '.join(winners)}), more than --confirm "
+            f"{options.confirm} plans: the test is corrected for all of them"
+        )
     planned = planned_tests(runs["path"], c.baseline)
     tests = (options.family or 0) * len(_looks(c, options))
     if 0 < tests < planned:
@@ -616,11 +668,25 @@ def _warnings(
             yield f"left out: {line}"
 
 
+def _warnings_of_seeds(seeds: Sequence[int], planned: Sequence[int]) -> Iterator[str]:
+    # Which seeds a test reads is planned, so that none can be left out after its loss was seen.
+    read = list(seeds)[: len(planned)]
+    if len(read) >= FEWEST_SEEDS and read != list(planned)[: len(read)]:
+        numbers = ", ".join(map(str, read))
+        yield (
+            f"the test reads seeds {numbers}, and the plan is {planned[0]} to {planned[len(read) - 1]}: train the "
+            "missing ones, or say why they are left out"
+        )
+
+
 def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
     elif len(gaps) > 1 and is_constant(gaps):
         yield f"{names[0]} and {names[1]} differ by the same amount with every seed, which no noise does: not tested"
+    if c.baseline in c.failed:
+        numbers = ", ".join(map(str, c.failed[c.baseline]))
+        yield f"{c.baseline} failed with seed {numbers}, so its pairs are open"
     for scheme in c.undecidable:
         if scheme in names:
             yield f"{scheme} diverged with a seed at each rate that its search kept, so its pairs are open"

@@ -126,7 +126,7 @@ def _facts(groups: Groups, is_rate: bool) -> dict[str, Any]:
     tested_groups = [c for c in groups.values() if c.can_rank and c.wanted_baseline in c.schemes]
     wins: Counter[str] = Counter()  # scheme -> the number of groups in which it beats the baseline
     for c in tested_groups:
-        wins.update(scheme for scheme in c.schemes if verdict(c.pairs, scheme, c.baseline) == "better")
+        wins.update(scheme for scheme in c.schemes if verdict(c.pairs, scheme, c.baseline).startswith("better"))
     lowest_losses = means.min(axis=1).nsmallest(3)
     return {
         "is_rate": is_rate,
@@ -175,7 +175,7 @@ def cells_by_group(groups: Groups) -> pd.DataFrame:
     parts = []
     for value, c in groups.items():
         part = c.ranking.assign(group=value, loss_half=half(c.ranking, "loss"), gap_half=half(c.ranking, "gap"))
-        is_decided = part["verdict"].isin(["better", "worse"])
+        is_decided = part["verdict"].str.startswith(("better", "worse"))
         part["mark"] = is_decided.map({True: "\\*", False: ""})  # escaped: a star has a meaning in Markdown
         is_baseline = part["scheme"] == c.baseline
         # The baseline's gap to itself is 0 by definition and has no interval.
@@ -253,7 +253,7 @@ def pairs_by_group(groups: Groups) -> Table:
             if c.can_rank:
                 outcome_text = verdict(c.pairs, pair["left"], pair["right"])
                 # The sign of the difference says which scheme is better; "" means not tested.
-                outcome_text = {"better": "differ", "": "not tested"}.get(outcome_text, outcome_text)
+                outcome_text = outcome_text.replace("better", "differ") or "not tested"
             is_same_order = row["lower loss"] == pair["left"]  # as in the first group that has the pair
             row[title] = pair["difference"] if is_same_order else -pair["difference"]
             row[f"{title}: half"] = half(pair, "difference")

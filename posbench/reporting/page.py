@@ -42,6 +42,7 @@ class Page:
     numbers: Sequence[Mapping[str, Any]]  # the rows of the first table, for `posbench report --json`
     files: Mapping[str, pd.DataFrame]  # name -> CSV file, in addition to the files of sections
     holes: Sequence[str] = ()  # lines about missing figures, which the terminal shows too
+    left_out: Sequence[str] = ()  # lines about runs that are not compared
     cards: Sequence[Mapping[str, Any]] = ()  # of models that were not trained here, for --json
     closing: str = "All numbers and intervals: table.csv, explained in columns.csv."
 

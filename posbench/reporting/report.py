@@ -131,7 +131,7 @@ def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
         "schemes": page.numbers,
         "table": as_text(page.table).to_dict("records"),
         "conclusions": page.paragraph,
-        "left_out": page.holes,
+        "left_out": [*page.left_out, *page.holes],
         "files": paths,
     }
     # Only models that were not trained here have cards.

@@ -59,15 +59,17 @@ def losses_page(
         numbers=numbers(c),
         files={"table.csv": c.cells, "pairs.csv": c.pairs},
         holes=holes,
+        left_out=c.left_out,
     )
 
 
 def _facts(c: Comparison, margin: float) -> dict[str, Any]:
     # Return what the paragraph of the page says, for the macro `losses_paragraph`.
     gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
-    # Schemes with a lower, or a higher, loss than the baseline with every seed.
-    lower = [scheme for scheme in gaps if (gaps[scheme] < 0).all()]
-    higher = [scheme for scheme in gaps if (gaps[scheme] > 0).all()]
+    # Schemes with a lower, or a higher, loss than the baseline with every seed that both have.
+    shared = {str(scheme): gaps[scheme].dropna() for scheme in gaps if gaps[scheme].notna().any()}
+    lower = [scheme for scheme, of_scheme in shared.items() if (of_scheme < 0).all()]
+    higher = [scheme for scheme, of_scheme in shared.items() if (of_scheme > 0).all()]
     always = {}
     if lower:
         always["lower"] = lower
@@ -84,10 +86,11 @@ def _facts(c: Comparison, margin: float) -> dict[str, Any]:
         "ranking": ranking,
         "unranked": [scheme for scheme in c.schemes if scheme not in c.ranked],
         "always": always,
+        "are_complete": bool(gaps.notna().all(axis=None)),
         "detectable": detectable,
         "longest": _longest(c),
         "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
-        "continued": dict(continued(c.runs)),
+        "continued": continued(c.runs),
         "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
         "onset": ONSET,
         "order_users": order_users(c),
@@ -183,7 +186,7 @@ def loss_table(c: Comparison) -> Table:
     """
     gap_column, ranking = f"gap to {c.baseline}", c.ranking
     frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
-    frame["seeds"] = ranking["seeds"].map(len)
+    frame["seeds"] = [seeds_text(c, seeds) for seeds in ranking["seeds"]]
     # Letters need a test of every pair, not only of some that the experiment fixed before training.
     if c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]:
         groups = letters(c.ranked, significant_pairs(c.pairs))
@@ -215,6 +218,12 @@ def loss_table(c: Comparison) -> Table:
     table.add("loss", ranking["loss"], half(ranking, "loss"))
     table.add(gap_column, ranking["gap"], half(ranking, "gap").where(ranking["scheme"] != c.baseline), sign=True)
     return table
+
+
+def seeds_text(c: Comparison, seeds: Sequence[int]) -> int | str:
+    """Return how many seeds a scheme has, and how many of them the baseline has too if it lacks some."""
+    shared = len({*seeds} & {*c.losses[c.baseline].dropna().index})
+    return len(seeds) if shared == len(seeds) else f"{len(seeds)}, {shared} shared"
 
 
 def beaten_text(c: Comparison, scheme: str, test: str) -> str:
@@ -279,9 +288,8 @@ def claims_table(c: Comparison) -> Table:
     frame[f"p {c.scope}"] = pairs["p_claimed"]
     outcomes = []
     for names in zip(pairs["left"], pairs["right"], strict=True):
-        outcome = verdict(c.pairs, *names)
         # The columns already say which loss is lower.
-        outcomes.append("differ" if outcome == "better" else outcome)
+        outcomes.append(verdict(c.pairs, *names).replace("better", "differ"))
     frame[f"verdict {c.scope}"] = outcomes
     return table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -15,19 +15,22 @@ from posbench.config import chosen_experiment
 from posbench.config.units import short_count
 
 
-def continued(runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield (scheme, text) for each scheme whose runs continued the training of another model.
+def continued(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return {text: schemes} for the schemes whose runs continued the training of another model.
 
     The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`.
     """
+    schemes_of: dict[str, list[str]] = {}
     if "continues" not in runs:
-        return
+        return schemes_of
     for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
         tokens_before, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
         names = continued["continues"]
         # Runs that differ only in their seed are one source.
         sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
-        yield str(scheme), f"{short_count(tokens_before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+        text = f"{short_count(tokens_before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+        schemes_of.setdefault(text, []).append(str(scheme))
+    return schemes_of
 
 
 def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:

@@ -58,7 +58,7 @@ def tasks_page(runs: pd.DataFrame, notes: list[str], rows: pd.DataFrame, group_b
     return Page(
         title=title,
         lede=lede,
-        paragraph=paragraph("tasks_paragraph", list(tasks.values()), seeds, dict(continued(runs))),
+        paragraph=paragraph("tasks_paragraph", list(tasks.values()), seeds, continued(runs)),
         sections=sections,
         runs=runs,
         setup=setup(runs),

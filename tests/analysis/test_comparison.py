@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,13 +13,22 @@ from scipy import stats
 
 import posbench
 from posbench.analysis.agreement import check_agreement, choose
-from posbench.analysis.comparison import build
+from posbench.analysis.comparison import Comparison, build
 from posbench.analysis.statistics import document_error
 from posbench.analysis.table import read
 from posbench.config import ConfigError
 from posbench.evaluation.protocols.order import reach
+from posbench.reporting.sections import losses_page, numbers
 from posbench.runs import DIED, find_runs
-from tests.analysis.fabricate import change_fingerprints, comparison, rescore, run_of, write_evaluation
+from tests.analysis.fabricate import (
+    World,
+    change_fingerprints,
+    comparison,
+    fabricate,
+    rescore,
+    run_of,
+    write_evaluation,
+)
 
 T = 256
 SEEDS = range(4)
@@ -86,6 +96,72 @@ def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(experime
     gap = (analysis.losses["alibi"] - analysis.losses["qk_rope"]).dropna()
     assert (row["seeds"], row["gap"]) == (3, pytest.approx(gap.mean()))
     assert analysis.left_out == ["nope seed 0: died: the loss is nan"]
+
+
+def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
+    """Alibi is far ahead with the four seeds that it has left, and nope has no run left."""
+    effects = {"qk_rope": 0.0, "alibi": -0.2, "nope": 0.3, "vo_rope": 0.1}
+    folder = fabricate(tmp_path, World(effects, lengths=(), probes=False))
+    for run in [run_of(folder, "alibi", 3), *find_runs(folder / "nope")]:
+        run.update_manifest(status=DIED, reason="NaN", loss=None, bits_per_byte=None)
+    c = comparison(folder)
+    verdicts = {row["scheme"]: row["verdict"] for row in numbers(c)}
+    assert verdicts == {"alibi": "failed", "qk_rope": None, "vo_rope": "worse"}
+    for scheme in ("alibi", "nope", "vo_rope"):
+        assert posbench.judge(folder, scheme=scheme).verdict == verdicts.get(scheme, "failed")
+    page = losses_page(c, None, 0.01, False)
+    assert "alibi failed: seed 3 diverged, so its pairs are open." in page.paragraph
+    assert "nope failed: seed 0, 1, 2, 3, 4 diverged, and no run of it finished." in page.paragraph
+    assert "alibi beats" not in page.paragraph and "alibi seed 3: died: NaN" in page.left_out
+    # A baseline that failed decides nothing either.
+    by_failed = posbench.judge(folder, scheme="vo_rope", baseline="alibi")
+    assert by_failed.verdict == "open" and "alibi failed with seed 3, so its pairs are open" in by_failed.warnings
+
+
+def test_a_scheme_that_shares_no_seed_is_named(tmp_path):
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2}, (0, 1, 2), lengths=(), probes=False))
+    fabricate(tmp_path, World({"nope": 0.0}, (10, 11, 12), lengths=(), probes=False))
+    paragraph = losses_page(comparison(folder), None, 0.01, False).paragraph
+    assert "nope shares too few seeds with the others for a test." in paragraph
+
+
+def test_pairs_that_were_fixed_and_not_trained_are_named_and_others_are_not_called_fixed(tmp_path):
+    fixed = ("experiment.primary=[qk_rope alibi nope]",)
+    seeds, rest = (0, 1, 2), {"lengths": (), "probes": False}
+    overrides = World({}).overrides + fixed
+    some = fabricate(tmp_path / "some", World({"qk_rope": 0.0, "alibi": 0.1}, seeds, overrides=overrides, **rest))
+    c = comparison(some)
+    assert c.fixed_but_untested == [["alibi", "nope"], ["nope", "qk_rope"]]
+    p = stats.ttest_rel(c.losses["alibi"], c.losses["qk_rope"]).pvalue
+    assert c.pairs["p_claimed"].tolist() == pytest.approx([3 * p]), "corrected for all three"
+    assert "not tested here: alibi and nope; nope and qk_rope." in losses_page(c, None, 0.01, False).paragraph
+    none = fabricate(tmp_path / "none", World({"k_rope": 0.0, "vo_rope": 0.1}, seeds, overrides=overrides, **rest))
+    other = World({"qk_rope": 0.0, "alibi": 0.1}, seeds, experiment="mine", overrides=overrides, **rest)
+    for folder in (none, fabricate(tmp_path, other)):
+        c = comparison(folder)
+        p = stats.ttest_rel(*(c.losses[scheme] for scheme in c.schemes)).pvalue
+        assert c.fixed == set() and c.pairs["p_claimed"].tolist() == pytest.approx([p])
+        assert "fixed" not in str(losses_page(c, None, 0.01, False))
+
+
+def test_arms_are_measured_against_the_one_that_changed_nothing():
+    c = comparison(Path(__file__).parents[2] / "runs/reference/extend-arms.zip")
+    assert (c.baseline, c.fixed) == ("qk_rope_plain", set())
+
+
+def test_while_a_search_runs_the_sentence_is_about_the_seeds_that_both_have(tmp_path):
+    """The baseline has two of three seeds, and alibi is ahead with both."""
+    folder = fabricate(
+        tmp_path, World({"qk_rope": 0.0, "alibi": -0.2, "nope": 0.3}, (0, 1, 2), lengths=(), probes=False)
+    )
+    shutil.rmtree(folder / "qk_rope/seed=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Comparison, "unfinished", {"qk_rope": 3})
+        page = losses_page(comparison(folder), None, 0.01, False)
+    assert (
+        "alibi has a lower loss than qk_rope with every seed that both have, nope has a higher one." in page.paragraph
+    )
+    assert page.table.frame["seeds"].to_list() == ["3, 2 shared", 2, "3, 2 shared"]
 
 
 def test_three_seeds_are_enough_to_rank_schemes_and_two_are_not(experiment_copy):

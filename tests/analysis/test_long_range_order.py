@@ -78,6 +78,23 @@ def test_what_the_documents_decide_is_not_called_used(analysis, experiment):
     assert order is not None and order.on_all.users == []
 
 
+def test_a_pair_that_documents_leave_open_is_not_called_worth_more(experiment, analysis):
+    """Alibi's order is worth more with every seed; the documents are made to contradict each other."""
+    rows = read([experiment])[1]
+    order = long_range_order(rows, analysis.runs, analysis.cells)
+    assert order is not None
+    more, _ = order.on_all.decided("alibi")
+    far = (rows["protocol"] == "order") & (rows["scheme"] == "alibi") & (rows["first"] == 33)
+    of_document = rows.loc[far, "document"] % 2 * 2 - 1  # -1 or 1
+    noisy = rows.assign(value=rows["value"].where(~far, rows["value"] + 50 * of_document.reindex(rows.index).fillna(0)))
+    unsure = long_range_order(noisy, analysis.runs, analysis.cells)
+    assert unsure is not None
+    pairs = unsure.on_all.pairs
+    of_alibi = pairs[(pairs["more"] == "alibi") | (pairs["less"] == "alibi")]
+    assert (of_alibi["order_difference_documents"] > of_alibi["order_difference"]).all()
+    assert (of_alibi["order_p"] == 1).all() and unsure.on_all.decided("alibi")[0] == 0 <= more
+
+
 def test_pairs_on_copyable_targets_are_a_family_of_their_own():
     pack = REFERENCE / "headline_gpu_muon-tune" / "lr=0.004.zip"
     summary, rows = read([pack])

@@ -329,7 +329,7 @@ def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_pat
     assert 0.05 / 40 < p < 0.05
     before = comparison(folder)
     assert before.pairs["p_claimed"].tolist() == pytest.approx([p]) and before.planned_tests == 0
-    assert posbench.judge(folder, scheme="alibi").verdict == "better"
+    assert posbench.judge(folder, scheme="alibi").verdict == "better, below margin"
     looped = posbench.judge(folder, scheme="alibi", family=20)
     assert looped.verdict == "open" and looped.p == pytest.approx(40 * p)
     assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
@@ -344,7 +344,7 @@ def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_pat
     assert any("an earlier --family planned 40 tests against qk_rope" in warning for warning in fewer.warnings)
     assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
     (folder / "judge.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"judge\.json is damaged .*--family of the loop again"):
+    with pytest.raises(ConfigError, match=r"judge\.json is damaged .*--family or --confirm again"):
         comparison(folder)
 
 
@@ -404,6 +404,56 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop, tm
     assert (again.p, again.seeds, again.gap) == (in_loop.p, list(range(8)), in_loop.gap)  # the looks leave them out
     with pytest.raises(ConfigError, match="give --scheme, and leave out --family"):
         posbench.judge(folder, scheme="alibi", confirm=1, family=20)
+
+
+def test_every_winner_that_was_confirmed_counts_and_reports_leave_its_seeds_out(loop, tmp_path):
+    folder = Path(shutil.copytree(loop, tmp_path / "loop"))
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.02, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
+    fresh.probes, fresh.experiment = False, "loop"
+    fabricate(tmp_path, fresh)
+    alone = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", confirm=1)
+    second = posbench.judge(folder, scheme="alibi", baseline="qk_rope", confirm=1)
+    assert json.loads((folder / "confirmed.json").read_text()) == {"qk_rope": ["vo_rope", "alibi"]}
+    [warning] = [line for line in second.warnings if "winners were confirmed" in line]
+    assert warning.startswith("2 winners were confirmed against qk_rope (vo_rope, alibi), more than --confirm 1 plans")
+    again = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", confirm=1)
+    assert again.p == pytest.approx(2 * alone.p)
+    c = comparison(folder)
+    assert c.seeds == list(range(8)) and c.left_out[0].startswith("seeds 100 to 107 of alibi, qk_rope, vo_rope: they")
+
+
+def test_a_test_of_other_seeds_than_the_planned_ones_is_warned_of(tmp_path):
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.1}, (0, 1, 5, 6, 7), lengths=(), probes=False))
+    for options in ({}, {"family": 2}):
+        judged = posbench.judge(folder, scheme="alibi", **options)
+        assert judged.verdict == "better"
+        assert any("reads seeds 0, 1, 5, 6, 7, and the plan is 0 to 4" in line for line in judged.warnings)
+
+
+@pytest.mark.parametrize(
+    ("lead", "verdict", "status"),
+    [(-0.05, "better", 0), (-0.004, "better, below margin", 14), (0.004, "worse, below margin", 10)],
+)
+def test_a_difference_below_the_margin_has_a_verdict_of_its_own(tmp_path, lead, verdict, status):
+    world = World({"qk_rope": 0.0, "alibi": lead}, noise_sd=0.0005, lengths=(), probes=False)
+    judged = posbench.judge(fabricate(tmp_path, world), scheme="alibi")
+    assert (judged.verdict, judged.exit_status) == (verdict, status)
+    assert ("by less than the margin" in str(judged)) == ("margin" in verdict)
+
+
+def test_a_verdict_at_one_rate_stays_after_a_search_has_begun(tmp_path):
+    effects = {2.5e-3: {"qk_rope": 0.2, "alibi": 0.1}}
+    place = fabricate_search(tmp_path, effects, {2.5e-3: range(2)}, {})
+    own = World({"qk_rope": 0.0, "alibi": -0.05, "nope": 0.01}, (0, 1, 2), lengths=(), probes=False)
+    fabricate(tmp_path, own)
+    judged = posbench.judge(place, scheme="alibi")
+    shutil.rmtree(tmp_path / "demo-tune")
+    before = posbench.judge(place, scheme="alibi")
+    assert (judged.verdict, before.verdict, before.at_one_rate) == ("open", "better", None)
+    assert judged.at_one_rate is not None and judged.at_one_rate["rates"] == [5e-3]
+    kept = {name: judged.at_one_rate[name] for name in ("verdict", "gap", "gap_low", "gap_high", "p")}
+    assert kept == {name: getattr(before, name) for name in kept} and judged.at_one_rate["seeds"] == 3
+    assert "at 0.005 alone, which is not the claim: better" in str(judged)
 
 
 def test_a_winner_must_be_better_in_every_further_experiment(tmp_path):
