@@ -1,8 +1,8 @@
 """Say what the results of a model that was not trained here show: how far it reads, in a few figures with intervals.
 
-Each scored length is compared with half of it, on the same targets, with 16 windows or more. The loss does not rise if
-the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0;
-otherwise it is open.
+Each scored length is compared with half of it, on the same targets. With 16 windows or more, the loss does not rise if
+the upper end of the 95 % interval over documents is at most RISE nats; it rises if the lower end is above 0; otherwise
+it is open. With fewer windows, it rises if the lower end is above RISE.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Step(Difference):
     @property
     def verdict(self) -> str:
         """Return FLAT, RISES, OPEN or TOO_FEW."""
-        if self.windows < ENOUGH_WINDOWS or self.half is None:
+        if self.half is None:
             return TOO_FEW
+        if self.windows < ENOUGH_WINDOWS:
+            return RISES if self.nats - self.half > RISE else TOO_FEW
         if self.nats + self.half <= RISE:
             return FLAT
         if self.nats - self.half > 0:

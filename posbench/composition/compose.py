@@ -272,9 +272,11 @@ def checked_config(composed: DictConfig) -> Config:
         mapping: Any = OmegaConf.to_container(content, resolve=True, throw_on_missing=False)
         OmegaConf.copy_cache(content, composed)  # so that `${now:...}` is the same time everywhere
     keys = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
-    # A user's train.lr overrides the learning rates of an experiment's train.lr_of.
+    # A user's train.lr overrides the learning rates of an experiment's train.lr_of, and of a scheme's own file.
     if "train.lr" in keys and "train.lr_of" not in keys:
         mapping["train"]["lr_of"] = None
+        if "scheme.lr" not in keys:
+            mapping["scheme"].pop("lr", None)
     # Not later, because the scheme may then come from a run or a folder, which must not name files to import.
     trust_files(mapping["scheme"])
     mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])

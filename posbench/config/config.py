@@ -55,6 +55,7 @@ class Config(Group):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.command: tuple[str, ...] = ()  # the overrides that composed it, as typed; no setting
+        self.shared_lr = self.train.lr  # the rate of schemes without one of their own; no setting
         if not isinstance(self.scheme, SchemeConfig):
             self.scheme = SchemeConfig.from_mapping(self.scheme)
         if isinstance(self.data, dict):

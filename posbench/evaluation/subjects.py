@@ -106,6 +106,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     folder = path if path.is_dir() else path.parent
     folder_check.check_adapter(folder)
     source = Source(path)
+    console.out(f"{source.name}: reading the model")
     source.content  # noqa: B018  (raises the error if there is no config.json)
     tokenizer = source.tokenizer_file(runs_dir / SUBJECTS / source.name)
     for note in source.check():
@@ -128,6 +129,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
         config = replace(config, data=request.data)
     device = choose_device(replace(config.train, device=request.device, dtype=request.dtype))
     model = subject_models.load(source, (), T, device)  # checks the tensors before any text is read
+    console.out(f"{source.name}: preparing data={config.data.name}")
     corpus = prepare_held_out(config, console.out, whole=True)
     if corpus.vocab_size > model.vocab_size:
         raise ConfigError(

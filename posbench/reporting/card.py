@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from posbench.analysis.card import ENOUGH_WINDOWS, OPEN, RISES, TOO_FEW, Card, Choice, Difference, card_of
-from posbench.config.units import DASH
+from posbench.config.units import DASH, count_of
 from posbench.runs import Run
 from posbench.runs.finding import SUBJECTS
 from posbench.system.files import write_text
@@ -39,8 +39,12 @@ def card_lines(card: Card) -> list[str]:
         order = f"order is used up to {card.order_back:,} tokens back"
         if card.order_back == card.order_longest:
             order += ", the farthest scored"
-    parts = [_rescaling(card), _base(card.base), _heads(card)]
-    lines = [f"{card.name}{kind}: {_loss(card)}; {order}", "; ".join(parts)]
+    lines = [f"{card.name}{kind}: {_loss(card)}; {order}"]
+    # What was not scored is in the lines of commands.
+    parts = [part for part in (_rescaling(card), _base(card.base), _heads(card)) if part]
+    if parts:
+        text = "; ".join(parts)
+        lines.append(f"{text[0].upper()}{text[1:]}")
     lines += [f"{DASH} {name}: {command}" for name, command in card.missing.items()]
     return lines
 
@@ -64,11 +68,14 @@ def _loss(card: Card) -> str:
     if not card.steps:
         return f"loss by length: {DASH} ({trained})"
     # All lengths share their targets, so if one has too few windows or documents, so have the others.
-    if card.steps[0].verdict == TOO_FEW:
+    if any(step.verdict == TOO_FEW for step in card.steps):
+        needed = f"needs {ENOUGH_WINDOWS} windows; {trained}"
+        if rises := [step for step in card.steps if step.verdict == RISES]:
+            first = f"rises by {_nats(rises[0])} nats at {rises[0].length:,} ({count_of(rises[0].windows, 'window')})"
+            return f"loss {first}; too few windows to say up to where it does not ({needed})"
         largest = max(card.steps, key=lambda step: step.nats)
-        change = f"at most {_nats(largest, sign=True)} nats, at {largest.length:,}"
-        few = f"too few windows or documents to say whether the loss rises (needs {ENOUGH_WINDOWS} windows; {trained})"
-        return f"{few}: {change}"
+        change = f"the largest change is {_nats(largest, sign=True)} nats, at {largest.length:,}"
+        return f"too few windows or documents to say whether the loss rises ({needed}): {change}"
     flat = card.flat_up_to
     clauses = []
     # Lengths up to `flat` need no word; the first certain rise ends the sentence.
@@ -86,7 +93,7 @@ def _loss(card: Card) -> str:
 def _rescaling(card: Card) -> str:
     choice = card.rescaling
     if choice is None:
-        return f"rescaling: {DASH}"
+        return ""
     names = ", ".join(_value(option) for option in choice.options)
     change = f"{_nats(choice.difference, sign=True)} nats against {card.reference or 0:,}"
     return f"best of {names} at {choice.length:,}: {_value(choice.best)}, {change}"
@@ -94,7 +101,7 @@ def _rescaling(card: Card) -> str:
 
 def _base(choice: Choice | None) -> str:
     if choice is None:
-        return f"base: {DASH}"
+        return ""
     # "" is the model as it is, with the base of config.json.
     if not choice.best:
         return f"base as in config.json is best of {len(choice.options)} at {choice.length:,}"
@@ -110,7 +117,7 @@ def _base(choice: Choice | None) -> str:
 
 def _heads(card: Card) -> str:
     if card.heads is None:
-        return f"heads: {DASH}"
+        return ""
     names = {"previous_token": "previous-token", "induction": "induction"}
     return ", ".join(f"{names[name]} head {head.head} ({head.share:.2f})" for name, head in card.heads.items())
 

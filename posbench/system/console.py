@@ -53,7 +53,8 @@ def write_unread_output() -> None:
             continue
         stream.flush()
         buffer = io.BufferedWriter(_UnreadOutput(descriptor, "w", closefd=False))
-        text = io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=stream.line_buffering)
+        # Each line at once: in a log, an hour of scoring would show nothing.
+        text = io.TextIOWrapper(buffer, stream.encoding, "replace", line_buffering=True)
         setattr(sys, name, text)
 
 

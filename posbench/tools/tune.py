@@ -16,7 +16,15 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from posbench.analysis.search import RateSearch, merge_searches, rates_around, runs_per_scheme, search_of, with_searches
+from posbench.analysis.search import (
+    FIRST_SEEDS,
+    RateSearch,
+    merge_searches,
+    rates_around,
+    runs_per_scheme,
+    search_of,
+    with_searches,
+)
 from posbench.analysis.table import read
 from posbench.composition.compose import compose, quoted
 from posbench.composition.sweep import SweepJob, run_application, sweep_of
@@ -109,13 +117,27 @@ def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> 
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])
     common = [word for word in words if word.partition("=")[0] not in ("scheme", "seed")]
+    typed_seeds = [word.partition("=")[2] for word in words if word.startswith("seed=")]
+    if typed_seeds:
+        common.append(f"experiment.planned_seeds={_planned(typed_seeds[-1])}")
     config = compose([*common, f"scheme={choices[0]}"])
     folder = Path(config.runs_dir) / config.experiment_name
     # Hydra fills in the rate of each run, so that each rate has a folder.
     run_words = (*common, f"runs_dir={quoted(str(search_folder(folder)))}", "experiment_name='lr=${scheme.lr}'")
     schemes = {compose([*common, f"scheme={choice}"]).scheme.name: choice for choice in choices}
-    rates = rates_around(config.train.lr)
+    rates = rates_around(config.shared_lr)
     return Tuning(run_words, schemes, folder, config.experiment.planned_seeds, rates, stacks_here(config))
+
+
+def _planned(seeds: str) -> int:
+    # Return the number of seeds that `seed=0,1,2` asks for.
+    numbers = seeds.split(",")
+    if numbers != [str(n) for n in range(len(numbers))] or len(numbers) < FIRST_SEEDS:
+        raise ConfigError(
+            f"seed={seeds}: a search has the seeds 0, 1, 2, ..., at least {FIRST_SEEDS}: write seed=0,1,2, or their "
+            "number as experiment.planned_seeds=3"
+        )
+    return len(numbers)
 
 
 def _search(tuning: Tuning, run: Callable[..., object], console: Console, train: bool) -> RateSearch:
@@ -182,3 +204,4 @@ def _show(tuning: Tuning, search: RateSearch, console: Console) -> None:
     if any(not search.losses.get(scheme, pd.DataFrame()).size or not search.kept(scheme) for scheme in tuning.schemes):
         console.out(f"  then the two best rates of each scheme, to {tuning.planned} seeds")
     console.out("The same command goes on. Nothing is ranked before the search is finished.")
+    console.out(f"posbench judge {experiment} still says what the runs of the experiment itself show, at their rate.")

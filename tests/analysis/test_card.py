@@ -35,6 +35,8 @@ def test_a_difference_is_paired_by_window():
         (0.05, 0.015, 16, RISES),
         (-0.1, 0.200, 16, OPEN),
         (0.00, 0.001, 15, TOO_FEW),
+        (3.90, 1.400, 4, RISES),
+        (1.40, 1.390, 4, TOO_FEW),
         (0.00, None, 16, TOO_FEW),
     ],
 )
@@ -48,14 +50,16 @@ def card(*steps):
 
 def test_the_line_stops_at_the_first_length_that_rises():
     steps = Step(-0.1, 0.01, 128, 16), Step(0.0, 0.01, 256, 16), Step(3.9, 1.4, 512, 16), Step(0.0, 0.01, 1024, 16)
-    line, options, *_ = card_lines(card(*steps))
+    line, first_command, *_ = card_lines(card(*steps))
     assert line == (
         "tiny: loss does not rise up to 256 tokens (trained: 256) and rises by 3.9 ±1.4 nats at 512; order is used up "
         "to 64 tokens back"
     )
-    assert options == "rescaling: –; base: –; heads: –"
+    assert first_command.startswith("– rescaling: posbench eval TINY")
     assert "may rise at 256 (+0.02 ±0.05 nats)" in card_lines(card(Step(0.02, 0.05, 256, 16)))[0]
     assert "too few windows" in card_lines(card(Step(0.02, 0.05, 256, 4)))[0]
+    few = card_lines(card(Step(0.0, 0.01, 256, 4), Step(3.9, 1.4, 512, 4)))[0]
+    assert "loss rises by 3.9 ±1.4 nats at 512 (4 windows); too few windows to say up to where" in few
 
 
 def test_a_base_that_is_not_certainly_better_is_not_called_better():

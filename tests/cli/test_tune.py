@@ -51,6 +51,34 @@ def test_a_search_trains_five_rates_and_then_the_best_two_and_resumes(posbench, 
     assert packed.out == again.out and not Path("runs/demo-tune").exists()
 
 
+def test_rates_do_not_depend_on_the_order_of_schemes_or_on_their_own_rates(posbench, short):
+    """The experiment's own rate is the middle one, whatever `train.lr_of` says of the schemes."""
+    words = [word for word in short if not word.startswith("train.lr=")]
+    rates = "train.lr_of={nope:1e-3,vo_rope:2e-3}"
+    tables = {posbench("tune", *words, rates, f"scheme={s}", "--left").out for s in ("nope,vo_rope", "vo_rope,nope")}
+    middle = compose([*words, "scheme=alibi"]).train.lr
+    for table in tables:
+        lines = [line for line in table.splitlines() if line.startswith("  seed 0 at")]
+        tried = [float(line.split()[3].rstrip(":")) for line in lines]
+        assert tried == pytest.approx([middle / 4, middle / 2, middle, 2 * middle, 4 * middle])
+
+
+def test_a_rate_that_the_user_typed_comes_before_one_in_a_file(posbench, short):
+    Path("own/scheme").mkdir(parents=True)
+    Path("own/scheme/mine.yaml").write_text("name: mine\nkind: nope\nlr: 7e-3\n")
+    words = [word for word in short if not word.startswith("train.lr=")] + ["--config-dir=own", "scheme=mine"]
+    assert compose(words).train.lr == 7e-3
+    assert compose([*words, "train.lr=1e-3"]).train.lr == 1e-3
+    assert compose([*words, "train.lr=1e-3", "scheme.lr=2e-3"]).train.lr == 2e-3
+
+
+def test_seeds_of_a_search_are_honoured_or_refused(posbench, short):
+    left = posbench("tune", *short, "scheme=nope", "seed=0,1,2", "--left")
+    assert "Left to train: 12 of 12 runs" in left.out and "to 3 seeds" in left.out
+    refusal = posbench("tune", *short, "scheme=nope", "seed=0,2,5", "--left").refusal
+    assert refusal.startswith("posbench: seed=0,2,5: a search has the seeds 0, 1, 2, ...")
+
+
 def search(planned=5, **rates):
     """Return a search with these losses by scheme, rate and seed."""
     rows = [
