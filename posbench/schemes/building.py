@@ -269,7 +269,7 @@ def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
 def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
     """Return a copy of a scheme with the option set in its parts without a window.
 
-    Raises: ConfigError if no part has the option.
+    A new `rescale` drops the `factor` of the one before it. Raises: ConfigError if no part has the option.
     """
 
     is_taken = False
@@ -282,6 +282,8 @@ def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict
         if has_option(part, option):
             is_taken = True
             with_changed_members[option] = value
+            if option == "rescale":
+                with_changed_members.pop("factor", None)
         return with_changed_members
 
     scheme = changed(entry)
