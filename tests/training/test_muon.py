@@ -40,6 +40,32 @@ def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
     assert orthogonal(torch.zeros(1, *shape), 5).eq(0).all(), "a gradient of 0 is no direction"
 
 
+@pytest.mark.parametrize("steps", [5, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 8), (400, 600)])
+def test_a_matrix_of_any_size_has_a_finite_update(shape, dtype, steps):
+    matrix = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    line = torch.ones(1, *shape)  # its one singular value is its norm
+    for exponent in range(-44, 20):
+        for direction in (matrix, line):
+            update = orthogonal((10.0**exponent * direction).to(dtype), steps)
+            assert update.isfinite().all() and update.norm() < 2 * math.sqrt(min(shape)), exponent
+
+
+def test_a_momentum_that_fades_leaves_the_weights_finite():
+    model, config = model_and_config("train.steps=1100")
+    optimizer = Muon(model, config.train)
+    take_step(model, optimizer, 0)
+    weights = optimizer.weights["blocks.0.ffn.down.weight"]
+    for t in range(1, 1100):
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.set_rate(t)
+        optimizer.step(healthy=torch.tensor(True))
+    assert weights.isfinite().all()
+
+
 def test_without_steps_only_the_size_is_that_of_an_orthogonal_matrix():
     matrices = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0))
     scaled = orthogonal(matrices, 0)
