@@ -135,18 +135,19 @@ class Kind(nn.Module, ABC):
         if gate is None:
             return None
         self._check_gate(gate, scheme)
-        # Later queries read neither the gates nor their sums, so nothing is cached.
+        # Sums are float64, because schemes take differences of long sums. Later queries may read neither the gates nor
+        # their sums: then nothing is cached.
         if cache is not None and not scheme.reads_earlier_gates:
-            sums = gate.cumsum(2)
+            sums = gate.cumsum(2, dtype=torch.float64)
             return Gates(gate, gate, sums, sums)
         gate_cache = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
         # A bias reads the gates of every earlier token; `locate` needs only the sum so far.
         if gate_cache is None or scheme.overrides("bias"):
             rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])
-            sums = rows.cumsum(2)
+            sums = rows.cumsum(2, dtype=torch.float64)
             # Cloned: FlexAttention computes a gradient only for a tensor that is indexed once.
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
-        sums = gate.cumsum(2)
+        sums = gate.cumsum(2, dtype=torch.float64)
         sums = sums + gate_cache.state[0] if gate_cache.state else sums
         gate_cache.state = (sums[:, :, -1:],)
         return Gates(gate, gate, sums, sums)

@@ -96,7 +96,7 @@ class Placement(NamedTuple):
 class Gates(NamedTuple):
     """Per-token values that a scheme computes, and their running sums (own token included), [B, G, rows, N] each.
 
-    G is the number of heads; in `Scheme.bias`, G = H.
+    G is the number of heads; in `Scheme.bias`, G = H. The sums are float64: their differences keep their digits.
     """
 
     # Queries and keys have separate tensors: FlexAttention computes a gradient only for a tensor indexed once.
