@@ -291,7 +291,7 @@ def prepare(
     ctx: typer.Context,
     words: Overrides = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare every byte of the cache with its checksum, not only sizes.")
+        bool, typer.Option("--check", help="Compare every byte of the cache, and of the text, with its checksum.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
