@@ -157,13 +157,14 @@ class Kind(nn.Module, ABC):
         if gate.ndim != 4 or gate.shape[1] not in (1, Hkv, H):
             raise ConfigError(
                 f"{type(scheme).__name__}.gate gives {list(gate.shape)}: it must give [B, G, T, N] with G of 1, "
-                f"{Hkv} (key heads) or {H} (heads)"
+                f"{Hkv} (shape.num_kv_heads) or {H} (shape.num_heads)"
             )
         # `locate` is then called a second time for the key heads, which cannot have H gates.
         if gate.shape[1] not in (1, Hkv) and scheme.overrides("locate") and {"k", "v"} & scheme.acts_on:
             raise ConfigError(
                 f"{type(scheme).__name__}.gate gives numbers for {gate.shape[1]} heads, but its locate also moves keys "
-                f"or values, which have {Hkv} heads: return G of 1 or {Hkv}"
+                f"or values, which have {Hkv} heads: return G of 1 or {Hkv} (here shape.num_heads={H} and "
+                f"shape.num_kv_heads={Hkv}; posbench verify has a model of its own, with fewer key heads than heads)"
             )
 
     def check_scheme(self, scheme: Scheme) -> None:

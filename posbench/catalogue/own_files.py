@@ -24,6 +24,7 @@ T = TypeVar("T")
 _MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
 _NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
+_OTHER_DTYPE = re.compile(r"dtype|scalar type|BFloat16")  # in torch's errors about numbers of two formats
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
 
 
@@ -182,12 +183,12 @@ def _execute(path: Path, name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = place_of(error)
+        text = explained(error)
         if isinstance(error, SyntaxError):
-            line = f"{path}, line {error.lineno}: "
+            text = f"{path}, line {error.lineno}: {text}"
         # A module that failed must not be found by the next import.
         del sys.modules[name]
-        raise ConfigError(f"{line}{type(error).__name__}: {error}") from error
+        raise ConfigError(text) from error
 
 
 def _place(path: Path) -> Path:
@@ -225,6 +226,15 @@ def place_of(error: BaseException) -> str:
     if not places:
         return ""
     return f"{places[-1].filename}, line {places[-1].lineno}: "
+
+
+def explained(error: BaseException) -> str:
+    """Return the kind and the text of an error, after its place in a file of the user, if it arose there."""
+    text = f"{place_of(error)}{type(error).__name__}: {error}"
+    # The commonest one: a parameter in float32 meets hidden states in bfloat16.
+    if place_of(error) and _OTHER_DTYPE.search(str(error)):
+        text += " (inputs may be bfloat16 or float64: convert them, such as x.to(self.w.dtype), with a parameter w)"
+    return text
 
 
 def digest(path: Path) -> str:

@@ -26,7 +26,7 @@ class Shape:
     num_heads: int  # H
     num_kv_heads: int  # Hkv
     head_dim: int  # D
-    num_layers: int = 1
+    num_layers: int = 1  # layers with attention
     context_length: int = 1024  # training context, tokens
     embedding_std: float = 0.02  # standard deviation of the token embeddings at initialisation
     attention: str = "softmax"  # the kind of attention
