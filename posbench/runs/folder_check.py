@@ -20,7 +20,7 @@ from posbench.model.architecture import Architecture
 from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
 from posbench.model.names import LAYER, PARTS, to_hugging_face
-from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, sizes
+from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, read_json, sizes
 from posbench.schemes.rescaling import LENGTH, ROPE_TYPES
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -61,7 +61,7 @@ def check_adapter(folder: Path) -> None:
     """Raise ConfigError if the folder has an adapter (LoRA), which posbench does not add to the weights."""
     if not (folder / _ADAPTER).is_file():
         return
-    content = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+    content = read_json(folder / _ADAPTER)
     without = ""
     if (folder / "model.safetensors").is_file():
         without = ", or delete the adapter's files to score the model without it"

@@ -130,6 +130,14 @@ def test_keys_of_a_rotation_that_are_not_used_are_named(tmp_path):
     assert line.endswith("has rotation keys that rope_type=linear does not use: attn_factor")
 
 
+def test_a_broken_adapter_is_named(tmp_path):
+    saved(tmp_path / "theirs", "Llama")
+    for content in ("{", "[1]", ""):
+        (tmp_path / "theirs" / "adapter_config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"adapter_config\.json is not a JSON object"):
+            start(tmp_path / "theirs")
+
+
 @pytest.mark.parametrize("missing", [(), ("model.safetensors",), ("model.safetensors", "config.json")])
 def test_an_adapter_is_refused(missing, tmp_path):
     folder = tmp_path / "adapted"

@@ -5,12 +5,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.model.decoder import build_model
+from posbench.reporting.report import report
 from posbench.runs.fingerprints import identity
 from posbench.training import train
 from posbench.training.optimizers import AdamW, Muon, optimizer_class
@@ -233,6 +236,32 @@ def test_an_optimizer_of_ones_own_is_one_class_in_a_file(config, tmp_path, monke
     with pytest.raises(ConfigError, match=r"mine\.py has no Optimizer 'Sing'.*did you mean 'Sign'"):
         train(config("train.optimizer=mine.py:Sing", "experiment_name=other"))
     assert optimizer_class("adamw") is AdamW
+
+
+def test_what_an_own_optimizer_records_is_said_and_stands_in_the_report(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from posbench.training.optimizers import AdamW\n\n\n"
+        "class Named(AdamW):\n"
+        "    record = {'kind': 'x', 'loss': 7.0, 'shares': [1, 2]}\n"
+    )
+    run = train(config("train.optimizer=mine.py:Named", "train.steps=2"))
+    assert "train.optimizer=mine.py:Named: kind=x, loss=7.0, shares=[1, 2]" in capsys.readouterr().err
+    report(run.path.parents[1], output=tmp_path / "report", console=Console(quiet=True))
+    rows = pd.read_csv(tmp_path / "report" / "runs.csv")
+    assert rows["optimizer.kind"].tolist() == ["x"] and rows["optimizer.loss"].tolist() == [7.0]
+    assert rows["loss"].tolist() == [run.manifest.loss]
+    columns = pd.read_csv(tmp_path / "report" / "columns.csv")
+    assert "optimizer.kind" in columns["column"].tolist()
+
+
+@pytest.mark.parametrize(("optimizer", "has_momentum"), [("adamw", False), ("muon", True)])
+def test_a_report_lists_only_settings_that_the_optimizer_reads(optimizer, has_momentum, config, tmp_path):
+    run = train(config(f"train.optimizer={optimizer}", "train.steps=2"))
+    report(run.path.parents[1], output=tmp_path / "report", console=Console(quiet=True))
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"optimizer={optimizer}" in text and "matrix_lr_factor" not in text
+    assert ("momentum=0.95" in text) == ("ns_steps=5" in text) == has_momentum
 
 
 @pytest.mark.parametrize("weight_decay", [0.1, 0.0])
