@@ -98,7 +98,9 @@ def main() -> None:
     # machine at least fifteen times slower (docs/internals/decisions.md). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     write_unread_output()
-    if is_worker():
+    with _exit_on_error():
+        is_one_of_several = is_worker()
+    if is_one_of_several:
         end_with(_application)
     _application()
 

@@ -51,7 +51,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def explained(error: OSError) -> str:
     """Return a sentence on an error of a file: its name, the reason and, for a full disk, a remedy."""
     reason = error.strerror or str(error)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.filename}: {reason}" if error.filename else str(error)
     folder = Path(error.filename).parent if error.filename else "a file"
     return (
