@@ -26,7 +26,7 @@ from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.schemes.rescaling import LENGTH
 from posbench.schemes.rotary import Rotary
-from posbench.system.files import folder_beside, publish_folder, write_text
+from posbench.system.files import DISK_FULL, folder_beside, publish_folder, write_text
 
 TOLERANCE = 1e-4  # share of the largest logit: float32 rounding in a dozen layers or more, with angles in float32
 _COMPARED_TOKENS = 256
@@ -99,8 +99,12 @@ def export_model(
 def _full_disk_explained(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:  # safetensors raises its own error if the disk is full
+    except SafetensorError as error:  # its own error, also if the disk is full
         raise ConfigError(f"{folder} cannot be written ({error}): make room and give the same command again") from error
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder / "model.safetensors")) from error
 
 
 def _in_transformers(

@@ -207,7 +207,8 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
         sum_of(temporary, sync=True)
         temporary.rename(output)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(output)) from error  # writing names no file
+        # Writing names no file, and reading a run does.
+        raise OSError(error.errno, error.strerror or str(error), error.filename or str(output)) from error
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(output.parent)

@@ -313,8 +313,8 @@ class Run:
                 data = data | {name: parsed_option[name]}
             elif name.startswith(f"{FULL_ATTENTION}."):
                 # An option for the layers without a window: `inner` is its name there.
-                [inner] = parsed_option[FULL_ATTENTION]
-                scheme = with_option_in_full_attention(scheme, inner, parsed_option[FULL_ATTENTION][inner])
+                inner = name.removeprefix(f"{FULL_ATTENTION}.")
+                scheme = with_option_in_full_attention(scheme, inner, OmegaConf.select(parsed_option, name))
             # A setting inside another, such as `rescale.beta_fast`.
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), parsed_option))

@@ -93,6 +93,7 @@ def test_an_option_for_layers_without_a_window_changes_only_these(config):
         (f"{option}=pi",): {"rope_type": "linear", "factor": None},  # not the factor of the trained rescaling
         ("full_attention.factor=4", f"{option}=pi"): {"rope_type": "linear", "factor": 4},
         (f"{option}={{rope_type: linear, factor: 2}}",): {"rope_type": "linear", "factor": 2},
+        (f"{option}={{rope_type: linear, factor: 2}}", f"{option}.factor=3"): {"rope_type": "linear", "factor": 3},
         (f"{option}=null",): None,
     }.items():
         near, far = run.load_model(under=under).scheme
