@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers --shape A --rounds 5 --output peers.json
 
-A step is forward, backward, clipping at norm 1 and AdamW with decay, on the same random tokens. All contenders run in
+A step is forward, backward, clipping at norm 1 and an update with decay by one optimizer for all contenders, AdamW or
+(`--optimizer muon`) torch's Muon and ours, on the same random tokens. All contenders run in
 one process, with the same threads and the same allocator settings, one after the other in each round; figures are
 medians over rounds. Hugging Face's Llama starts from the weights of `qk_rope`, and its first loss must be the same to
 rounding; the others have the same widths, layers and vocabulary, and their own initial weights (benchmarks/README.md).
@@ -68,7 +69,10 @@ class Ours:
 
 
 class Theirs:
-    """A contender from another library: a module from tokens to logits, under autocast for bfloat16, and AdamW."""
+    """A contender from another library: a module from tokens to logits, under autocast for bfloat16.
+
+    With Muon, it trains the matrices that ours trains, those of the layers, and AdamW the rest.
+    """
 
     def __init__(
         self,
@@ -78,25 +82,44 @@ class Theirs:
         compiled: bool,
         fused: bool | None,
         device: Device,
+        optimizer: str = "adamw",
     ) -> None:
         self.model, self.logits, self.device = model.to(device.torch), logits, device
         self.autocast = dtype == "bfloat16"
         self.called = torch.compile(self.model) if compiled else self.model
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+        of_muon = layer_matrices(model) if optimizer == "muon" else []
+        rest = [p for p in model.parameters() if all(p is not matrix for matrix in of_muon)]
+        matrices, vectors = ([p for p in rest if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=fused)
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=fused)
+        ]
+        if of_muon:
+            self.optimizers.append(
+                torch.optim.Muon(of_muon, lr=1e-3, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+            )
 
     def step(self, tokens: Tensor) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         context = torch.autocast(self.device.torch.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
         with context:
             logits = self.logits(self.called(tokens[:, :-1]))
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss.detach()
+
+
+def layer_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the matrices of a model's layers: those of its linear modules without embeddings and the output table."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    # The output table has a row for each token, as has the largest embedding table.
+    vocab = max(module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding))
+    return [module.weight for module in linear if id(module.weight) not in tables and module.out_features != vocab]
 
 
 def huggingface(shape: Shape) -> tuple[nn.Module, Callable[[Any], Tensor]]:
@@ -240,6 +263,7 @@ def contenders(
     device: Device,
     builders: Executor,
     overrides: Sequence[str] = (),
+    optimizer: str = "adamw",
 ) -> dict[str, Callable[[], Any]]:
     """Return the functions that build the contenders, by name, posbench's first. Skip peers that are not installed.
 
@@ -260,7 +284,7 @@ def contenders(
     for (scheme, config), architecture in zip(chosen, architectures, strict=True):
         model = builders.submit(build_model, config, shape.vocab, architecture)
         makers[f"posbench {scheme}" + _suffix(compiled[-1])] = partial(
-            Ours, shape, scheme, dtype, compiled[-1], model, overrides
+            Ours, shape, scheme, dtype, compiled[-1], model, [*overrides, f"train.optimizer={optimizer}"]
         )
     for name, (package, make) in PEERS.items():
         if not any(part in name for part in parts):
@@ -272,7 +296,8 @@ def contenders(
             continue
         for is_compiled in compiled:
             if not (is_compiled and name in NEVER_COMPILED):
-                makers[name + _suffix(is_compiled)] = partial(_peer, make, shape, dtype, is_compiled, fused, device)
+                peer = partial(_peer, make, shape, dtype, is_compiled, fused, device, optimizer)
+                makers[name + _suffix(is_compiled)] = peer
     return makers
 
 
@@ -280,10 +305,12 @@ def _suffix(compiled: bool) -> str:
     return ", compiled" if compiled else ""
 
 
-def _peer(make: Any, shape: Shape, dtype: str, compiled: bool, fused: bool | None, device: Device) -> Theirs:
+def _peer(
+    make: Any, shape: Shape, dtype: str, compiled: bool, fused: bool | None, device: Device, optimizer: str
+) -> Theirs:
     torch.manual_seed(0)
     model, logits = make(shape)
-    return Theirs(model, logits, dtype, compiled, fused, device)
+    return Theirs(model, logits, dtype, compiled, fused, device, optimizer)
 
 
 @dataclass(frozen=True)
@@ -321,13 +348,14 @@ def compare(
     fused: bool | None = True,
     alone: bool = False,
     overrides: Sequence[str] = (),
+    optimizer: str = "adamw",
     report: Callable[[dict[str, list[float]]], object] = lambda rates: None,
 ) -> dict[str, Any]:
     """Measure tokens per second of every contender, medians over rounds, which alternate between contenders.
 
     Arguments: alone, whether to hold and measure one contender at a time, because large models do not fit into memory
-    together; overrides, of our configuration; report, called with the rates so far after each round, in case it is the
-    last.
+    together; overrides, of our configuration; optimizer, of all contenders; report, called with the rates so far after
+    each round, in case it is the last.
     Returns: the results. `failed` has the reason for each contender that failed; the others are measured all the same.
     """
     if keep:
@@ -338,7 +366,7 @@ def compare(
     tokens = torch.randint(shape.vocab, (shape.batch, shape.context + 1), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(device.torch)
     builders = ThreadPoolExecutor(4)
-    makers = contenders(shape, dtype, compiled, fused, only, device, builders, overrides)
+    makers = contenders(shape, dtype, compiled, fused, only, device, builders, overrides, optimizer)
     # Threads that have called OpenMP keep workers of their own. With more workers than cores, OpenMP lets all of them
     # sleep between two parallel regions, and a small step takes twice its time.
     builders.shutdown()
@@ -359,6 +387,7 @@ def compare(
         "dtype": dtype,
         "freed_memory_kept": keep,
         "alone": alone,
+        "optimizer": optimizer,
         "peers_adamw": "fused" if fused else "torch's default",
         "device": device.describe(),
         "rounds": rounds,
@@ -461,7 +490,8 @@ def show(result: dict[str, Any]) -> None:
         f"\nShape {result['shape']}: {result['layers']} layers of {result['width']}, vocabulary {result['vocab']}, "
         f"context {result['context']}, batch {result['batch']};\n"
         f"{result['dtype']}, {result['device']['threads']} threads, matmul {rate:,.0f} GFLOP/s, "
-        f"{result['rounds']} rounds of {result['steps_a_round']} steps\n"
+        f"{result['rounds']} rounds of {result['steps_a_round']} steps; all contenders are trained by "
+        f"{result['optimizer']}\n"
     )
     print("| contender | tokens/s | least to most | to Llama | MFU | of datasheet |\n|---|---:|---:|---:|---:|---:|")
     for name, row in result["contenders"].items():
@@ -491,12 +521,22 @@ def main() -> None:
     parser.add_argument(
         "--default-adamw", action="store_true", help="use torch's default AdamW for peers, not the fused one"
     )
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of all contenders")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     compiled = [False] if args.eager else [False, True]
     fused = None if args.default_adamw else True
     result = compare(
-        args.shape, args.dtype, compiled, args.rounds, args.steps, args.only, not args.free, fused, args.alone
+        args.shape,
+        args.dtype,
+        compiled,
+        args.rounds,
+        args.steps,
+        args.only,
+        not args.free,
+        fused,
+        args.alone,
+        optimizer=args.optimizer,
     )
     show(result)
     if args.output:

@@ -39,8 +39,9 @@ SHAPES = {
 
 
 def config_of(shape: Shape, scheme: str, dtype: str, compiled: bool, more: Sequence[str] = ()) -> Config:
-    """Return the posbench configuration of a shape, with the overrides `more`."""
-    overrides = [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
+    """Return the posbench configuration of a shape, with AdamW unless the overrides `more` name another optimizer."""
+    overrides = ["train.optimizer=adamw"]
+    overrides += [f"scheme={scheme}", f"model.num_layers={shape.layers}", f"model.d_model={shape.width}"]
     overrides += [f"model.num_heads={shape.heads}", f"train.context_length={shape.context}"]
     overrides += [f"train.batch_size={shape.batch}", f"train.dtype={dtype}", f"train.compile={compiled}"]
     return compose([*overrides, *([f"model.ffn_dim={shape.ffn}"] if shape.ffn else []), *more])

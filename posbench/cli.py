@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbench.analysis.options import JudgeOptions
+from posbench.catalogue import own_files
 from posbench.catalogue.choices import choices
-from posbench.catalogue.own_files import place_of, trust_file
+from posbench.catalogue.own_files import trust_file
 from posbench.config import Config, ConfigError
 from posbench.evaluation.request import Request
 from posbench.reporting.options import ReportOptions
@@ -97,7 +98,9 @@ def main() -> None:
     # machine at least fifteen times slower (docs/internals/decisions.md). OpenMP reads this when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     write_unread_output()
-    if is_worker():
+    with _exit_on_error():
+        is_one_of_several = is_worker()
+    if is_one_of_several:
         end_with(_application)
     _application()
 
@@ -133,9 +136,9 @@ def _exit_on_error() -> Iterator[None]:
         _fail(error, 2, explained(error))
     except Exception as error:
         # An error in the user's own file is the user's to fix, so it needs no traceback.
-        place = place_of(error)
-        hint = "" if place else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"
-        _fail(error, 2 if place else 1, f"{place}{type(error).__name__}: {error}{hint}")
+        is_users = bool(own_files.place_of(error))
+        hint = "" if is_users else "\n(set POSBENCH_TRACEBACK=1 to see the traceback)"
+        _fail(error, 2 if is_users else 1, f"{own_files.explained(error)}{hint}")
 
 
 def _fail(error: Exception, status: int, message: str = "") -> None:
@@ -291,7 +294,7 @@ def prepare(
     ctx: typer.Context,
     words: Overrides = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare every byte of the cache with its checksum, not only sizes.")
+        bool, typer.Option("--check", help="Compare every byte of the cache, and of the text, with its checksum.")
     ] = False,
     config_dir: ConfigDir = None,
 ) -> None:

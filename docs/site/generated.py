@@ -31,8 +31,9 @@ from posbench.reporting.options import ReportOptions
 from posbench.reporting.report import page_of
 from posbench.reporting.text import markdown
 from posbench.runs import Run, find_runs
-from posbench.schemes.base import HOOKS, LOOKING_BACK, Gates, Placement, Scheme
+from posbench.schemes.base import HOOKS, LOOKING_BACK, Gates, Placement, Scheme, Shape
 from posbench.system.console import console
+from posbench.verify import MODEL
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference"
@@ -163,6 +164,9 @@ def hooks_page() -> str:
         for name, method in vars(Placement).items()
         if inspect.isfunction(method) and not name.startswith("_") and name != "past" and inspect.getdoc(method)
     ]
+    sizes = [[f"`shape.{name}`", comment] for name, _, comment in class_attributes(Shape)]
+    sizes.append(["`shape.positions_length`", inspect.getdoc(Shape.positions_length) or ""])
+    verify_model = ", ".join(f"`{word.removeprefix('model.')}`" for word in MODEL if word.startswith("model."))
     return page(
         "Hooks and attributes of a scheme",
         "posbench/schemes/base.py",
@@ -175,6 +179,9 @@ def hooks_page() -> str:
         table(["of `at`", "what it does"], placement),
         "`gates`: " + text_of(Gates),
         table(["field", ""], [[f"`gates.{name}`", "[B, H, rows, N]"] for name in Gates._fields]),
+        "## What the constructor gets",
+        "`shape`: " + text_of(Shape) + f" `posbench verify` has a decoder of its own, with {verify_model}.",
+        table(["field", "what it is"], sizes),
     )
 
 
@@ -186,10 +193,11 @@ def class_attributes(cls: type) -> list[tuple[str, str, str]]:
     assert isinstance(definition, ast.ClassDef)
     found = []
     for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = lines[node.end_lineno - 1].partition("  # ")[2]  # type: ignore[operator]
             if comment and not node.target.id.startswith("_"):
-                found.append((node.target.id, ast.unparse(node.value), comment))
+                default = "" if node.value is None else ast.unparse(node.value)
+                found.append((node.target.id, default, comment))
     return found
 
 

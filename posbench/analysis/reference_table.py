@@ -74,7 +74,14 @@ def check_same_losses(reference: Path, console: Console) -> None:
 
     Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
-    run = baseline_of(reference)
+    # The weights from which other runs went on are not in the reference.
+    if all(run.manifest.continued for run in find_runs(reference)):
+        console.out(
+            f"{reference.name}: its runs went on from other runs, so that its first losses cannot be computed again "
+            "here; only the settings are compared"
+        )
+        return
+    run = baseline_of(reference, may_continue=False)
     manifest, config = run.manifest, run.config
     # Code changes between releases: the first training losses show whether this release computes the same. The recorded
     # mean is the first one logged, by default over ten steps (`train.log_every`).
@@ -119,9 +126,12 @@ def check_same_losses(reference: Path, console: Console) -> None:
         console.out("On a different processor, losses agree to about six digits at first and to fewer later in a run.")
 
 
-def baseline_of(reference: Path) -> Run:
-    """Return the baseline scheme's run with the lowest seed, or any scheme's. Raises: ConfigError without runs."""
-    runs = find_runs(reference)
+def baseline_of(reference: Path, may_continue: bool = True) -> Run:
+    """Return the baseline scheme's run with the lowest seed, or any scheme's. Raises: ConfigError without runs.
+
+    Arguments: may_continue, whether it may be a run that went on from another one.
+    """
+    runs = [run for run in find_runs(reference) if may_continue or not run.manifest.continued]
     if not runs:
         raise ConfigError(f"--beside {reference} contains no runs: give the folder or the pack of an experiment")
     baseline = runs[0].config.experiment.baseline

@@ -29,6 +29,7 @@ from posbench.runs.fingerprints import comparable_fingerprint, flat
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
+_OF_MUON = ("muon_share", "own_matrices")  # columns of what Muon records; those of other optimizers are optimizer.*
 SETTINGS = ("model.", "train.", "scheme.", "device.", "data.")  # groups of the configuration whose fields are columns
 FINGERPRINTS = ("data", "tokenizer", "config", "code", "initial_weights", "batches")
 
@@ -200,8 +201,10 @@ def _trained(manifest: Manifest, logged: Sequence[Mapping[str, Any]]) -> dict[st
     row["epochs"] = _number(manifest.epochs)
     row["parameters"] = sum(manifest.num_parameters.values())
     for name, value in (manifest.optimizer or {}).items():
-        if name != "dtype":  # the column of this name is the number format of training
+        if name in _OF_MUON:
             row[name] = value
+        elif name != "dtype":  # Muon's; the column of this name is the number format of training
+            row[f"optimizer.{name}"] = _plain(value)
     row["training_flops"] = _number(manifest.training_flops)
     if manifest.costs:
         row |= {name: _number(value) for name, value in asdict(manifest.costs).items()}

@@ -355,7 +355,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
-        return s + bias(b, h, i, j)  # in float32, which slopes times positions need
+        return s + bias(b, h, i, j).to(s.dtype)  # in float32, which slopes times positions need
 
     T = q.shape[2]
     if window is None and first is None:

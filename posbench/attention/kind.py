@@ -135,18 +135,19 @@ class Kind(nn.Module, ABC):
         if gate is None:
             return None
         self._check_gate(gate, scheme)
-        # Later queries read neither the gates nor their sums, so nothing is cached.
+        # Sums are float64, because schemes take differences of long sums. Later queries may read neither the gates nor
+        # their sums: then nothing is cached.
         if cache is not None and not scheme.reads_earlier_gates:
-            sums = gate.cumsum(2)
+            sums = gate.cumsum(2, dtype=torch.float64)
             return Gates(gate, gate, sums, sums)
         gate_cache = None if cache is None else cache.gates.setdefault(path, type(cache)(cache.length))
         # A bias reads the gates of every earlier token; `locate` needs only the sum so far.
         if gate_cache is None or scheme.overrides("bias"):
             rows = gate if gate_cache is None else cast(Tensor, gate_cache.append(gate)[0])
-            sums = rows.cumsum(2)
+            sums = rows.cumsum(2, dtype=torch.float64)
             # Cloned: FlexAttention computes a gradient only for a tensor that is indexed once.
             return Gates(gate, rows.clone(), sums[:, :, -gate.shape[2] :], sums.clone())
-        sums = gate.cumsum(2)
+        sums = gate.cumsum(2, dtype=torch.float64)
         sums = sums + gate_cache.state[0] if gate_cache.state else sums
         gate_cache.state = (sums[:, :, -1:],)
         return Gates(gate, gate, sums, sums)
@@ -156,13 +157,14 @@ class Kind(nn.Module, ABC):
         if gate.ndim != 4 or gate.shape[1] not in (1, Hkv, H):
             raise ConfigError(
                 f"{type(scheme).__name__}.gate gives {list(gate.shape)}: it must give [B, G, T, N] with G of 1, "
-                f"{Hkv} (key heads) or {H} (heads)"
+                f"{Hkv} (shape.num_kv_heads) or {H} (shape.num_heads)"
             )
         # `locate` is then called a second time for the key heads, which cannot have H gates.
         if gate.shape[1] not in (1, Hkv) and scheme.overrides("locate") and {"k", "v"} & scheme.acts_on:
             raise ConfigError(
                 f"{type(scheme).__name__}.gate gives numbers for {gate.shape[1]} heads, but its locate also moves keys "
-                f"or values, which have {Hkv} heads: return G of 1 or {Hkv}"
+                f"or values, which have {Hkv} heads: return G of 1 or {Hkv} (here shape.num_heads={H} and "
+                f"shape.num_kv_heads={Hkv}; posbench verify has a model of its own, with fewer key heads than heads)"
             )
 
     def check_scheme(self, scheme: Scheme) -> None:

@@ -24,7 +24,9 @@ T = TypeVar("T")
 _MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
 _NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
+_OTHER_DTYPE = re.compile(r"dtype|scalar type|BFloat16")  # in torch's errors about numbers of two formats
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
+_stand_ins: set[Path] = set()  # those of them that were named for runs whose files are elsewhere (--scheme-file)
 
 
 class SchemeFile(NamedTuple):
@@ -118,6 +120,7 @@ def trust_file(path: Path) -> None:
     # A missing file is refused here, and not when it is imported.
     digest(path)
     _trusted.add(path.expanduser().resolve())
+    _stand_ins.add(path.expanduser().resolve())
 
 
 def trust_recorded(recorded: Iterable[str]) -> None:
@@ -135,11 +138,16 @@ def recorded_files(row: Any) -> dict[str, str]:
 
 
 def changed_files(recorded: Mapping[str, str]) -> list[str]:
-    """Return the paths in `recorded` ({path: SHA-256}) whose files have changed.
+    """Return the paths in `recorded` ({path: SHA-256}) whose files have changed, or of the files in their place.
 
     Raises: ConfigError if a file is missing or not trusted.
     """
-    return [name for name, sha in recorded.items() if digest(_place(Path(name))) != sha]
+    changed = []
+    for name, sha in recorded.items():
+        place = _place(Path(name))
+        if digest(place) != sha:
+            changed.append(name if place == Path(name).expanduser().resolve() else str(place))
+    return changed
 
 
 def source(path: Path) -> str:
@@ -182,12 +190,12 @@ def _execute(path: Path, name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = place_of(error)
+        text = explained(error)
         if isinstance(error, SyntaxError):
-            line = f"{path}, line {error.lineno}: "
+            text = f"{path}, line {error.lineno}: {text}"
         # A module that failed must not be found by the next import.
         del sys.modules[name]
-        raise ConfigError(f"{line}{type(error).__name__}: {error}") from error
+        raise ConfigError(text) from error
 
 
 def _place(path: Path) -> Path:
@@ -199,9 +207,9 @@ def _place(path: Path) -> Path:
     place = path.expanduser().resolve()
     if place in _trusted:
         return place
-    # The run was trained elsewhere: a file of the same name that the user named stands in.
+    # The run was trained elsewhere: a file of the same name that the user named for it stands in.
     if not place.exists():
-        for file in _trusted:
+        for file in sorted(_stand_ins & _trusted):
             if file.name == path.name:
                 return file
     in_run_folder = _is_in_run_folder(place)
@@ -225,6 +233,15 @@ def place_of(error: BaseException) -> str:
     if not places:
         return ""
     return f"{places[-1].filename}, line {places[-1].lineno}: "
+
+
+def explained(error: BaseException) -> str:
+    """Return the kind and the text of an error, after its place in a file of the user, if it arose there."""
+    text = f"{place_of(error)}{type(error).__name__}: {error}"
+    # The commonest one: a parameter in float32 meets hidden states in bfloat16.
+    if place_of(error) and _OTHER_DTYPE.search(str(error)):
+        text += " (inputs may be bfloat16 or float64: convert them, such as x.to(self.w.dtype), with a parameter w)"
+    return text
 
 
 def digest(path: Path) -> str:

@@ -368,7 +368,9 @@ def _continue(mapping: dict[str, Any]) -> None:
         if "scheme.rescale" in keys:
             source_scheme = without_option(source_scheme, "factor")
         options = options_of("scheme")
-        for option, value in (options.pop(FULL_ATTENTION, None) or {}).items():
+        full_attention = options.pop(FULL_ATTENTION, None) or {}
+        # A factor after the rescaling that it is for.
+        for option, value in sorted(full_attention.items(), key=lambda item: item[0] == "factor"):
             source_scheme = with_option_in_full_attention(source_scheme, option, value)
         for option, value in options.items():
             source_scheme = with_option(source_scheme, option, value)

@@ -25,7 +25,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep, Sweep
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -48,7 +48,7 @@ from posbench.composition.compose import (
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
 from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table, write_unread_output
-from posbench.system.signals import CommandSignals, Stopped, ending_with_command
+from posbench.system.signals import CommandSignals, Stopped, ending_with_command, launch_number
 
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
@@ -283,7 +283,7 @@ class PosbenchSweeper(Sweeper):
 
         Raises: ConfigError before the first job if a job is refused.
         """
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if launch_number("WORLD_SIZE", 1) != 1:
             raise ConfigError("a sweep (-m) cannot run under torchrun: give each run its own torchrun")
         values = swept_values(self.master)
         # As keys of a dict, so that equal combinations make one job.
@@ -531,11 +531,29 @@ def swept_values(composed: DictConfig) -> dict[str, list[str]]:
     values = {}
     for key, override in overrides.items():
         if override.is_sweep_override():
+            _refuse_sweeps_of_sweeps(key, override)
             # Hydra escapes a colon in a value, which `my_scheme.py:Faded` has.
             values[key] = [f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator()]
         else:
             values[key] = [str(override.input_line)]
     return values
+
+
+def _refuse_sweeps_of_sweeps(key: str, override: Override) -> None:
+    # Hydra cannot take `range(0,2),1`, and says so in words about its own types.
+    value: Any = override.value()
+    if isinstance(value, IntervalSweep):
+        raise ConfigError(f"{override.input_line}: a sweep takes single values: write {key}={value.start},{value.end}")
+    if not isinstance(value, ChoiceSweep) or not any(isinstance(item, Sweep) for item in value.list):
+        return
+    listed: list[Any] = []
+    for item in value.list:
+        if isinstance(item, RangeSweep):
+            listed += item.range()
+        else:
+            listed += item.list if isinstance(item, ChoiceSweep) else [item]
+    values = ",".join(dict.fromkeys(map(str, listed)))
+    raise ConfigError(f"{override.input_line}: write {key}={values}")
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:

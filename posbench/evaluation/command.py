@@ -80,7 +80,9 @@ def evaluate_runs(
         # n-gram models of the same batches, for comparison.
         if request.wants_ngrams:
             failed = set(chain.from_iterable(failures.values()))
-            text_runs = [run for run in scorable if run.name not in failed and not run.config.is_task]
+            scored_runs = [run for run in scorable if run.name not in failed]
+            # A subject was trained on other batches, which are not known.
+            text_runs = [run for run in scored_runs if not run.config.is_task and run.manifest.subject is None]
             add_ngrams(text_runs, partial(corpus_for, data=None, notice=say_once), console.out, request.again)
     # Also after Ctrl-C: what was scored is shown.
     finally:

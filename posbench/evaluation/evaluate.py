@@ -195,8 +195,9 @@ def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: S
     import torch
 
     scorer = _SubjectScorer(run, corpus, replace(request, under=()))
-    model = scorer.model(_TRIAL, scorer.device())
-    tokens = torch.full((1, _TRIAL), 0, device=model.device)
+    length = min(_TRIAL, scorer.longest or _TRIAL)  # a model with a table of positions reads no more
+    model = scorer.model(length, scorer.device())
+    tokens = torch.full((1, length), 0, device=model.device)
     seconds = []
     for _ in range(2):  # the first one also fills caches
         began = time.perf_counter()
@@ -204,8 +205,8 @@ def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: S
             model.nll(tokens, tokens, last=1)
         seconds.append(time.perf_counter() - began)
     notice(
-        f"{run.config.scheme.name}: {total:,} tokens to read, about {_duration(seconds[-1] * total / _TRIAL)} "
-        f"(at the speed of a window of {_TRIAL}; long ones are slower; --length and evaluation.windows decide)"
+        f"{run.config.scheme.name}: {total:,} tokens to read, about {_duration(seconds[-1] * total / length)} "
+        f"(at the speed of a window of {length}; long ones are slower; --length and evaluation.windows decide)"
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers import Tokenizer, processors
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -24,7 +26,7 @@ from posbench.model.decoder import Decoder
 from posbench.runs import Run
 from posbench.schemes.rescaling import LENGTH
 from posbench.schemes.rotary import Rotary
-from posbench.system.files import folder_beside, publish_folder, write_text
+from posbench.system.files import DISK_FULL, folder_beside, publish_folder, write_text
 
 TOLERANCE = 1e-4  # share of the largest logit: float32 rounding in a dozen layers or more, with angles in float32
 _COMPARED_TOKENS = 256
@@ -76,7 +78,7 @@ def export_model(
     stock = transformers_model(model.eval())
     longest = longest_read(model, as_trained)
     logging.disable_progress_bar()  # saving and loading take about a second
-    with folder_beside(folder) as temporary:
+    with _full_disk_explained(folder), folder_beside(folder) as temporary:
         theirs = _in_transformers(model, config, tokenizer, stock, longest)
         theirs.generation_config = GenerationConfig(**special_tokens(tokenizer), use_cache=stock is not None)
         # Written beside the target first, so that an error leaves no half export.
@@ -91,6 +93,18 @@ def export_model(
         write_text(temporary / "README.md", _readme(result, config, name, tokenizer))
         publish_folder(temporary, folder)
     return result
+
+
+@contextmanager
+def _full_disk_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:  # its own error, also if the disk is full
+        raise ConfigError(f"{folder} cannot be written ({error}): make room and give the same command again") from error
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder / "model.safetensors")) from error
 
 
 def _in_transformers(

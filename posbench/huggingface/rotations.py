@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posbench.config import ConfigError
-from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_values
 from posbench.schemes.rotary import inverse_frequencies
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
@@ -151,6 +151,7 @@ def _changed(
                 f"{name} has rope_type={changed['rope_type']}, which has no {wrong[0]} ({', '.join(keys)})"
             )
         changed |= own_keys
+        check_values(changed)
     if "factor" in options and "rescale" not in options:
         raise ConfigError(f"--under factor={options['factor']} needs a rescaling for {name}: add --under rescale=yarn")
     # A whole new rescaling.

@@ -23,6 +23,7 @@ from posbench.config.units import number, short_length
 from posbench.evaluation.protocols.section import Section, Table
 from posbench.reporting import figures as pictures
 from posbench.reporting.text import as_text, latex, markdown, words
+from posbench.system.files import write_bytes
 from posbench.version import __version__
 
 MOST_ROWS = 40  # rows of a table shown on the terminal
@@ -119,8 +120,7 @@ def write(target: Path, page: Page, is_latex: bool) -> list[Path]:
         files |= {f"latex/{name}.tex": text.encode() for name, text in latex_tables(page.sections).items()}
         files |= {f"latex/{stem}.pdf": pictures.encode(figure, "pdf") for stem, figure in figures.items()}
     for name, data in files.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        (target / name).write_bytes(data)
+        write_bytes(target / name, data)
     return [target / name for name in files]
 
 

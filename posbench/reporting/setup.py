@@ -13,6 +13,7 @@ from posbench.analysis.table import config_of, scheme_settings, settings_of
 from posbench.catalogue.choices import choices, read_row
 from posbench.config import chosen_experiment
 from posbench.config.units import short_count
+from posbench.runs.fingerprints import settings_in_use
 
 
 def continued(runs: pd.DataFrame) -> dict[str, list[str]]:
@@ -92,6 +93,8 @@ def _settings(config: Mapping[str, Any], *groups: str) -> str:
     shown = []
     for name in groups:
         settings = config.get(name) or {}
+        if name == "train" and "optimizer" in settings:
+            settings = {"optimizer": settings["optimizer"], **settings_in_use(settings)}
         shown += [f"{key}={value}" for key, value in settings.items() if value and key not in HIDDEN_SETTINGS]
     return ", ".join(shown)
 

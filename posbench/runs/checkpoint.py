@@ -116,14 +116,17 @@ def check(checkpoint: Path, expected: dict[str, str] | None = None) -> None:
 
     Arguments: expected, {file: SHA-256}, to check only these files.
     """
+    name = SUMS
     try:
         expected_sums = expected or _sums(checkpoint)
         for name in expected or (STATE, MODEL, OPTIMIZER, METRICS):
             # A file that SHA256SUMS does not list counts as damaged.
             if sum_of(checkpoint / name) != expected_sums.get(name):
                 raise TornCheckpoint(f"{name} does not match its checksum")
+    except FileNotFoundError:
+        raise TornCheckpoint(f"{name} is missing") from None
     except OSError as error:
-        raise TornCheckpoint(f"{Path(error.filename).name} is missing") from None
+        raise TornCheckpoint(f"{name} cannot be read: {error.strerror or error}") from None
 
 
 def _sums(checkpoint: Path) -> dict[str, str]:

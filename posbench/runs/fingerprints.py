@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache
@@ -59,6 +60,15 @@ def digest(content: bytes | str) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+def settings_in_use(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `train` that its optimizer reads, without newer ones that are as older runs had them."""
+    used = {key: value for key, value in train.items() if TRAIN_DEFAULTS.get(key) != value}
+    # Without an entry the optimizer is AdamW, the default.
+    if "optimizer" not in used:
+        used = {key: value for key, value in used.items() if key not in _MUON_SETTINGS}
+    return used
+
+
 def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide what a run computes, {`group.field`: value}.
 
@@ -67,10 +77,7 @@ def identity(config: Config, device: dict[str, Any]) -> dict[str, Any]:
     """
     mapping = config.to_mapping()
     train = {key: value for key, value in mapping["train"].items() if key not in _TRAIN_NOT_IN_IDENTITY}
-    train = {key: value for key, value in train.items() if TRAIN_DEFAULTS.get(key) != value}
-    # Without an entry the optimizer is AdamW, the default.
-    if "optimizer" not in train:
-        train = {key: value for key, value in train.items() if key not in _MUON_SETTINGS}
+    train = settings_in_use(train)
     train["num_steps"] = config.train.num_steps
     train["tokens"] = config.train.num_steps * config.train.tokens_per_step
     train["trunk_tokens"] = config.train.trunk_steps * config.train.tokens_per_step

@@ -6,6 +6,7 @@ Errors use the names in the files.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from posbench.model.architecture import Architecture
 from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
 from posbench.model.names import LAYER, PARTS, to_hugging_face
-from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, sizes
-from posbench.schemes.rescaling import ROPE_TYPES
+from posbench.runs.pretrained import SAVE, Positions, positions, raw_rotation, read_json, sizes
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ADAPTER = "adapter_config.json"
@@ -30,6 +31,7 @@ _MAY_BE_NULL = ("factor", "attention_factor", "mscale", "mscale_all_dim", "beta_
 _LISTS = ("short_factor", "long_factor")
 _NUMBERS = {"rope_theta", "partial_rotary_factor"}.union(*ROPE_TYPES.values())
 _NUMBERS -= {"truncate", *_LISTS}
+_ABOVE_ZERO = ("rope_theta", "factor", LENGTH, *_LISTS)  # frequencies are divided by these, or by their logarithms
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _COUNTS = (
     "num_hidden_layers",
@@ -59,7 +61,7 @@ def check_adapter(folder: Path) -> None:
     """Raise ConfigError if the folder has an adapter (LoRA), which posbench does not add to the weights."""
     if not (folder / _ADAPTER).is_file():
         return
-    content = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+    content = read_json(folder / _ADAPTER)
     without = ""
     if (folder / "model.safetensors").is_file():
         without = ", or delete the adapter's files to score the model without it"
@@ -119,12 +121,20 @@ def nested_rotations(config: Mapping[str, Any]) -> list[str]:
 
 
 def _check_rotation_numbers(config: Mapping[str, Any], file: Path) -> None:
-    for key, value in raw_rotation(config).items():
+    rotation = raw_rotation(config)
+    # Some models have rotations for each type of layer.
+    settings = [*rotation.items()]
+    for key in nested_rotations(config):
+        settings += rotation[key].items()
+    for key, value in settings:
         is_missing = value is None and key in _MAY_BE_NULL
         if key in _NUMBERS and not is_missing and not _is_number(value):
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a number: correct it")
         if key in _LISTS and not (isinstance(value, list) and all(_is_number(number) for number in value)):
             raise ConfigError(f"{file} has {key}={json.dumps(value)}, which is not a list of numbers: correct it")
+        numbers = value if key in _LISTS else [value]
+        if key in _ABOVE_ZERO and not is_missing and not all(number > 0 for number in numbers):
+            raise ConfigError(f"{file} has {key}={json.dumps(value)}, which must be above 0: correct it")
 
 
 def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
@@ -147,7 +157,7 @@ def check_rotation_lists(config: Mapping[str, Any], file: Path) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:

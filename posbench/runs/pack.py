@@ -199,12 +199,18 @@ def write_pack(output: Path, runs: dict[str, Run], notice: Say, weights: bool) -
     output.parent.mkdir(parents=True, exist_ok=True)
     # Written under another name first, so a kill leaves no half pack.
     temporary = output.with_name(f".{output.name}.tmp")
-    with zipfile.ZipFile(temporary, "w") as archive:
-        digests = _add_weights(archive, runs) if weights else {}
-        index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
-        _add_runs(archive, runs, index, notice)
-    sum_of(temporary, sync=True)
-    temporary.rename(output)
+    try:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            digests = _add_weights(archive, runs) if weights else {}
+            index = {"format": FORMAT, "experiment": experiment_in(output).name, "runs": {}, "weights": digests}
+            _add_runs(archive, runs, index, notice)
+        sum_of(temporary, sync=True)
+        temporary.rename(output)
+    except OSError as error:
+        # Writing names no file, and reading a run does.
+        raise OSError(error.errno, error.strerror or str(error), error.filename or str(output)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folder(output.parent)
 
 

@@ -112,7 +112,10 @@ def described(row: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a model. Raises: ConfigError if it is missing or damaged."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+        return content
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{path.parent} has no {path.name}: download all files of the model again") from error
     except ValueError as error:

@@ -188,9 +188,11 @@ def keys_in(folder: Path) -> dict[Path, ResultKey]:
             continue
         words = match[2].replace("%2F", "/").split("@")[1:]  # as `ResultKey.stem` wrote them
         # One anchor at most. The names of older files have none, although it is in their headers.
-        anchors = [int(word.removeprefix(_ANCHOR)) for word in words if word.startswith(_ANCHOR)]
+        anchors = [word.removeprefix(_ANCHOR) for word in words if word.startswith(_ANCHOR)]
+        if len(anchors) > 1 or not all(anchor.isdecimal() for anchor in anchors):
+            continue
         under = tuple(word for word in words if not word.startswith(_ANCHOR))
-        keys[file] = ResultKey(file.parent.name, int(match[1]), under, *anchors)
+        keys[file] = ResultKey(file.parent.name, int(match[1]), under, *map(int, anchors))
     return dict(sorted(keys.items(), key=lambda item: item[1]))
 
 

@@ -290,8 +290,8 @@ class Run:
         # The factor of the rescaling that the run was trained with does not belong to another one.
         if "rescale" in names and "factor" not in names:
             scheme = without_option(scheme, "factor")
-        # A new scheme first, because other options then belong to it.
-        for option in sorted(options, key=lambda option: not option.startswith("scheme=")):
+        # A new scheme first, because other options then belong to it; a factor after the rescaling that it is for.
+        for option in sorted(options, key=lambda word: (not word.startswith("scheme="), ".factor=" in word)):
             name, parsed_option = option.partition("=")[0], OmegaConf.from_dotlist([option])
             if name == "scheme":
                 row = read_row(str(parsed_option[name]))
@@ -313,8 +313,8 @@ class Run:
                 data = data | {name: parsed_option[name]}
             elif name.startswith(f"{FULL_ATTENTION}."):
                 # An option for the layers without a window: `inner` is its name there.
-                [inner] = parsed_option[FULL_ATTENTION]
-                scheme = with_option_in_full_attention(scheme, inner, parsed_option[name])
+                inner = name.removeprefix(f"{FULL_ATTENTION}.")
+                scheme = with_option_in_full_attention(scheme, inner, OmegaConf.select(parsed_option, name))
             # A setting inside another, such as `rescale.beta_fast`.
             elif "." in name:
                 scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), parsed_option))

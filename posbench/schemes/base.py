@@ -26,7 +26,7 @@ class Shape:
     num_heads: int  # H
     num_kv_heads: int  # Hkv
     head_dim: int  # D
-    num_layers: int = 1
+    num_layers: int = 1  # layers with attention
     context_length: int = 1024  # training context, tokens
     embedding_std: float = 0.02  # standard deviation of the token embeddings at initialisation
     attention: str = "softmax"  # the kind of attention
@@ -96,7 +96,7 @@ class Placement(NamedTuple):
 class Gates(NamedTuple):
     """Per-token values that a scheme computes, and their running sums (own token included), [B, G, rows, N] each.
 
-    G is the number of heads; in `Scheme.bias`, G = H.
+    G is the number of heads; in `Scheme.bias`, G = H. The sums are float64: their differences keep their digits.
     """
 
     # Queries and keys have separate tensors: FlexAttention computes a gradient only for a tensor indexed once.

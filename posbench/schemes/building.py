@@ -269,19 +269,23 @@ def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
 def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
     """Return a copy of a scheme with the option set in its parts without a window.
 
-    Raises: ConfigError if no part has the option.
+    A new `rescale` drops the `factor` of the one before it; `rescale.beta_fast` changes one key of a mapping. Raises:
+    ConfigError if no part has the option.
     """
 
     is_taken = False
+    name, _, key = option.partition(".")
 
     def changed(part: Entry) -> dict[str, Any]:
         nonlocal is_taken
         if part.get(WINDOW) is not None:
             return dict(part)
         with_changed_members = with_members(part, changed)
-        if has_option(part, option):
+        if has_option(part, name) and (not key or isinstance(part.get(name), Mapping)):
             is_taken = True
-            with_changed_members[option] = value
+            with_changed_members[name] = {**part[name], key: value} if key else value
+            if option == "rescale":
+                with_changed_members.pop("factor", None)
         return with_changed_members
 
     scheme = changed(entry)

@@ -27,7 +27,7 @@ rotated channels of q and k by `attention_factor` (YaRN's is 0.1 ln s + 1). `Rot
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,14 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # transformers' rope_type -> its key
     "longrope": ("factor", LENGTH, "short_factor", "long_factor", "attention_factor"),
 }
 _FAST, _SLOW = 32, 1  # turns in the training length at which YaRN's ramp ends
+_LEAST = {  # key -> the least number that it can be
+    "factor": 1,
+    LENGTH: 2,  # its logarithm is a divisor
+    "mscale": 0,
+    "mscale_all_dim": 0,
+}
+_LISTS = ("short_factor", "long_factor")
+_POSITIVE = ("low_freq_factor", "high_freq_factor", "beta_slow", "beta_fast", "attention_factor")
 
 RescaleOption = str | Mapping[str, Any]  # a name in `RESCALINGS`, or `rope_parameters`
 
@@ -70,16 +78,17 @@ class Rescaling:
         """Return the rescaling that the options `rescale` and `factor` mean.
 
         Arguments: context_length, the training length that a name stands for.
-        Raises: ConfigError for an unknown name, type or key, a missing key, a factor that is not between 1 and 1e6, or
-        any factor for `dynamic_ntk`.
+        Raises: ConfigError for an unknown name, type or key, a missing key, a value that its key cannot have, a factor
+        that is not between 1 and 1e6, or any factor for `dynamic_ntk`.
         """
         if isinstance(option, Mapping):
             parameters = dict(option)
             if factor is not None:
                 parameters["factor"] = factor
-            _check_parameters(parameters)
+            _check_keys(parameters)
+            check_values(parameters)
             return cls(parameters["rope_type"], parameters)
-        if option not in RESCALINGS:
+        if not isinstance(option, str) or option not in RESCALINGS:
             raise ConfigError(
                 f"scheme.rescale={option!r} is not known{nearest(str(option), RESCALINGS)} (known: "
                 f"{', '.join(RESCALINGS)})"
@@ -93,7 +102,7 @@ class Rescaling:
 
     def check_lists(self, channels: int) -> None:
         """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`."""
-        for key in ("short_factor", "long_factor"):
+        for key in _LISTS:
             factors = self.parameters.get(key)
             if factors is not None and len(factors) != channels // 2:
                 raise ConfigError(
@@ -212,7 +221,7 @@ def _check_factor(name: str, factor: float) -> None:
         )
 
 
-def _check_parameters(parameters: Mapping[str, Any]) -> None:
+def _check_keys(parameters: Mapping[str, Any]) -> None:
     kind = str(parameters.get("rope_type"))
     keys = ROPE_TYPES.get(kind)
     if keys is None:
@@ -227,3 +236,40 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"scheme.rescale with rope_type={kind} has or lacks {', '.join(wrong)}: give {', '.join(keys)}"
         )
+
+
+def check_values(parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a value in `rope_parameters` from which no sensible frequencies or scores follow.
+
+    Keys that are missing or null are not read.
+    """
+    for key in (*_LEAST, *_POSITIVE, *_LISTS, "truncate"):
+        value = parameters.get(key)
+        if value is None:
+            continue
+        if key == "truncate":
+            is_valid, expected = isinstance(value, bool), "true or false"
+        elif key in _LISTS:
+            is_valid = isinstance(value, Sequence) and all(_is_number(number) and number > 0 for number in value)
+            expected = "a list of numbers above 0"
+        elif key in _POSITIVE:
+            is_valid, expected = _is_number(value) and value > 0, "a number above 0"
+        else:
+            is_valid, expected = _is_number(value) and value >= _LEAST[key], f"a number, {_LEAST[key]} or more"
+        if not is_valid:
+            raise ConfigError(f"scheme.rescale has {key}={value!r}, which must be {expected}")
+    # The other way round, slow pairs would stay and fast ones would be rescaled.
+    kind = parameters.get("rope_type")
+    ends = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+    if kind in ends:
+        slow, fast = (parameters.get(key) or default for key, default in zip(ends[kind], (_SLOW, _FAST), strict=True))
+        if slow >= fast:
+            raise ConfigError(
+                f"scheme.rescale with rope_type={kind} has {ends[kind][0]}={slow}, which must be below "
+                f"{ends[kind][1]}={fast}: both are turns in the training length"
+            )
+
+
+def _is_number(value: object) -> bool:
+    # A YAML `true` is an int in Python.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -143,8 +143,10 @@ def choose_device(config: TrainConfig, local_rank: int = 0, processes: int = 1) 
     compiled = config.compile
     if compiled is None:
         pays = device.type == "cuda" or config.num_steps * config.tokens_per_step >= COMPILE_PAYS_FROM_TOKENS
-        # Inductor's code for CPUs needs a C++ compiler; without one, nothing is compiled.
-        compiled = pays and any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+        # Inductor's code for CPUs needs a C++ compiler, and Triton on a GPU a C compiler; without one, nothing is
+        # compiled.
+        compilers = ("gcc", "clang", "cc") if device.type == "cuda" else ("g++", "clang++", "c++")
+        compiled = pays and any(shutil.which(name) for name in compilers)
     return Device(device, dtype, compiled, processes)
 
 
@@ -223,9 +225,11 @@ def exhaustion_explained(device: Device, advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch raises a RuntimeError on CPUs, so only its text tells.
-        phrases = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
-        if not isinstance(error, MemoryError) and not any(phrase in str(error).lower() for phrase in phrases):
+        # torch raises a RuntimeError on CPUs, and for CUDA's own errors, so only its text tells. A user's own error may
+        # say "out of memory" too.
+        phrases = ("cuda error: out of memory", "can't allocate memory", "not enough memory: you tried", "bad_alloc")
+        is_of_torch = any(phrase in str(error).lower() for phrase in phrases)
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not is_of_torch:
             raise
         request = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         more = f" when {request[1]} more were asked for" if request else ""

@@ -20,6 +20,8 @@ from filelock import FileLock, Timeout
 
 from posbench.config import ConfigError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the file system, of the user's quota, of a limit on files
+
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file. Raises: OSError if it cannot be read; ValueError if it is not JSON."""
@@ -51,7 +53,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def explained(error: OSError) -> str:
     """Return a sentence on an error of a file: its name, the reason and, for a full disk, a remedy."""
     reason = error.strerror or str(error)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in DISK_FULL:
         return f"{error.filename}: {reason}" if error.filename else str(error)
     folder = Path(error.filename).parent if error.filename else "a file"
     return (

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from posbench.config import ConfigError
 from posbench.system.files import is_locked, locked
 
 SECONDS_BETWEEN_LOOKS = 0.2  # how often a worker looks whether its command goes on
@@ -184,7 +185,23 @@ def _watch(parent: int) -> None:
 def is_worker() -> bool:
     """Return whether this process is one of several that torchrun or another launcher started."""
     # Some platforms set RANK=0 and WORLD_SIZE=1 for every command, which is one process.
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return "RANK" in os.environ and launch_number("WORLD_SIZE", 1) > 1
+
+
+def launch_number(name: str, default: int | None = None) -> int:
+    """Return the whole number in a variable of a launcher, or the default if it is unset or empty.
+
+    Raises: ConfigError for another text, or without a default.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not text.isdecimal():
+        raise ConfigError(
+            f"the environment variable {name}={text!r} must be a whole number, as torchrun sets it: correct it, or "
+            "unset RANK and WORLD_SIZE to train in one process"
+        )
+    return int(text)
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:

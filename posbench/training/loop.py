@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +165,14 @@ def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
         line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
     say(line)
     # None: AdamW trains all parameters.
-    if manifest.optimizer:
+    if manifest.optimizer and config.train.optimizer == "muon":
         say(
             f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
             f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
         )
+    elif manifest.optimizer:
+        facts = ", ".join(f"{name}={value}" for name, value in manifest.optimizer.items())
+        say(f"train.optimizer={config.train.optimizer}: {facts}")
     # `Config` has put the scheme's entry in train.lr_of into scheme.lr. None: it has no entry.
     if config.train.lr_of and config.scheme.lr is None:
         say(
@@ -216,6 +219,13 @@ def _evaluated(model: Decoder) -> Iterator[Decoder]:
     model.train()
 
 
+@dataclass
+class Pauses:
+    """The time that validations and checkpoints took, of one run or of all runs of a stack together."""
+
+    seconds: float = 0.0
+
+
 class Training:
     """A run in training: call `begin`, `take_steps` and `finish`. Only the first process writes files and prints."""
 
@@ -235,7 +245,7 @@ class Training:
         self.config, self.run, self.manifest, self.corpus, self.batches = config, run, manifest, corpus, batches
         self.step, self.signals, self.console, self.observe = step, signals, console, observe
         self.processes, self.device, self.is_first = step.processes, step.device, step.processes.is_first
-        self.state, self.start = LoopState(), start
+        self.state, self.start, self.pauses = LoopState(), start, Pauses()
         # Tokens that the source of the weights was trained on. A run that keeps the schedule (start.checkpoint) counts
         # its own steps from the first step of its source, so they are no addition.
         self.tokens_before = 0 if start is None or start.checkpoint else start.tokens
@@ -369,11 +379,14 @@ class Training:
         self.signals.waits = self.processes.size > 1 or not self.device.compiled
         with self.bar:
             if state.steps_done == 0:
+                paused = time.perf_counter()
                 self.validate()  # with the initial weights
+                self.pauses.seconds += time.perf_counter() - paused
             first_step = state.steps_done  # 0, or more if the run goes on from a checkpoint
             row_steps, row_seconds = 0, 0.0  # timed steps since the last logged row, and their time
             self.bar.advance(first_step)
             began = time.perf_counter()  # when the time of the current stretch of steps began
+            pauses_before = self.pauses.seconds
             # The loop: batch, step, then whatever is due after it.
             for n in range(first_step, train.num_steps):
                 # Batch n: windows or problems drawn from (seed, n), the same for every scheme.
@@ -403,13 +416,14 @@ class Training:
                 # separately, and if something is due.
                 if n == first_step or is_logged or is_validated or is_ordered or is_saved:
                     self._fetch_losses()
-                    seconds = time.perf_counter() - began
+                    seconds = time.perf_counter() - began - (self.pauses.seconds - pauses_before)
                     if n == first_step:
                         state.first_step_seconds += seconds
                         # From now on a signal waits for the end of a step, and a checkpoint.
                         self.signals.waits = True
                     else:
                         state.train_seconds, row_seconds = state.train_seconds + seconds, row_seconds + seconds
+                    paused = time.perf_counter()
                     if is_logged:
                         self._log_step(row_steps, row_seconds)
                         row_steps, row_seconds = 0, 0.0
@@ -420,8 +434,11 @@ class Training:
                     if is_saved:
                         self._save()
                         self.observe("checkpoint", n, step)
-                    # Validations and checkpoints do not count as training time.
+                    # Validations and checkpoints do not count as training time, also not as that of other runs in a
+                    # stack.
                     began = time.perf_counter()
+                    self.pauses.seconds += began - paused
+                    pauses_before = self.pauses.seconds
 
                 if signal_number:
                     progress = f"at step {done} of {train.num_steps}, with a checkpoint"
@@ -589,7 +606,7 @@ class Training:
         if self.corpus.unit == "token":
             line += f", perplexity {perplexity(loss):.2f}, {bits_per_byte or math.nan:.4f} bits/byte"
         if speed is not None:
-            line += f", {speed:,.0f} tokens/s"
+            line += f", {speed:,.0f} tokens/s" + (" in a stack" if self.device.is_stacked else "")
         self.console.out(line)
         # A run that starts from other weights begins with a low loss, so it is not compared.
         first_loss = initial_loss(self.run.logged)

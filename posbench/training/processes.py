@@ -7,6 +7,7 @@ Every process reads the same global batch and takes its own rows of each micro-b
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 
 from posbench.config import Config, ConfigError
 from posbench.model.decoder import Decoder
-from posbench.system.signals import is_worker
+from posbench.system.console import say
+from posbench.system.signals import is_worker, launch_number
 from posbench.system.torch_internals import default_store
 
 TIMEOUT = timedelta(minutes=30)  # the longest that processes wait for each other in a collective
 PREPARATION = timedelta(days=7)  # the longest that they wait while the first one fetches and tokenizes text
+WAITING_SECONDS = 10.0  # how long it waits for the others to start before it says so
 RELEASE_SECONDS = 0.05  # time that gloo's thread needs the interpreter to release its last tensors
 
 
@@ -86,7 +89,7 @@ class ProcessGroup(Processes):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.local_rank = launch_number("LOCAL_RANK", 0)
 
     def share_of(self, part: Tensor) -> Tensor:
         return part.chunk(self.size)[self.rank]
@@ -157,13 +160,15 @@ def check_divides(config: Config, processes: int) -> None:
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
     """Join the process group of this run if a launcher has set RANK and WORLD_SIZE, and leave it at the end.
 
-    Raises: ConfigError if this machine has fewer GPUs than processes.
+    Raises: ConfigError if this machine has fewer GPUs than processes, or if a variable of the launcher is missing.
     """
     if not is_worker():
         yield Processes()
         return
+    _check_launch()
+    local_rank = launch_number("LOCAL_RANK", 0)
+    backends = "gloo"
     if torch.cuda.is_available() and device != "cpu":
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
         if local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"process {local_rank + 1} of this machine finds {torch.cuda.device_count()} GPUs: start fewer "
@@ -171,11 +176,42 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
             )
         torch.cuda.set_device(local_rank)
         # Gloo for flags and objects on the CPU, which must not wait for the GPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT)
-    else:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+        backends = "cpu:gloo,cuda:nccl"
+    with _waiting_said():
+        dist.init_process_group(backends, timeout=TIMEOUT)
     try:
         yield ProcessGroup()
     finally:
         time.sleep(RELEASE_SECONDS)  # before the group ends, gloo's thread must release its last tensors
         dist.destroy_process_group()
+
+
+def _check_launch() -> None:
+    """Raise ConfigError if the variables of a launcher do not say who takes part, and where they meet."""
+    rank, size = launch_number("RANK"), launch_number("WORLD_SIZE")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    problem = ""
+    if rank >= size:
+        problem = f"RANK={rank} must be below WORLD_SIZE={size}"
+    elif missing:
+        problem = f"RANK={rank} and WORLD_SIZE={size} are set, and {' and '.join(missing)} not"
+    if problem:
+        raise ConfigError(f"{problem}: start processes with torchrun, or unset RANK and WORLD_SIZE to train in one")
+    launch_number("MASTER_PORT")
+
+
+@contextmanager
+def _waiting_said() -> Iterator[None]:
+    """Print a line if what happens in this context has not ended after WAITING_SECONDS."""
+    size, rank = os.environ["WORLD_SIZE"], os.environ["RANK"]
+    line = (
+        f"waiting for the other processes of {size} to start (RANK={rank}, WORLD_SIZE={size}): to train in one "
+        "process, unset these two"
+    )
+    timer = threading.Timer(WAITING_SECONDS, say, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

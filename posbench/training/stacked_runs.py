@@ -23,7 +23,7 @@ from posbench.system.console import Say
 from posbench.system.console import console as new_console
 from posbench.system.device import Device, choose_device
 from posbench.system.signals import Stopped, StopSignals
-from posbench.training.loop import Training, opened
+from posbench.training.loop import Pauses, Training, opened
 from posbench.training.processes import Processes
 from posbench.training.stack import Stack, refusal_to_stack, stack_key
 
@@ -71,7 +71,7 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
     device = choose_device(configs[0].train)
     # On CPUs Inductor refuses some stacks (torch 2.13), and stacking gains little there.
     device = replace(device, is_stacked=True, compiled=device.compiled and device.is_cuda)
-    copies = [_Copy(config) for config in configs]
+    copies, pauses = [_Copy(config) for config in configs], Pauses()
     with StopSignals(f"a stack of {len(configs)} runs") as signals:
         for number, copy in enumerate(copies):
             copy_console = console if number == 0 else new_console(quiet=True)  # one bar is enough
@@ -79,10 +79,14 @@ def train_stacked(configs: Sequence[Config], console: Console | None = None) -> 
             def begin(copy: _Copy = copy, copy_console: Console = copy_console) -> None:
                 copy.training = copy.open.enter_context(opened(copy.config, device, Processes(), signals, copy_console))
                 if copy.training is not None:
+                    copy.training.pauses = pauses
                     copy.steps = copy.training.steps()
-                    copy.advance(None)
 
             copy.attempt(begin)
+        # The clocks of the runs start when all models are built.
+        for copy in copies:
+            if copy.training is not None:
+                copy.attempt(partial(copy.advance, None))
         _take_steps(copies, device, console)
     # A signal stops every run; one error stands for all.
     stopped = [copy.error for copy in copies if isinstance(copy.error, Stopped)]

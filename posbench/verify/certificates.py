@@ -119,6 +119,7 @@ class Certificate:
     text_only: str = ""  # why it does not support positions per sequence; empty if it does
     problem: str = ""  # why nothing was measured; empty if it was
     rounding: str = ""  # a sentence with the line of a hook that rounds float64 numbers; empty if none does
+    has_gates: bool = False  # whether it computes numbers from the hidden states
     score_scale: float = 1.0  # how much larger than usual its scores are, and so the limits of float64 errors
 
     @property
@@ -190,6 +191,7 @@ def certify(config: Config, compiled: bool = False) -> Certificate:
         scheme.is_streaming,
         scheme.longest,
         random_model.text_only,
+        has_gates=any(part.overrides("gate") for part in random_model.schemes),
         score_scale=random_model.score_scale,
     )
     if certificate.holds:

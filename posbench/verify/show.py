@@ -56,16 +56,24 @@ def verify(
         names = list(choices("scheme", *folders))
     # All configurations first, so that a wrong word fails before minutes of tests.
     configs = [certificate_config(name, overrides) for name in names]
-    certificates = []
-    for number, config in enumerate(configs, 1):
-        if len(configs) > 1:
-            say(f"scheme {number} of {len(configs)}: {config.scheme.name}")
-        certificates.append(certify(config, compiled))
+    certificates: list[Certificate] = []
+    try:
+        for number, config in enumerate(configs, 1):
+            if len(configs) > 1:
+                say(f"scheme {number} of {len(configs)}: {config.scheme.name}")
+            certificates.append(certify(config, compiled))
+    finally:
+        # Also if a later scheme ends with an error, which is printed after the results.
+        if certificates:
+            _show(certificates, console)
+    return all(certificate.holds for certificate in certificates)
+
+
+def _show(certificates: Sequence[Certificate], console: Console) -> None:
     console.print(tabulate(certificates))
     for line in explain(certificates):
         style = "red" if line.startswith("FAIL") else None
         console.print(line, style=style)
-    return all(certificate.holds for certificate in certificates)
 
 
 def tabulate(certificates: Sequence[Certificate]) -> Table:
@@ -119,7 +127,7 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
         f"pos comes from shift: the change of logits if positions grow by {SHIFT}, near 0 and far out, divided by the "
         f"radians that a token adds to rotations, if more than 1. At most {EXACT:g} is relative, above {APART:g} "
         f"absolute. norm to fp64: errors in float64, at most {EXACT:g}. grad: at most {SLOPE:g}. fp32, bf16: errors at "
-        f"position {FAR:,} in roundings, at most {limits}. "
+        f"position {FAR:,} in roundings, at most {limits}; a failure names the device and the kernel or hook. "
         "See posbench/verify/certificates.py"
     )
     for row in certificates:
@@ -155,7 +163,10 @@ def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
                 if check.name == "shift":
                     promise = f" (promised {row.promised}, measured {row.measured})"
                 path = f" ({check.worst_path})" if check.worst_path else ""
-                yield f"FAIL {row.scheme}: {check.name} is {check}{path}, must be {limit}{promise}"
+                remedy = ""
+                if check.name in ROUNDINGS and row.has_gates:
+                    remedy = ": its numbers of each token round, so compute and return float64 in gate (x.double())"
+                yield f"FAIL {row.scheme}: {check.name} is {check}{path}, must be {limit}{promise}{remedy}"
     failed = [row.scheme for row in certificates if not row.holds]
     total = count_of(len(certificates), "scheme")
     if failed:

@@ -91,3 +91,18 @@ def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
     model = build_model(config, VOCAB)
     randomise(model)
     assert model(random_tokens()).isfinite().all()
+
+
+def test_a_difference_of_running_sums_keeps_its_digits_in_long_inputs():
+    """Gates near 1/2: after 8,000 tokens the sums are near -5,500, where float32 numbers are 5e-4 apart."""
+    model = built("fox")
+    kind, scheme = model.blocks[0].attention.kind, model.scheme[0]
+    x = torch.randn(1, 8000, C, generator=torch.Generator().manual_seed(0))
+    last, keys = torch.tensor(7999), torch.arange(7900, 8000)
+    gates = kind._gates(scheme.gate(x, None), scheme, None)
+    zero = torch.tensor(0)
+    bias = scheme.bias(None, None, gates, None)(zero, zero, last, keys)
+
+    steps = torch.nn.functional.logsigmoid(x.double() @ scheme.w[0].double() + scheme.b[0].double())[0]
+    expected = torch.stack([steps[key + 1 :].sum() for key in keys])
+    torch.testing.assert_close(bias.double(), expected, rtol=1e-6, atol=1e-6)

@@ -63,6 +63,20 @@ def test_runs_that_the_reference_has_too_are_no_report(posbench, runs, tokens, s
     assert not (runs / "mine/report").exists()
 
 
+@pytest.mark.slow
+def test_a_reference_whose_runs_went_on_from_others_is_compared_by_its_settings(posbench, runs, short):
+    def words(scheme):
+        source = f"train.from_run=runs/demo/{scheme}/seed=0"
+        return ["train", *(word for word in short if word != "model=tiny"), source]
+
+    for experiment, scheme in (("theirs", "vo_rope"), ("mine", "nope")):
+        trained = posbench(*words(scheme), f"experiment_name={experiment}")
+        assert trained.status == 0, trained.error
+    result = posbench("report", "mine", "--beside", "theirs")
+    assert "theirs: its runs went on from other runs, so that its first losses cannot be computed again" in result.out
+    assert "does not compute what" not in result.error
+
+
 def test_a_reference_without_runs_is_refused(posbench, runs):
     (runs / "empty").mkdir()
     for name in ("mine", "demo"):

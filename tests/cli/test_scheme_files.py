@@ -91,6 +91,19 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
             own_files.load(f"{Path(path).resolve()}:Faded", object)
 
 
+def test_only_a_file_that_was_named_for_it_stands_in_for_a_missing_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_files, "_trusted", set())
+    for folder in ("words", "option"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"# {folder}\n")
+    missing = {str(tmp_path / "gone" / "mine.py"): "0" * 64}
+    own_files.trust_files({"kind": f"{tmp_path}/words/mine.py:Mine"})
+    with pytest.raises(ConfigError, match=r"gone/mine\.py cannot be read"):
+        own_files.changed_files(missing)
+    own_files.trust_file(tmp_path / "option" / "mine.py")
+    assert own_files.changed_files(missing) == [str(tmp_path / "option" / "mine.py")], "the file that was compared"
+
+
 @pytest.mark.slow
 def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only(posbench, faded, short, monkeypatch):
     """The same shell trains and evaluates it; somebody else's run or pack that names it needs --scheme-file."""

@@ -44,6 +44,19 @@ def test_its_flags_show_what_is_asked(posbench, words, shown):
     assert [path.name for path in Path.cwd().iterdir()] == ["own"]
 
 
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("seed=range(0,2),1", "seed=0,1"),
+        ("seed=1,range(3)", "seed=1,0,2"),
+        ("seed=choice(0,1),2", "seed=0,1,2"),
+        ("train.lr=interval(0.1,0.2)", "train.lr=0.1,0.2"),
+    ],
+)
+def test_a_sweep_that_hydra_cannot_take_is_refused_with_its_values(posbench, short, word, remedy):
+    assert posbench("train", "-m", *short, word).refusal.endswith(f"write {remedy}")
+
+
 @pytest.mark.slow
 def test_what_a_name_looks_up_is_one_value_in_the_check_and_in_the_job(tmp_path):
     names = []

@@ -8,6 +8,7 @@ import typer
 
 from posbench.cli import app
 from tests.cli.commands import snapshot
+from tests.schemes import trials
 
 # What is given after `posbench train` and the words of a small run -> what the message must say: what only building a
 # model, a text or a device refuses. What composing refuses is in tests/test_composition.py.
@@ -114,6 +115,14 @@ def test_a_fault_of_our_own_is_one_line_too(posbench, monkeypatch):
     result = posbench("schemes")
     assert result.status == 1
     assert result.error == "posbench: ZeroDivisionError: oh\n(set POSBENCH_TRACEBACK=1 to see the traceback)\n"
+
+
+def test_an_own_scheme_that_mixes_number_formats_is_told_how_to_convert(posbench):
+    result = posbench("verify", "nope", f"{trials.__file__}:OfOneFormat", "model.num_layers=1")
+    assert result.status == 2 and "\nnope " in result.out
+    assert re.search(
+        r"trials\.py, line \d+: RuntimeError: .* \(inputs may be bfloat16 or float64: .*x\.to", result.error
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "report"])

@@ -83,6 +83,27 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config):
         printed("qk_rope", eval_options=("rescale=yarm",))
 
 
+def test_an_option_for_layers_without_a_window_changes_only_these(config):
+    layers = "{name: qk_rope, kind: rotary, sites: [q, k], rescale: ntk, factor: 8}"
+    run = train(
+        config("scheme=window_rope_nope", f"scheme.layers=[window_qk_rope,{layers}]", "scheme.name=w", "train.steps=1")
+    )
+    option = "full_attention.rescale"
+    for under, parameters in {
+        (f"{option}=pi",): {"rope_type": "linear", "factor": None},  # not the factor of the trained rescaling
+        ("full_attention.factor=4", f"{option}=pi"): {"rope_type": "linear", "factor": 4},
+        (f"{option}={{rope_type: linear, factor: 2}}",): {"rope_type": "linear", "factor": 2},
+        (f"{option}={{rope_type: linear, factor: 2}}", f"{option}.factor=3"): {"rope_type": "linear", "factor": 3},
+        (f"{option}=null",): None,
+    }.items():
+        near, far = run.load_model(under=under).scheme
+        assert near.rescaling is None
+        length = {"original_max_position_embeddings": 32} if under[-1].endswith("pi") else {}
+        assert far.rescaling is None if parameters is None else far.rescaling.parameters == parameters | length
+    with pytest.raises(ConfigError, match=r"factor=0, which must be a number, 1 or more"):
+        run.load_model(under=(f"{option}={{rope_type: linear, factor: 0}}",))
+
+
 def test_a_comma_inside_a_mapping_or_a_list_does_not_separate_options():
     mapping = "{rope_type: longrope, short_factor: [1, 2], long_factor: [3, 4]}"
     variants = Request(under=(f"rescale=pi,{mapping}",), device="cpu", dtype="float32").variants

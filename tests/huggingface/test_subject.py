@@ -190,6 +190,12 @@ def test_an_option_that_a_model_does_not_have_is_refused(option, message, tmp_pa
         subject(saved(tmp_path / "llama", "Llama"), option)
 
 
+def test_a_key_of_a_models_own_rescaling_is_checked_too(tmp_path):
+    source = saved(tmp_path / "llama", "Llama", rope_parameters={"rope_type": "linear", "factor": 2.0, **ROPE})
+    with pytest.raises(ConfigError, match="factor=0, which must be a number, 1 or more"):
+        subject(source, "rescale.factor=0")
+
+
 @pytest.mark.parametrize("family", ["GPTNeoX", "GPT2", "Bloom", "Gemma3Text", "GptOss", "Mixtral"])
 def test_attention_weights_are_recorded_layer_by_layer(family, tmp_path):
     model, layers = subject(saved(tmp_path, family)), []

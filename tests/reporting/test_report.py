@@ -134,6 +134,29 @@ def test_other_text_and_options_at_evaluation_have_tables_of_their_own(experimen
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
+def test_each_text_has_its_own_latex_table_and_one_protocol(experiment_copy, tmp_path):
+    """Wiki is scored by `validation`, and for one scheme also by `fixed`, here with losses nine times as high."""
+    for run in find_runs(experiment_copy):
+        for result in run.results()[0]:
+            rows = result.windows
+            if result.protocol == "validation":
+                write_evaluation(run, "validation", result.length, "test", rows, "data=wiki")
+            if result.protocol == "fixed":
+                write_evaluation(run, "fixed", result.length, "test", rows, "data=my/books")
+            if result.protocol == "fixed" and run.manifest.scheme == "nope":
+                rows = rows.assign(nll=9 * rows["nll"])
+                write_evaluation(run, "fixed", result.length, "test", rows, "data=wiki")
+    text, _ = written(experiment_copy, tmp_path, latex=True)
+    section = text.partition("## On wiki")[2].partition("##")[0]
+    losses = [float(number) for number in re.findall(r"^\w+ \| ([\d.]+)", section, re.MULTILINE)]
+    assert len(losses) == 4 and max(losses) < 2 * min(losses) and "Protocol validation." in section
+    names = {path.name for path in (tmp_path / "latex").glob("perplexity-*")}
+    assert {"perplexity-fixed.tex", "perplexity-fixed-my-books.tex"} <= names
+    assert "on my/books" in (tmp_path / "latex" / "perplexity-fixed-my-books.tex").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_path):
     world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), lengths=(), probes=False, experiment="fast")
     other_experiment = fabricate(experiment_copy.parent, world)

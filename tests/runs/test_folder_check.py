@@ -1,6 +1,7 @@
 """A Hugging Face folder that posbench cannot represent is refused before any text is read, in its files' own words."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ def test_tensors_that_do_not_fit_are_refused_by_their_own_names(change, tmp_path
         ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": "500.0"}}, 'rope_theta="500.0", which'),
         ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "rope_theta=null, which"),
         ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": "4", **ROPE}}, 'factor="4", which'),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 0, **ROPE}}, "factor=0, which must be above 0"),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": math.nan, **ROPE}}, "factor=NaN, which is not"),
         ("Qwen3", {"layer_types": ["full_attention"] * 3}, "3 entries in layer_types for num_hidden_layers=2"),
         ("Qwen3", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types with chunked_attention"),
         ("SmolLM3", {"no_rope_layers": [1]}, "1 entries in no_rope_layers for num_hidden_layers=2"),
@@ -125,6 +128,14 @@ def test_keys_of_a_rotation_that_are_not_used_are_named(tmp_path):
     edit(tmp_path / "theirs", rope_parameters={"rope_type": "linear", "factor": 4.0, **ROPE, "attn_factor": 0.9})
     [line] = start(tmp_path / "theirs").notes
     assert line.endswith("has rotation keys that rope_type=linear does not use: attn_factor")
+
+
+def test_a_broken_adapter_is_named(tmp_path):
+    saved(tmp_path / "theirs", "Llama")
+    for content in ("{", "[1]", ""):
+        (tmp_path / "theirs" / "adapter_config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"adapter_config\.json is not a JSON object"):
+            start(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("missing", [(), ("model.safetensors",), ("model.safetensors", "config.json")])

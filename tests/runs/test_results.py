@@ -115,6 +115,13 @@ def test_options_that_no_scheme_can_take_are_refused(run, options, says):
         run.load_model(under=options)
 
 
+@pytest.mark.parametrize("name", ["8@anchor=1@anchor=2", "8@anchor=x", "8@anchor=-1", "x", "8@", "8@a"])
+def test_a_file_with_another_name_is_no_result_and_stops_nothing(run, name):
+    expected = run.evaluated()
+    (run.path / "eval" / "fixed" / f"{name}.parquet").touch()
+    assert run.evaluated() == [result.key for result in run.results()[0]] == expected
+
+
 def test_older_weights_are_a_result_of_their_own(run, evaluate):
     [last] = evaluate(run, protocols=("fixed",), lengths=(64,))
     [older] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=2)

@@ -310,6 +310,23 @@ def test_a_hook_that_rounds_to_float32_is_named_by_its_line(console):
         verify([*trial_words("RoundsQueries"), ONE_LAYER], console)
 
 
+def test_numbers_of_each_token_that_round_are_failed_with_a_remedy(console):
+    assert not verify([*trial_words("RoundsAngles"), ONE_LAYER], console)
+    output = " ".join(console.file.getvalue().split())
+    assert re.search(
+        r"FAIL roundsangles: fp32 is \S+ \(cpu \w+\), must be at most 24: its numbers of each token round, "
+        r"so compute and return float64 in gate \(x\.double\(\)\)",
+        output,
+    )
+
+
+def test_an_error_in_a_later_scheme_keeps_the_results_of_those_before_it(console):
+    path = Path(trials.__file__)
+    with pytest.raises(ConfigError, match=r"return G of 1 or 2 \(here shape\.num_heads=6 and shape\.num_kv_heads=2"):
+        verify(["nope", f"{path}:OfKeysToo", "alibi", ONE_LAYER], console)
+    assert "\nnope " in console.file.getvalue() and "1 scheme: all checks passed" in console.file.getvalue()
+
+
 def test_logits_that_are_no_numbers_are_one_failure(console):
     assert not verify([*trial_words("RootOfNegative"), ONE_LAYER], console)
     output = " ".join(console.file.getvalue().split())

@@ -1,5 +1,6 @@
 """Schemes refuse wrong options with a remedy, end at their longest position, and come from installed packages."""
 
+import math
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -34,6 +35,7 @@ REFUSED = [
     ("rotary", {**Q, "factor": 4}, "scheme.factor=4 needs scheme.rescale"),
     ("rotary", {**Q, "rescale": {"rope_type": "yarm"}}, "rope_type=yarm, which is not known; did you mean 'yarn'"),
     ("rotary", {**Q, "rescale": {"rope_type": "linear", "rope_theta": 1e4}}, "has or lacks rope_theta, factor: give"),
+    ("rotary", {**Q, "rescale": [4]}, "scheme.rescale=[4] is not known"),
     ("partial_rotary", {**Q, "fraction": 0.3}, "scheme.fraction=0.3 of model.head_dim=16 is 4.8 channels"),
     ("p_rope", {**Q, "fraction": -0.1}, "scheme.fraction=-0.1 must be between 0 and 1"),
     ("xpos", {"span": 0}, "scheme.span=0 must be between 0.001 and"),
@@ -78,6 +80,45 @@ def refusal(row, shape=SHAPE):
 @pytest.mark.parametrize("kind, options, says", REFUSED, ids=lambda part: str(part)[-30:])
 def test_refused(kind, options, says):
     assert says in refusal(SchemeConfig("mine", kind, options))
+
+
+LENGTH = "original_max_position_embeddings"
+ROPE = {
+    "linear": {"factor": 4},
+    "dynamic": {"factor": 4, LENGTH: 64},
+    "llama3": {"factor": 8, LENGTH: 64, "low_freq_factor": 1, "high_freq_factor": 4},
+    "yarn": {"factor": 4, LENGTH: 64},
+    "longrope": {"factor": 4, LENGTH: 64, "short_factor": 8 * [1], "long_factor": 8 * [2]},
+}
+NO_NUMBERS = (math.nan, math.inf, True, "four", [4])
+NO_VALUES = [  # rope_type, key, values that it cannot have
+    *((kind, "factor", (0, -2, 0.5, *NO_NUMBERS)) for kind in ROPE),
+    *((kind, LENGTH, (0, -64, 1, *NO_NUMBERS)) for kind in ROPE if kind != "linear"),
+    ("llama3", "low_freq_factor", (0, -1, 4, 5, *NO_NUMBERS)),
+    ("llama3", "high_freq_factor", (0, 1, 0.5, *NO_NUMBERS)),
+    ("yarn", "beta_slow", (0, -1, 32, 40, *NO_NUMBERS)),
+    ("yarn", "beta_fast", (0, 1, 0.5, *NO_NUMBERS)),
+    ("yarn", "attention_factor", (0, -1, *NO_NUMBERS)),
+    ("yarn", "mscale", (-1, *NO_NUMBERS)),
+    ("yarn", "truncate", (1, "no")),
+    ("longrope", "long_factor", (8, 8 * [0], 8 * [-1], 8 * [math.nan], 8 * ["1"])),
+]
+
+
+@pytest.mark.parametrize("kind, key, values", NO_VALUES)
+def test_a_value_that_a_rescaling_cannot_have_is_refused(kind, key, values):
+    for value in values:
+        row = SchemeConfig("mine", "rotary", {**Q, "rescale": {"rope_type": kind, **ROPE[kind], key: value}})
+        assert f"{key}={value!r}, which must be" in refusal(row) or f"{key}={value}" in refusal(row)
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_usual_values_of_a_rescaling_are_taken(kind):
+    more = {"beta_slow": 1.0, "beta_fast": None, "truncate": False, "mscale": 0} if kind == "yarn" else {}
+    [scheme] = build_scheme(
+        SchemeConfig("mine", "rotary", {**Q, "rescale": {"rope_type": kind, **ROPE[kind], **more}}), SHAPE
+    )
+    assert scheme.angles(torch.arange(100), 100).isfinite().all()
 
 
 def test_an_odd_width_has_no_pairs_for_sines():

@@ -107,8 +107,9 @@ def message(scheme, *words):
 
 
 def test_what_does_not_fit_the_seam_is_refused():
-    assert "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (key heads) or 6" in message(
-        trial("Misshapen")
+    assert (
+        "Misshapen.gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (shape.num_kv_heads) or 6"
+        in message(trial("Misshapen"))
     )
     assert "its locate also moves keys or values, which have 2 heads: return G of 1 or 2" in message(trial("OfKeysToo"))
     for name in ("cope", "dape"):

@@ -99,6 +99,33 @@ class OfKeysToo(OfQueries):
         return x * pos.sigmoid()
 
 
+class RoundsAngles(Scheme):
+    """Its angles are computed in float32 from the hidden states, and are large."""
+
+    is_relative = keeps_norms = False
+    reads_earlier_gates = False
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.w = self.normal(1, shape.d_model)
+
+    def gate(self, x, pos):
+        return 1e4 * (x.to(self.w.dtype) @ self.w.mT)[:, None]
+
+    def locate(self, pos, gates):
+        return gates.at_query
+
+    def q(self, x, pos):
+        return x * pos.cos().to(x.dtype)
+
+
+class OfOneFormat(RoundsAngles):
+    """Its weights are multiplied by hidden states of another format, which torch refuses."""
+
+    def gate(self, x, pos):
+        return (x @ self.w.mT)[:, None]
+
+
 class Misshapen(Scheme):
     """A gate without heads, which is refused."""
 

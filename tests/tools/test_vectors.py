@@ -23,7 +23,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from posbench.config import ConfigError
-from posbench.tools.vectors.publishing import Sizes, chosen, write
+from posbench.tools.vectors.publishing import Sizes, chosen, write, wrong_values
 from tests.cli.commands import posbench  # noqa: F401
 from tests.rows import Float64
 
@@ -194,6 +194,87 @@ def test_wrong_ports_are_named(port, posbench):  # noqa: F811
     script = [sys.executable, str(PUBLISHED / "check.py"), "mine.safetensors"]
     checked = subprocess.run(script, capture_output=True, text=True)
     assert (checked.returncode, checked.stdout) == (1, f"{entry} looks like {port.__name__}\n")
+
+
+def checked(path):
+    """Return the exit status of the script in the documents, and all that it prints."""
+    result = subprocess.run([sys.executable, str(PUBLISHED / "check.py"), path], capture_output=True, text=True)
+    assert "Traceback" not in result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_the_script_names_every_mistake_of_every_entry_in_both_formats(tmp_path):
+    """The numbers of xPos that grow with distance are infinite in float32."""
+    inputs, number = Sizes().inputs(), 0
+    wrong = {}
+    for entry in chosen([], D):
+        right = entry.values(inputs)
+        wrong[entry.name] = list(wrong_values(entry, right, inputs).items())
+        assert [name for name, _ in wrong[entry.name]] == [*ABOUT["entries"][entry.name]["mistakes"]]
+    assert f"knows {len(ABOUT['mistakes'])} mistakes" in (ROOT / "docs" / "vectors.md").read_text(encoding="utf-8")
+    for number in range(max(map(len, wrong.values()))):
+        made = {name: mistakes[number] for name, mistakes in wrong.items() if number < len(mistakes)}
+        for dtype in (np.float64, np.float32):
+            tensors = {}
+            for entry, (_, values) in made.items():
+                with np.errstate(over="ignore"):
+                    tensors |= {f"{entry}.{name}": array.astype(dtype) for name, array in values.items()}
+            save_file(tensors, tmp_path / "wrong.safetensors")
+            status, text = checked(tmp_path / "wrong.safetensors")
+            assert status == 1
+            for line, (entry, (mistake, _)) in zip(text.splitlines(), made.items(), strict=True):
+                # Ports with different mistakes may have the same values.
+                assert line.startswith(f"{entry} looks like ") and mistake in line.split(), line
+
+
+def test_infinite_numbers_are_those_of_a_mistake_that_float32_cannot_hold(posbench):  # noqa: F811
+    inputs = Sizes().inputs()
+    [entry] = chosen(["xpos"], D)
+    with np.errstate(over="ignore"):
+        scores = wrong_values(entry, entry.values(inputs), inputs)["growth"]["scores"].astype(np.float32)
+    assert np.isinf(scores).any()
+    save_file({"xpos.scores": scores}, "mine.safetensors")
+    assert "xpos: looks like growth (" in posbench("vectors", "--check", "mine.safetensors").out
+
+
+@pytest.mark.parametrize("entry, name", [("default", "q"), ("alibi_12", "slopes")])
+def test_the_commonest_mistakes_are_named(entry, name, tmp_path):
+    """A factor 2 that is forgotten in the exponent, and slopes of 8 heads for 12."""
+    if entry == "default":
+        mistake, values = "halved_exponent", turned(RIGHT["q"].astype(float), 10000.0 ** (-np.arange(D // 2) / D))
+    else:
+        mistake, values = "slopes_of_8_heads", 2.0 ** -np.arange(1, 13)
+    save_file({f"{entry}.{name}": values}, tmp_path / "mine.safetensors")
+    assert checked(tmp_path / "mine.safetensors") == (1, f"{entry} looks like {mistake}\n")
+
+
+def test_a_file_that_the_script_cannot_check_is_refused_in_words(tmp_path):
+    path, whole = tmp_path / "mine.safetensors", RIGHT["default.q"]
+    for tensors in ({}, {"q": RIGHT["q"], "k": RIGHT["k"]}):
+        save_file(tensors, path)
+        assert checked(path) == (1, "nothing was checked: call a tensor ENTRY.TENSOR, such as default.q\n")
+    for array in (whole[None], whole.swapaxes(0, 1), whole.ravel(), whole[:1, 0, 0], whole[0], whole[:, :1], whole[:0]):
+        save_file({"default.q": np.ascontiguousarray(array)}, path)
+        status, text = checked(path)
+        assert (status, text) == (1, f"default.q has the shape {list(array.shape)}: it must be [4, 5, 64]\n")
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.bool):
+        save_torch({"default.q": torch.from_numpy(whole).to(dtype)}, path)
+        status, text = checked(path)
+        assert status == 1 and "save it as F32 or F64, or I32 for buckets, with shape [4, 5, 64]" in text
+    save_file({"default.q": whole}, path)
+    content = path.read_bytes()
+    for part in (b"", content[:5], content[:40], content[:-1], b"12345678{}", b"text" * 9):
+        path.write_bytes(part)
+        status, text = checked(path)
+        assert status == 1 and ("is cut off" in text or "cannot be read as safetensors" in text)
+    assert "cannot be read" in checked(tmp_path / "missing")[1]
+    usage = subprocess.run([sys.executable, str(PUBLISHED / "check.py")], capture_output=True, text=True)
+    assert usage.returncode == 1 and "python check.py MINE.safetensors" in usage.stderr
+
+
+def test_buckets_may_be_integers(tmp_path):
+    save_file({"t5.buckets": RIGHT["t5.buckets"].astype(np.int32)}, tmp_path / "mine.safetensors")
+    assert checked(tmp_path / "mine.safetensors") == (0, "t5 is right to 0e+00\n")
 
 
 def test_the_page_can_be_followed_without_posbench(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Checkpoints: found whole or passed over, never fewer than two, of this format, without pickle."""
 
+import errno
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +43,31 @@ def test_an_altered_one_is_named_and_passed_over(tmp_path, name, is_cut):
     newest_folder = newest(tmp_path, notices.append)
     assert newest_folder is not None and newest_folder.name == "step=00000004"
     assert len(notices) == 1 and "step=00000008" in notices[0] and "skipped" in notices[0]
+
+
+@pytest.mark.parametrize("name", [MODEL, STATE, SUMS])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "cannot be read: Input/output error"),  # of a read: it names no file
+        (PermissionError(errno.EACCES, "Permission denied", "x"), "cannot be read: Permission denied"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), "is missing"),
+    ],
+)
+def test_one_that_cannot_be_read_is_passed_over_with_the_reason(tmp_path, monkeypatch, name, error, says):
+    write(tmp_path, 4)
+    file = write(tmp_path, 8) / name
+    open_path, notices = Path.open, []
+
+    def opened(path, *arguments, **options):
+        if path == file:
+            raise error
+        return open_path(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    newest_folder = newest(tmp_path, notices.append)
+    assert newest_folder is not None and newest_folder.name == "step=00000004"
+    assert notices == [f"checkpoint step=00000008 is damaged ({name} {says}): skipped"]
 
 
 def test_the_newest_two_are_kept_and_none_is_read_again(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from rich.console import Console
 from posbench import compose, load_run
 from posbench.config import ConfigError
 from posbench.training import train
-from posbench.training.processes import check_divides
+from posbench.training.processes import check_divides, joined_processes
 
 STEPS = 60
 
@@ -224,3 +224,55 @@ def test_a_sweep_within_one_process_group_is_refused(words):
 def test_a_batch_that_does_not_divide_among_the_processes_is_refused(words):
     with pytest.raises(ConfigError, match="do not divide among 3 processes: take a multiple of 6"):
         check_divides(compose(words), 3)
+
+
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' must be a whole number"),
+        ({"WORLD_SIZE": "2.0"}, r"WORLD_SIZE='2\.0' must be a whole number"),
+        ({"RANK": ""}, "RANK='' must be a whole number"),
+        ({"RANK": "first"}, "RANK='first' must be a whole number"),
+        ({"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK='x' must be a whole number"),
+        ({"MASTER_ADDR": ""}, "RANK=0 and WORLD_SIZE=2 are set, and MASTER_ADDR not"),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "MASTER_ADDR and MASTER_PORT not"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' must be a whole number"),
+    ],
+)
+def test_variables_of_a_launcher_that_cannot_be_meant_are_named(changes, says, monkeypatch):
+    for name, value in {**TWO, **changes}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(ConfigError, match=f"{says}.*unset RANK and WORLD_SIZE to train in one"),
+        joined_processes("cpu"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "", "WORLD_SIZE": ""}, {}])
+def test_empty_variables_are_unset(variables, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with joined_processes("cpu") as processes:
+        assert processes.size == 1
+
+
+def test_waiting_for_other_processes_is_said(monkeypatch, capsys):
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("posbench.training.processes.WAITING_SECONDS", 0.01)
+
+    def alone(*_, **__):
+        time.sleep(0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", alone)
+    with pytest.raises(KeyboardInterrupt), joined_processes("cpu"):
+        pass
+    assert "waiting for the other processes of 2 to start (RANK=0, WORLD_SIZE=2)" in capsys.readouterr().err

@@ -5,12 +5,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.model.decoder import build_model
+from posbench.reporting.report import report
 from posbench.runs.fingerprints import identity
 from posbench.training import train
 from posbench.training.optimizers import AdamW, Muon, optimizer_class
@@ -38,6 +41,32 @@ def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
     spread = torch.linalg.svdvals(orthogonal(matrices, 5))
     assert spread.min() > 0.6 and spread.max() < 1.3
     assert orthogonal(torch.zeros(1, *shape), 5).eq(0).all(), "a gradient of 0 is no direction"
+
+
+@pytest.mark.parametrize("steps", [5, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 8), (400, 600)])
+def test_a_matrix_of_any_size_has_a_finite_update(shape, dtype, steps):
+    matrix = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    line = torch.ones(1, *shape)  # its one singular value is its norm
+    for exponent in range(-44, 20):
+        for direction in (matrix, line):
+            update = orthogonal((10.0**exponent * direction).to(dtype), steps)
+            assert update.isfinite().all() and update.norm() < 2 * math.sqrt(min(shape)), exponent
+
+
+def test_a_momentum_that_fades_leaves_the_weights_finite():
+    model, config = model_and_config("train.steps=1100")
+    optimizer = Muon(model, config.train)
+    take_step(model, optimizer, 0)
+    weights = optimizer.weights["blocks.0.ffn.down.weight"]
+    for t in range(1, 1100):
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.set_rate(t)
+        optimizer.step(healthy=torch.tensor(True))
+    assert weights.isfinite().all()
 
 
 def test_without_steps_only_the_size_is_that_of_an_orthogonal_matrix():
@@ -207,6 +236,32 @@ def test_an_optimizer_of_ones_own_is_one_class_in_a_file(config, tmp_path, monke
     with pytest.raises(ConfigError, match=r"mine\.py has no Optimizer 'Sing'.*did you mean 'Sign'"):
         train(config("train.optimizer=mine.py:Sing", "experiment_name=other"))
     assert optimizer_class("adamw") is AdamW
+
+
+def test_what_an_own_optimizer_records_is_said_and_stands_in_the_report(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from posbench.training.optimizers import AdamW\n\n\n"
+        "class Named(AdamW):\n"
+        "    record = {'kind': 'x', 'loss': 7.0, 'shares': [1, 2]}\n"
+    )
+    run = train(config("train.optimizer=mine.py:Named", "train.steps=2"))
+    assert "train.optimizer=mine.py:Named: kind=x, loss=7.0, shares=[1, 2]" in capsys.readouterr().err
+    report(run.path.parents[1], output=tmp_path / "report", console=Console(quiet=True))
+    rows = pd.read_csv(tmp_path / "report" / "runs.csv")
+    assert rows["optimizer.kind"].tolist() == ["x"] and rows["optimizer.loss"].tolist() == [7.0]
+    assert rows["loss"].tolist() == [run.manifest.loss]
+    columns = pd.read_csv(tmp_path / "report" / "columns.csv")
+    assert "optimizer.kind" in columns["column"].tolist()
+
+
+@pytest.mark.parametrize(("optimizer", "has_momentum"), [("adamw", False), ("muon", True)])
+def test_a_report_lists_only_settings_that_the_optimizer_reads(optimizer, has_momentum, config, tmp_path):
+    run = train(config(f"train.optimizer={optimizer}", "train.steps=2"))
+    report(run.path.parents[1], output=tmp_path / "report", console=Console(quiet=True))
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"optimizer={optimizer}" in text and "matrix_lr_factor" not in text
+    assert ("momentum=0.95" in text) == ("ns_steps=5" in text) == has_momentum
 
 
 @pytest.mark.parametrize("weight_decay", [0.1, 0.0])

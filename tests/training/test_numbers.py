@@ -1,14 +1,17 @@
 """Numbers that go wrong are caught before the update, named, counted, and end a run that has too many of them."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.runs import Run, run_folder, state_of
+from posbench.system.device import choose_device, exhaustion_explained
 from posbench.training import Died, loop, train
 from tests.training.conftest import after_step, files
 
@@ -101,6 +104,16 @@ def test_nan_before_any_update_is_not_blamed_on_the_learning_rate(config, tmp_pa
 def test_steps_that_were_not_skipped_in_a_row_are_the_learning_rates_fault(config):
     with pytest.raises(Died, match=r"2 steps were not finite.*the last was step 9: .*\. Lower train\.lr$"):
         train(config("train.max_skipped_steps=1"), observe=poisoned({4, 8}))
+
+
+def test_an_error_of_the_users_that_says_out_of_memory_is_the_users():
+    device = choose_device(compose(["model=tiny", "train.device=cpu"]).train)
+    for own in (RuntimeError("my table is out of memory slots"), ValueError("bad_alloc")):
+        with pytest.raises(type(own), match=re.escape(str(own))), exhaustion_explained(device, "a smaller batch"):
+            raise own
+    for ours in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+        with pytest.raises(ConfigError, match="out of memory on cpu"), exhaustion_explained(device, "a smaller batch"):
+            raise ours
 
 
 @pytest.mark.slow

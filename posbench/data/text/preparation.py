@@ -43,6 +43,7 @@ from posbench.data.text.tokenizer import (
     TOKENIZERS,
     bos_token,
     byte_lengths,
+    dropout_of,
     encoded,
     file_content,
     find_bos,
@@ -51,13 +52,14 @@ from posbench.data.text.tokenizer import (
     vocab_size,
 )
 from posbench.system.console import Say, say
-from posbench.system.files import folder_beside, publish_folder
+from posbench.system.files import folder_beside, publish_folder, read_json, write_json
 
 SOURCES: dict[str, type[Source]] = {"sotu": Sotu, "stdlib": StandardLibrary, "files": Files, "hub": Hub}
 FEW_DOCUMENTS = 3  # the loss of a split with fewer documents says little about other text
 _LONG = 200_000  # mean bytes per document above which a warning suggests data.cut_bytes=100000
 WHOLE = "whole"  # name of the only split of a scored text that has no splits
 _FORMAT = 4
+_CONTENT = "content.json"  # digests of the files that the text was read from
 _MEASURED = 50  # documents on which to check whether a tokenizer is lossless
 _NOTICE_SECONDS = 10.0  # seconds between lines about a long preparation
 # Fields that do not decide what the text is; the paths are in the source's identity.
@@ -67,9 +69,9 @@ _NOT_TEXT = {"name", "cache_dir", "path", "train_path", "validation_path", "test
 def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bool | str = False) -> Corpus:
     """Return the tokenized text of this configuration from the cache, or make it.
 
-    Arguments: check, whether to compare the checksums of cached files too; held_out, False to train on the text; True
-    if it is only scored, when a train split is not read if there are others; WHOLE if it is only scored, and splits
-    that posbench makes are read as one.
+    Arguments: check, whether to compare the checksums of cached files, and of all of the text, too; held_out, False to
+    train on the text; True if it is only scored, when a train split is not read if there are others; WHOLE if it is
+    only scored, and splits that posbench makes are read as one.
     Raises: ConfigError for a task, or if the text or the tokenizer is missing, or if the cache cannot be written.
     """
     if config.is_task:
@@ -79,13 +81,13 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
     source = SOURCES[config.data.source](config.data)
     folder = _folder(config, source, held_out)
     with suppress(DamagedCorpusError):
-        return open_corpus(folder, check)
+        return _open(folder, source, check)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A temporary folder, which is renamed when it is complete.
         with FileLock(f"{folder}.lock"), folder_beside(folder) as temporary:
             try:
-                return open_corpus(folder, check)  # another process may have made it
+                return _open(folder, source, check)  # another process may have made it
             except DamagedCorpusError as damage:
                 if folder.exists():
                     notice(f"the token cache {folder} is damaged ({damage}): making it again")
@@ -97,6 +99,25 @@ def prepare(config: Config, notice: Say = say, check: bool = False, held_out: bo
             f"the token cache {folder.parent} cannot be written ({error.strerror or error}): make room, or set "
             "data.cache_dir (or POSBENCH_CACHE) to a folder that can be written"
         ) from error
+
+
+def _open(folder: Path, source: Source, check: bool) -> Corpus:
+    """Return the corpus in `folder`, after comparing the content of the source's files with what was read.
+
+    Raises: DamagedCorpusError if files are damaged, or if the text has changed.
+    """
+    corpus = open_corpus(folder, check)
+    file = folder / _CONTENT
+    if not file.is_file():
+        # An older version wrote the folder.
+        if check:
+            raise DamagedCorpusError("it does not say what its text was")
+        return corpus
+    # Without the text, or the right to read it, the cache still serves.
+    with suppress(OSError):
+        if read_json(file)["whole" if check else "sample"] != source.digest(whole=check):
+            raise DamagedCorpusError("the text has changed, though its files have the same sizes and times")
+    return corpus
 
 
 def prepare_held_out(config: Config, notice: Say = say, whole: bool = False) -> Corpus:
@@ -161,6 +182,9 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
         tokenizer["path"] = sha256(file_content(config.tokenizer)).hexdigest()
         if bos := bos_token(config.tokenizer):
             tokenizer["bos_token"] = bos
+        # Older versions drew the tokens of such a tokenizer at random.
+        if dropout_of(file_content(config.tokenizer)):
+            tokenizer["dropout"] = 0
     request = [_FORMAT, data, source.identity(), tokenizer, held_out]
     name = sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return cache_folder(config.data.cache_dir) / "corpora" / name
@@ -190,9 +214,13 @@ def _write_corpus(
     splitter = _new_splitter(config, source, held_out)
     if not are_cut:
         if source.skipped:
-            notice(f"skipped {source.kinds_skipped()} files; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
+            notice(
+                f"skipped in folders: {source.kinds_skipped()}; to read them as text: data.path='FOLDER/**/*.SUFFIX'"
+            )
         if not held_out and (sentence := source.cut_few_files()):
             notice(sentence)
+    # Before anything is read, so that a file which changes meanwhile is noticed later.
+    content = {"sample": source.digest(whole=False), "whole": source.digest(whole=True)}
     streams = _streams(source, held_out)
     budget = config.data.token_budget
     writers: dict[str, SplitWriter] = {}  # empty until the tokenizer is there
@@ -207,6 +235,8 @@ def _write_corpus(
     sample = _sample(documents, head, config.tokenizer.training_bytes, notice)
     tokenizer = TOKENIZERS[config.tokenizer.kind](config.tokenizer, sample)
     tokenizer.encode_special_tokens = True
+    if dropout := dropout_of(tokenizer.to_str()):
+        notice(f"the tokenizer has dropout={dropout:.3g}: it is off here, so that a text always has the same tokens")
     if config.tokenizer.kind in ("file", "hub"):  # not trained on this text, so nothing was read yet
         head += islice(documents, _MEASURED)
         _warn_if_lossy(config, tokenizer, head, notice)
@@ -227,6 +257,7 @@ def _write_corpus(
         return _write_corpus(config, source, folder, notice, held_out, are_cut=True)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
+    write_json(folder / _CONTENT, content)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     if lengths is not None:
         (folder / "vocabulary.bytes").write_bytes(lengths.astype("<i4").tobytes())

@@ -22,11 +22,14 @@ from typing import Any, TypeVar
 from posbench.config import ConfigError, DataConfig, nearest
 from posbench.data.text.formats import ROW_SUFFIXES, TEXT_SUFFIXES, read_texts, suffix_of
 from posbench.data.text.tokenizer import check_hub
+from posbench.system.files import sum_of
 
 Document = TypeVar("Document")
 # Files that describe a data set, as `datasets` and its hub name them
 _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 _LEAST_TRAIN = 0.6  # cut long files if train gets less than this part of the share that was asked for
+_SHORT = 1 << 26  # bytes of text that are hashed whole when a run begins; 64 MB take a tenth of a second
+_BLOCK, _BLOCKS = 1 << 12, 1 << 12  # bytes of a block, and blocks of all files together, in the sample of a longer text
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
@@ -85,7 +88,9 @@ class Source(ABC):
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
-        self.skipped: Counter[str] = Counter()  # suffix -> number of files in folders that are not read
+        self.skipped: Counter[str] = (
+            Counter()
+        )  # suffix, or kind of link -> number of files in folders that are not read
         self.repaired = 0  # documents in which half a surrogate pair became U+FFFD
 
     def kinds_skipped(self) -> str:
@@ -133,6 +138,19 @@ class Source(ABC):
         """Cut text files if train got far less text than asked, or another split none; return a line, or ""."""
         return ""
 
+    def files(self) -> list[Path]:
+        """Return the files that the text is read from; none if it is not read from files."""
+        return []
+
+    def digest(self, whole: bool) -> str:
+        """Return the SHA-256 of the content of `files`: of all of it if it is short or `whole`, else of a sample."""
+        paths = self.files()
+        is_short = sum(path.stat().st_size for path in paths) <= _SHORT
+        digest = sha256()
+        for path in paths:
+            digest.update((sum_of(path) if whole or is_short else _sum_of_blocks(path, len(paths))).encode())
+        return digest.hexdigest()
+
     @abstractmethod
     def identity(self) -> Any:
         """Return a JSON value that identifies the text, without reading text or using a network."""
@@ -156,8 +174,8 @@ class Files(Source):
         train_path = config.train_path if config.path is None else config.path
         patterns = {"train": train_path, "validation": config.validation_path, "test": config.test_path}
         self.paths = {split: self._files_of(pattern) for split, pattern in patterns.items() if pattern is not None}
-        uses = Counter(chain.from_iterable(self.paths.values()))
-        if twice := [path for path, count in uses.items() if count > 1]:
+        uses = Counter(path.resolve() for path in self.files())
+        if twice := [path for path in self.files() if uses[path.resolve()] > 1]:
             raise ConfigError(
                 f"{twice[0]} is named for two splits: held-out text must not be trained on, so name other files, or "
                 "give only data.path to have the documents split"
@@ -199,14 +217,21 @@ class Files(Source):
             "(data.cut_bytes sets the size)"
         )
 
+    def files(self) -> list[Path]:
+        return [*chain.from_iterable(self.paths.values())]
+
     def identity(self) -> Any:
         files: dict[str, list[list[Any]]] = {}
         for split, paths in self.paths.items():
             files[split] = []
             for path in paths:
-                # Sizes and times identify the files: reading them all to hash them would take too long.
-                stat = path.stat()
-                files[split].append([str(path), stat.st_size, stat.st_mtime_ns])
+                # Sizes and times identify the files; `digest` is compared when the text is found in the cache.
+                stat, target = path.stat(), path.resolve()
+                facts = [str(target), stat.st_size, stat.st_mtime_ns]
+                # The name of a link tells the format, such as `train.jsonl` for a blob in the hub's cache.
+                if suffix_of(path) != suffix_of(target):
+                    facts.append(path.name)
+                files[split].append(facts)
         return files
 
     def streams(self) -> dict[str, Iterable[str]]:
@@ -216,9 +241,10 @@ class Files(Source):
     def _files_of(self, pattern: str | list[str]) -> list[Path]:
         """Return the files that `pattern` names (files, globs, folders), in its order and without repetition.
 
-        Raises: ConfigError if a part of it names no files.
+        A link keeps the name that was given or found, because its suffix tells the format. Raises: ConfigError if a
+        part of it names no files.
         """
-        files: list[Path] = []
+        files: dict[Path, Path] = {}  # what a name leads to -> the first such name
         words = pattern if isinstance(pattern, list) else [pattern]
         for word in map(str, words):
             path = Path(word)
@@ -242,15 +268,21 @@ class Files(Source):
                     f"data={self.config.name}: there are no text files at {word} (from {Path.cwd()}){near}: give a "
                     "file, a glob such as 'books/*.parquet', a folder, or a list of them"
                 )
-            files += sorted(file.resolve() for file in matches)
-        return list(dict.fromkeys(files))
+            for file in sorted(file.absolute() for file in matches):
+                files.setdefault(file.resolve(), file)
+        return list(files.values())
 
     def _in_folder(self, folder: Path) -> list[Path]:
         files = []
         for file in folder.rglob("*"):
             is_hidden = "/." in f"/{file.relative_to(folder).as_posix()}"
-            if file.is_file() and file.name not in _METADATA and not is_hidden:
+            if is_hidden or file.name in _METADATA:
+                continue
+            if file.is_file():
                 files.append(file)
+            elif file.is_symlink():
+                # Links to folders are not followed: they may lead back up. A glob with `**` follows them.
+                self.skipped["linked folder" if file.is_dir() else "broken link"] += 1
         own_files = _without_caches(files)
         if len(own_files) < len(files):
             self.skipped["cached .arrow"] += len(files) - len(own_files)
@@ -328,6 +360,17 @@ def joined_articles(texts: Iterable[str]) -> Iterator[str]:
             article = []
         article.append(line)
     yield "\n".join(article)
+
+
+def _sum_of_blocks(path: Path, num_files: int) -> str:
+    """Return the SHA-256 of blocks of a file, from its first to its last bytes."""
+    size, count = path.stat().st_size, max(2, _BLOCKS // num_files)
+    digest = sha256()
+    with path.open("rb") as file:
+        for number in range(count):
+            file.seek(max(0, size - _BLOCK) * number // (count - 1))
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()
 
 
 def _datasets() -> Any:

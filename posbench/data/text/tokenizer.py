@@ -211,14 +211,25 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return sha256(tokenizer.to_str().encode()).hexdigest()
 
 
+def dropout_of(content: str | bytes) -> float:
+    """Return the share of merges that the BPE in a `tokenizer.json` leaves out at random, or 0."""
+    try:
+        return float(json.loads(content)["model"].get("dropout") or 0)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return 0.0  # it is no tokenizer, which is said when it is read
+
+
 def text_encoder(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of the tokenizer without special tokens, so that text never becomes one."""
+    """Return a copy of the tokenizer without special tokens, so that text never becomes one, and without dropout."""
     # With `encode_special_tokens` alone, a Unigram model still finds its entry `</s>` in a text. The copy splits such
     # text into ordinary tokens, as sentencepiece does.
     tokenizer_file = tokenizer.to_str()
     content = json.loads(tokenizer_file)
     special = {token["content"] for token in content.pop("added_tokens") if token["special"]}
     model = content["model"]
+    # The same text must have the same tokens each time.
+    if model["type"] == "BPE":
+        model["dropout"] = None
     if model["type"] == "Unigram":  # the ids are the order of a list, so an entry can only be renamed
         model["vocab"] = [[" \0" if entry in special else entry, score] for entry, score in model["vocab"]]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -55,7 +56,11 @@ class ByLength(Windowed):
                 if compared.doubt == "documents":
                     note += ", ± half a 95 % interval over documents"
                 note += "."
+            # A table, and a file, for each text.
             latex = (f"perplexity-{self.name}", f"Perplexity by length ({self.name}).")
+            if text:
+                stem = re.sub(r"[^\w.-]", "-", text)
+                latex = (f"perplexity-{self.name}-{stem}", f"Perplexity by length on {text} ({self.name}).")
             sections.append(Section(title, holes, plots, table if len(table) else None, note, latex))
             if not text:
                 sections += self._other_options(compared)

@@ -58,12 +58,19 @@ class Validation(Windowed):
         sections = []
         for text in sorted(texts):
             cells = compared.at(None, compared.training_length, metric="loss", text=text)
-            cells = cells[cells["last"] == 0].drop_duplicates("scheme")
+            cells = cells[cells["last"] == 0]
             table: Table | None = None
-            if len(cells):
-                table = losses_table(compared, in_order(cells, compared.schemes))
             note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
             note += "not part of the ranking."
+            if len(cells):
+                # Protocols score different targets, so all losses are those of one: that which most schemes have.
+                schemes_of = cells.groupby("protocol")["scheme"].nunique()
+                protocol = str(schemes_of.idxmax())
+                others = sorted({*cells["scheme"]} - {*cells.loc[cells["protocol"] == protocol, "scheme"]})
+                table = losses_table(compared, in_order(cells[cells["protocol"] == protocol], compared.schemes))
+                note += f" Protocol {protocol}."
+                if others:
+                    note += f" Not scored by it: {', '.join(others)}."
             holes = compared.holes.get((self.name, text), [])
             sections.append(Section(f"On {text}", holes, table=table, note=note))
         return sections

@@ -112,6 +112,7 @@ class Rotation(Attention):
     direction: int = 1
     first_position: int = 0
     other_width: bool = False  # frequencies from D instead of r, or from r instead of D
+    exponent_is_halved: bool = False  # frequencies base ** (-t / r) instead of base ** (-2t / r)
     frequency_format: str = "float64"
     position_format: str = "float64"
     angle_format: str = "float64"
@@ -201,15 +202,22 @@ class Rotation(Attention):
     def frequencies(self, D: int, length: int) -> list[float]:
         """Return the rotation frequencies in an input of `length` tokens: r/2 of them, radians per token."""
         w = self._schedule(D)
+        parameters = self._used_parameters()
+        # The base of `dynamic` follows the input, so the exponent is halved after the rescaling.
+        is_halved_here = self.exponent_is_halved and parameters.get("rope_type") != "dynamic"
+        if is_halved_here:
+            w = [sqrt(frequency) for frequency in w]
         if self.rescale is None:
             return w
-        parameters = self._used_parameters()
         if self.is_short_input:
             length = parameters.get("original_max_position_embeddings", length)
         if self.ramp_in_turns and parameters["rope_type"] == "yarn":
             slow, fast = parameters.get("beta_slow", 1), parameters.get("beta_fast", 32)
             parameters |= {"rope_type": "yarn_by_turns", "low_freq_factor": slow, "high_freq_factor": fast}
-        return rescaled(w, parameters, self.base, length)
+        frequencies = rescaled(w, parameters, self.base, length)
+        if self.exponent_is_halved and not is_halved_here:
+            frequencies = [sqrt(frequency) for frequency in frequencies]
+        return frequencies
 
     def _schedule(self, D: int) -> list[float]:
         of_width_r = PartialRotary(a_config(), {}, sites=(), fraction=self.fraction, base=self.base).frequencies(D)
@@ -252,13 +260,14 @@ class Alibi(Attention):
     bias_sign: int = -1
     bias_is_scaled: bool = False  # whether the bias is divided by sqrt(D) too
     bias_of_key: bool = False  # whether the bias is slope * the key's position
+    rule: str = "interleaved"  # of `slopes_by`
 
     def values(self, inputs: Inputs) -> Values:
         positions = np.array(inputs.positions, float)
         distances = positions[:, None] - positions
         if self.bias_of_key:
             distances = np.broadcast_to(-positions, distances.shape)
-        bias = self.bias_sign * np.array(alibi_slopes(len(inputs.q)))[:, None, None] * distances
+        bias = self.bias_sign * slopes_by(self.rule, len(inputs.q))[:, None, None] * distances
         if self.bias_is_scaled:
             bias = bias / sqrt(inputs.q.shape[2])
         return {"scores": np.tril(self.scores(inputs.q, inputs.k) + bias)}
@@ -269,18 +278,24 @@ class AlibiSlopes(Entry):
     """ALiBi's slope of each head."""
 
     num_heads: int
-    rule: str = "interleaved"  # interleaved | geometric | larger_power, for heads that are no power of two
+    rule: str = "interleaved"  # of `slopes_by`
 
     def settings(self) -> dict[str, Any]:
         return {"num_heads": self.num_heads}
 
     def values(self, inputs: Inputs) -> Values:
-        H = self.num_heads
-        if self.rule == "geometric":
-            return {"slopes": np.array([2 ** (-8 * h / H) for h in range(1, H + 1)])}
-        if self.rule == "larger_power":
-            return {"slopes": np.array(alibi_slopes(2 ** ceil(log(H, 2)))[:H])}
-        return {"slopes": np.array(alibi_slopes(H))}
+        return {"slopes": slopes_by(self.rule, self.num_heads)}
+
+
+def slopes_by(rule: str, H: int) -> Array:
+    """Return ALiBi's slopes of H heads by the right rule, `interleaved`, or by a wrong one."""
+    if rule == "geometric":
+        return np.array([2 ** (-8 * h / H) for h in range(1, H + 1)])
+    if rule == "larger_power":
+        return np.array(alibi_slopes(2 ** ceil(log(H, 2)))[:H])
+    if rule == "of_8_heads":
+        return np.array([2.0**-h for h in range(1, H + 1)])
+    return np.array(alibi_slopes(H))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,11 @@ MISTAKES = (
     Mistake("last_channels", "the last channels are rotated instead of the first", {"side": "last"}),
     Mistake("all_channels", "all channels are rotated", {"fraction": 1.0, "is_proportional": False}),
     Mistake("other_width", "frequencies count D channels instead of r, or r instead of D", {"other_width": True}),
+    Mistake(
+        "halved_exponent",
+        "frequencies are base ** (-t / r) instead of base ** (-2t / r): a factor 2 is forgotten",
+        {"exponent_is_halved": True},
+    ),
     Mistake("not_rescaled", "the rope_type is ignored: frequencies are those of default", {"rescale": None}),
     Mistake(
         "other_ramp", "YaRN's ramp is linear in turns (the paper) instead of the pair's index", {"ramp_in_turns": True}
@@ -70,6 +75,7 @@ MISTAKES = (
     ),
     Mistake("geometric_slopes", "slopes are 2 ** (-8 h / H) though H is no power of two", {"rule": "geometric"}),
     Mistake("slopes_of_larger_power", "slopes are the first H of the next power of two", {"rule": "larger_power"}),
+    Mistake("slopes_of_8_heads", "slopes are 2 ** -h, whatever the number of heads", {"rule": "of_8_heads"}),
     Mistake(
         "bidirectional", "buckets are those of an encoder, half of them for later keys", {"is_bidirectional": True}
     ),

@@ -24,7 +24,9 @@ from posbench.training.optimizers.adamw import AdamW
 from posbench.training.optimizers.optimizer import Optimizer, decayed_parameters
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: steep at 0, and near 1 after five applications
-_TINY = 1e-30  # least norm to divide by: the gradient of a matrix may be 0
+# Least norm to divide by. In float32 the squares of entries below 1e-19 underflow, and the norm may come out as 0.
+# Divided by less than its true norm, a matrix has singular values above 1, where the polynomial explodes.
+_TINY = 1e-15
 _TABLES = ("embedding.weight", "unembedding.weight")
 _RMS = 0.2  # root mean square of an update in units of the rate, as of AdamW (Moonlight, section 2.2)
 

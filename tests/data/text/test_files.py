@@ -128,6 +128,38 @@ def test_globs_lists_and_folders_are_read_in_order_each_file_once(files, tmp_pat
     assert documents(listed)["train"] == ["b.txt", "a.txt", "deep/c.txt.gz", "LICENSE"]
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if "." in name])
+def test_the_name_of_a_link_tells_the_format_and_not_what_it_leads_to(files, tmp_path, name):
+    """As in a hub's cache, where `snapshots/0123/train.jsonl` leads to a blob without a suffix."""
+    FORMATS[name](tmp_path / name)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / name).rename(tmp_path / "blobs" / "9f86d081")
+    (tmp_path / "snapshots" / "0123").mkdir(parents=True)
+    link = tmp_path / "snapshots" / "0123" / name
+    link.symlink_to("../../blobs/9f86d081")
+    for path in (link, link.parent, link.parent / "*", tmp_path / "snapshots"):
+        assert documents(files(path=path))["train"] == TEXTS
+    plain = files(path=tmp_path / "blobs" / "9f86d081")
+    identities = [SOURCES["files"](config.data).identity() for config in (plain, files(path=link))]
+    assert identities[0] != identities[1], "the same bytes read in another way are another text"
+
+
+def test_linked_folders_and_broken_links_are_counted_as_skipped(files, tmp_path):
+    for name in ("notes/a.txt", "other/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    for name, target in {"more": "../other", "up": "..", "gone.txt": "nowhere", ".hidden": "../other"}.items():
+        (tmp_path / "notes" / name).symlink_to(target)
+    source = SOURCES["files"](files(path=tmp_path / "notes").data)
+    assert [path.name for path in source.files()] == ["a.txt"]
+    assert source.kinds_skipped() == "2 linked folder, 1 broken link"
+    followed = SOURCES["files"](files(path=tmp_path / "notes" / "**" / "*.txt").data)
+    assert [path.name for path in followed.files()] == ["a.txt", "b.txt"]
+    (tmp_path / "notes" / "a.txt").unlink()
+    with pytest.raises(ConfigError, match=r"has no text and no rows \(skipped: 2 linked folder, 1 broken link\)"):
+        SOURCES["files"](files(path=tmp_path / "notes").data)
+
+
 @pytest.mark.parametrize("path", ["saved", ".", "saved/*.arrow"])
 def test_caches_and_stale_shards_beside_a_saved_data_set_are_not_its_rows(files, tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)

@@ -128,6 +128,44 @@ def test_a_damaged_cache_is_made_again(files, books, notes, damage):
     assert len(notes) == 2, "the third time finds it"
 
 
+def rewritten(path, old, new):
+    """Replace text in a file, which keeps its size and its times."""
+    stat = path.stat()
+    path.write_text(path.read_text().replace(old, new))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+
+
+def test_text_that_was_changed_in_place_is_read_again(files, books, notes, monkeypatch):
+    first = prepare(files(path=books))
+    rewritten(books, "Chapter", "Kapitel")
+    second = prepare(files(path=books), notice=notes.append)
+    assert second.fingerprint != first.fingerprint
+    assert "the text has changed, though its files have the same sizes and times" in notes[0]
+    prepare(files(path=books), notice=notes.append)
+    assert len(notes) == 2, "it is found again"
+    # Of a long text only some blocks are compared when a run begins.
+    monkeypatch.setattr("posbench.data.text.sources._SHORT", 1000)
+    monkeypatch.setattr("posbench.data.text.sources._BLOCK", 8)
+    monkeypatch.setattr("posbench.data.text.sources._BLOCKS", 4)
+    third = prepare(files("data.test_fraction=0.3", path=books))
+    rewritten(books, "Kapitel", "Chapter")
+    assert prepare(files("data.test_fraction=0.3", path=books)).fingerprint == third.fingerprint
+    changed = prepare(files("data.test_fraction=0.3", path=books), check=True)
+    assert changed.fingerprint != third.fingerprint
+
+
+def test_a_cache_of_an_older_version_is_found_and_made_again_by_a_check(files, books, notes):
+    first = prepare(files(path=books))
+    contents = json.loads((first.folder / "corpus.json").read_text())
+    del contents["files"]["content.json"]
+    (first.folder / "content.json").unlink()
+    (first.folder / "corpus.json").write_text(json.dumps(contents))
+    assert prepare(files(path=books), notice=notes.append).fingerprint == first.fingerprint and notes == []
+    assert prepare(files(path=books), notice=notes.append, check=True).fingerprint == first.fingerprint
+    assert "it does not say what its text was" in notes[0] and (first.folder / "content.json").is_file()
+
+
 @pytest.mark.slow
 def test_two_processes_at_once_do_the_work_once(books):
     command = [sys.executable, "-c", _PREPARE, str(books)]

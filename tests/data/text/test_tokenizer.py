@@ -14,6 +14,7 @@ from prose import prose
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from posbench.config import ConfigError, TokenizerConfig
+from posbench.data import prepare
 from posbench.data.text import tokenizer as module
 from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, vocab_size
 
@@ -211,6 +212,27 @@ def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_p
     expected = [[256, *tokenizer.encode(text, add_special_tokens=False).ids] for text in ("abcdefgh", "i")]
     token_lists = [tokens.tolist() for _, _, tokens in encoded(tokenizer, 256, [("train", "abcdefgh"), ("train", "i")])]
     assert token_lists == expected and [len(tokens) for tokens in token_lists] == [9, 2]
+
+
+def test_dropout_is_off_when_text_is_encoded(tmp_path, files):
+    tokenizer = tokenizer_of("bpe")
+    content = json.loads(tokenizer.to_str())
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    random = TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")), [])
+    text = [("train", prose(n)) for n in range(20)]
+    plain, first, again = (
+        [tokens.tolist() for _, _, tokens in encoded(kind, find_bos(kind), text)]
+        for kind in (tokenizer, random, random)
+    )
+    assert plain == first == again
+    rows, notes = tmp_path / "rows.jsonl", []
+    rows.write_text("".join(json.dumps({"text": prose(n)}) + "\n" for n in range(60)))
+    prepare(
+        files("tokenizer=file", f"tokenizer.path={tmp_path}/tokenizer.json", path=rows),
+        notice=notes.append,
+    )
+    assert any("the tokenizer has dropout=0.5: it is off here" in note for note in notes)
 
 
 def test_a_vocabulary_with_holes_counts_to_its_largest_number():
