@@ -52,6 +52,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import stdtr
 from scipy.stats import binom
 
 import posbench
@@ -275,6 +276,13 @@ RULES = (
 )
 
 
+def closer_than_margin(gaps: Floats) -> Floats:
+    """Return the p-value of the claim that the mean over the last axis is closer to 0 than the margin."""
+    seeds = gaps.shape[-1]
+    room = MARGIN - np.abs(gaps.mean(-1))
+    return stdtr(seeds - 1, -room / (gaps.std(-1, ddof=1) / math.sqrt(seeds)))
+
+
 def looked_at(gaps: Floats, rule: Rule) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
     """Return which candidates are called better, which worse, and the seeds trained, [trials, candidates] each.
 
@@ -286,9 +294,14 @@ def looked_at(gaps: Floats, rule: Rule) -> tuple[NDArray[np.bool_], NDArray[np.b
     for look in rule.looks:
         seeds[is_open] = look
         seen, zero = gaps[..., :look], np.zeros(look)
+        # A candidate that is better by less than the margin is decided, and no winner.
+        is_small = closer_than_margin(seen) * rule.size <= LEVEL
+        is_decided = np.zeros_like(first)
         for claimed, p in ((better, beats(zero + seen, [zero])), (worse, beats(zero, [seen]))):
-            claimed |= is_open & (p * rule.size <= LEVEL)
-        is_open = is_open & ~better & ~worse
+            is_claimed = is_open & (p * rule.size <= LEVEL)
+            is_decided |= is_claimed
+            claimed |= is_claimed & ~is_small
+        is_open = is_open & ~is_decided
     return better, worse, seeds
 
 

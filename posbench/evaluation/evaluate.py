@@ -26,7 +26,7 @@ from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
-_ANNOUNCED = 50_000  # tokens; before more are read, the time is estimated
+_ANNOUNCED = 5_000  # tokens; before more are read, the time is estimated
 _TRIAL = 256  # tokens of the window for it
 Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
