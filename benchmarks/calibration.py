@@ -280,7 +280,9 @@ def closer_than_margin(gaps: Floats) -> Floats:
     """Return the p-value of the claim that the mean over the last axis is closer to 0 than the margin."""
     seeds = gaps.shape[-1]
     room = MARGIN - np.abs(gaps.mean(-1))
-    return stdtr(seeds - 1, -room / (gaps.std(-1, ddof=1) / math.sqrt(seeds)))
+    # Draws of a pool of losses may give the same gap with every seed.
+    with np.errstate(divide="ignore"):
+        return stdtr(seeds - 1, -room / (gaps.std(-1, ddof=1) / math.sqrt(seeds)))
 
 
 def looked_at(gaps: Floats, rule: Rule) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
