@@ -26,8 +26,9 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
     Arguments: cutoff, how similar it must be, from 0 to 1.
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_lower_case = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), list(by_lower_case), n=1, cutoff=cutoff)
+    return f"; did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
 def check_name(key: str, name: str) -> str:

@@ -226,7 +226,7 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     first, parameters = plan.first, plan.largest.parameters
-    table.add_row("experiment", first.experiment.name)
+    table.add_row("experiment", first.experiment_name)
     table.add_row("runs", _runs_text(plan))
     size = short_count(sum(parameters.values()))
     body, embedding = short_count(parameters["body"]), short_count(parameters["embedding"])
