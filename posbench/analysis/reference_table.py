@@ -75,7 +75,8 @@ def check_same_losses(reference: Path, console: Console) -> None:
     Raises: ConfigError if text or mean loss differ; it says which Python, data or release to use.
     """
     # The weights from which other runs went on are not in the reference.
-    if all(run.manifest.continued for run in find_runs(reference)):
+    runs = find_runs(reference)
+    if runs and all(run.manifest.continued for run in runs):
         console.out(
             f"{reference.name}: its runs went on from other runs, so that its first losses cannot be computed again "
             "here; only the settings are compared"
