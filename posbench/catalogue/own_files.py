@@ -60,7 +60,9 @@ def as_recorded(kind: Any) -> Any:
 def snake_case(class_name: str) -> str:
     """Return the name of a scheme for its class: `WindowedNope` -> `windowed_nope`, `CARoPE` -> `carope`."""
     # Two small letters make a word, so that the field's acronyms stay whole.
-    return re.sub(r"(?<=[A-Za-z0-9])(?=[A-Z][a-z]{2})|(?<=[a-z]{2})(?=[A-Z])|(?<=[0-9])(?=[A-Z])", "_", class_name).lower()
+    return re.sub(
+        r"(?<=[A-Za-z0-9])(?=[A-Z][a-z]{2})|(?<=[a-z]{2})(?=[A-Z])|(?<=[0-9])(?=[A-Z])", "_", class_name
+    ).lower()
 
 
 def is_class_path(kind: object) -> bool:

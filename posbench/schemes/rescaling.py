@@ -54,7 +54,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # transformers' rope_type -> its key
     "longrope": ("factor", LENGTH, "short_factor", "long_factor", "attention_factor"),
 }
 _FAST, _SLOW = 32, 1  # turns in the training length at which YaRN's ramp ends
-_LEAST = {  # key -> the least number that it can be
+_LEAST: dict[str, float] = {  # key -> the least number that it can be
     "factor": 1,
     LENGTH: 2,  # its logarithm is a divisor
     "mscale": 0,
@@ -247,6 +247,10 @@ def check_values(parameters: Mapping[str, Any]) -> None:
         value = parameters.get(key)
         if value is None:
             continue
+        least = _LEAST.get(key)
+        # Its factor is only the ratio of two lengths in config.json: below 1, attention is not scaled.
+        if key == "factor" and parameters.get("rope_type") == "longrope":
+            least = 1e-6
         if key == "truncate":
             is_valid, expected = isinstance(value, bool), "true or false"
         elif key in _LISTS:
@@ -255,7 +259,7 @@ def check_values(parameters: Mapping[str, Any]) -> None:
         elif key in _POSITIVE:
             is_valid, expected = _is_number(value) and value > 0, "a number above 0"
         else:
-            is_valid, expected = _is_number(value) and value >= _LEAST[key], f"a number, {_LEAST[key]} or more"
+            is_valid, expected = _is_number(value) and value >= least, f"a number, {least} or more"
         if not is_valid:
             raise ConfigError(f"scheme.rescale has {key}={value!r}, which must be {expected}")
     # The other way round, slow pairs would stay and fast ones would be rescaled.

@@ -147,7 +147,7 @@ def test_what_training_scores_is_the_bucket_beyond_32_tokens(split, length):
     [sums] = rows[rows["bucket_start"] == 33].groupby("bucket_start")[["targets", *LOSSES]].sum().itertuples()
     expected = (sums.shuffled_nll - sums.nll) / sums.targets
     worth = worth_beyond_near(model, split, length, 1000)
-    assert worth["order_beyond_32"] == pytest.approx(expected, abs=1e-8) and expected != 0
+    assert worth["order_beyond_32"] == pytest.approx(expected, abs=1e-7) and expected != 0
     figures = ["order_beyond_8", "order_beyond_16", "order_beyond_32", "copyable_order_beyond_32"]
     assert list(worth) == figures
 
