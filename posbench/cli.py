@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -38,9 +38,6 @@ from posbench.runs.finding import (
 from posbench.system.console import console, json_text, say, write_unread_output
 from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, optional, takes
 from posbench.system.signals import end_with, is_worker
-
-if TYPE_CHECKING:
-    from posbench.analysis.verdict import Judgement
 
 app = typer.Typer(
     name="posbench",
@@ -393,12 +390,6 @@ def judge(
     place: Annotated[str, typer.Argument(metavar="PLACE", help="An experiment, or its folder.")],
     *,
     options: JudgeOptions,
-    seconds: Annotated[
-        bool,
-        typer.Option(
-            "--seconds", help="Also time training steps of both here, in turn: what share of the time is enough?"
-        ),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -409,16 +400,14 @@ def judge(
     `--confirm 1` tests a loop's winner on seeds that no candidate has seen; `--also NAME` at another size or on another
     text too. `--metric order` judges what order more than 32 tokens back is worth.
 
-    Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged); 1 and 2 errors; with several
-    schemes 0.
+    Exit status: 0 better, 10 worse, 11 equal, 12 open, 13 failed (a run diverged), 14 better by less than the margin; 1
+    and 2 errors; with several schemes 0.
     """
     from posbench.analysis.verdict import judge_all
 
     reference = place_named(str(options.beside), runs_dir) if options.beside else None
     also = [place_named(str(name), runs_dir) for name in options.also]
     judgements, left_out = judge_all(place_named(place, runs_dir), replace(options, beside=reference, also=also))
-    if seconds:
-        judgements = [_timed(judgement, place_named(place, runs_dir)) for judgement in judgements]
     results = console()
     # If one scheme was named, print only its object.
     if as_json and options.scheme:
@@ -436,18 +425,6 @@ def judge(
             say(f"warning: {warning}")
     # Several schemes have several verdicts, so the exit status cannot be one of them.
     raise SystemExit(judgements[0].exit_status if len(judgements) == 1 else 0)
-
-
-def _timed(judgement: Judgement, place: Path) -> Judgement:
-    # The commands that trained both tell how to build the steps to time.
-    from posbench.tools.bench import step_time_ratio
-
-    commands = {run.manifest.scheme: run.manifest.command for run in find_runs(place)}
-    words, of_baseline = commands.get(judgement.scheme), commands.get(judgement.baseline)
-    if words is None or of_baseline is None:
-        say(f"warning: not timed: the runs of {judgement.scheme} or {judgement.baseline} do not record their commands")
-        return judgement
-    return judgement.timed(step_time_ratio(words, of_baseline))
 
 
 @app.command(name="ls")

@@ -86,27 +86,14 @@ class Judgement:
     baseline_seeds: list[int]
     go_on: bool  # whether the plan is to train more seeds of this scheme
     next_commands: list[list[str]]  # train the seeds up to the next look; empty if there is none, or not recorded
-    noise_floor: Figures  # spread of equal runs: sd of the baseline's losses over its seeds, and number of runs
     beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
-    onset: Figures | None  # median tokens until long-range order was used: tokens, baseline_tokens; infinite if never
     worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
     elsewhere: dict[str, Any]  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
     # After the start of a search: the verdict of the experiment's own runs, at their one rate, which is not the claim:
     # verdict, rates, gap, gap_low, gap_high, p, seeds.
     at_one_rate: dict[str, Any] | None
-    flops_per_token: Figures  # theoretical training FLOPs per token: scheme, baseline, ratio
     warnings: list[str]
-    step_time: float | None = None  # of the scheme / of the baseline, as `--seconds` measured it on this machine
-    worth_in_seconds: Figures | None = None  # share of the baseline's training time that gives the same loss
     schema: int = SCHEMA
-
-    def timed(self, step_time: float) -> Judgement:
-        """Return the judgement with the ratio of step times, and what follows from it."""
-        # Time goes with tokens, so the share grows by the ratio of step times.
-        shares = None
-        if self.worth_in_tokens is not None:
-            shares = {name: share * step_time for name, share in self.worth_in_tokens.items()}
-        return replace(self, step_time=step_time, worth_in_seconds=shares)
 
     @property
     def exit_status(self) -> int:
@@ -136,7 +123,7 @@ class Judgement:
         plan = "go on" if self.go_on else "stop"
         return (
             f"{self.scheme}: {outcome} {self.baseline} at {self.scope}: {gap} ({'; '.join(details)}); "
-            f"{self._beyond_text()}{self._elsewhere_text()}{self._one_rate_text()}{self._time_text()}{plan}"
+            f"{self._beyond_text()}{self._elsewhere_text()}{self._one_rate_text()}{plan}"
         )
 
     def _one_rate_text(self) -> str:
@@ -152,15 +139,6 @@ class Judgement:
         for place, other in self.elsewhere.items():
             texts.append(f"in {Path(place).name} {other['verdict']}, {number(other['gap'], sign=True)}; ")
         return "".join(texts)
-
-    def _time_text(self) -> str:
-        if self.step_time is None:
-            return ""
-        text = f"a step takes {self.step_time:.2f} times as long; "
-        if shares := self.worth_in_seconds:
-            low, high = sorted((shares["low"], shares["high"]))
-            text += f"{shares['share']:.2f} of the baseline's time is enough (95 %: {low:.2f} to {high:.2f}); "
-        return text
 
     def _beyond_text(self) -> str:
         if self.beyond is None:
@@ -413,13 +391,10 @@ def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOpt
         baseline_seeds=seeds[c.baseline],
         go_on=decision.go_on,
         next_commands=next_commands,
-        noise_floor={"sd": float(c.losses[c.baseline].std()), "runs": len(seeds[c.baseline])},
         beyond=beyond,
-        onset=_onset(c, names),
         worth_in_tokens=_worth(runs, names),
         elsewhere={},
         at_one_rate=None,
-        flops_per_token=_flops_per_token(runs, names),
         warnings=[*_warnings(c, names, runs, gaps, options), *_warnings_of_seeds(losses.index.to_list(), planned)],
     )
 
@@ -501,24 +476,11 @@ def _look(planned: Sequence[int], tested: int, seeds: int) -> dict[str, int]:
     return {"number": sum(look <= reached for look in planned), "of": len(planned), "seeds": reached}
 
 
-def _onset(c: Comparison, names: Sequence[str]) -> Figures | None:
-    if not c.has_onsets:
-        return None
-    medians = c.onsets.reindex(columns=list(names)).median()
-    return {"tokens": medians[names[0]], "baseline_tokens": medians[names[1]]}
-
-
 def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
     shares = worth(decayed_points(runs), *names)
     if shares is None:
         return None
     return dict(zip(("share", "low", "high"), shares, strict=True))
-
-
-def _flops_per_token(runs: pd.DataFrame, names: Sequence[str]) -> Figures:
-    costs = (runs["training_flops"] / runs["tokens"]).groupby(runs["scheme"]).mean().reindex(list(names))
-    scheme, baseline = costs.to_list()
-    return {"scheme": scheme, "baseline": baseline, "ratio": scheme / baseline}
 
 
 def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:

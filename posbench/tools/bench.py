@@ -19,7 +19,7 @@ from posbench.data import Batch, Problems, vocab_size
 from posbench.model.decoder import Decoder, build_model
 from posbench.model.size import cache_size, num_parameters, training_flops_per_token
 from posbench.system.console import plain_table
-from posbench.system.device import Device, choose_device, datasheet_rate, keep_freed_memory, matmul_rate
+from posbench.system.device import Device, choose_device, keep_freed_memory, matmul_rate
 from posbench.system.torch_internals import allow_recompiles
 from posbench.training.step import TrainingStep
 
@@ -135,22 +135,6 @@ def bench_training(words: Sequence[str], schemes: Sequence[str], rounds: int, st
     }
 
 
-def step_time_ratio(words: Sequence[str], baseline: Sequence[str], rounds: int = 5, steps: int = 10) -> float:
-    """Return how many times as long a training step of a run takes as one of the baseline's.
-
-    Arguments: words and baseline, overrides of a run each. Raises: ConfigError if one is refused.
-    """
-    allow_recompiles(32)
-    timed = []
-    for overrides in (baseline, words):
-        config = compose(overrides)
-        timed.append(TimedScheme(config, choose_device(config.train), build_model(config, vocab_size(config))))
-    first, second = timed
-    for _ in range(rounds):
-        second.measure(steps, first)
-    return 1 / median(second.ratios)
-
-
 def sizes_of(model: Decoder, dtype: torch.dtype) -> dict[str, float]:
     """Return parameters, training FLOPs per token and cache bytes, computed from the architecture."""
     architecture, entries = model.architecture, model.embedding.num_embeddings
@@ -182,8 +166,6 @@ def bench(
         f"model {result['model']}, context {result['context_length']}, batch {result['batch_size']}; "
         f"matmul {gflops:,.0f} GFLOP/s; ratio: speed over that of {first}, timed just before (its own shows the noise)"
     )
-    if datasheet := datasheet_rate(device["name"]):
-        console.print(f"the datasheet's rate is {datasheet / 1e9:,.0f} GFLOP/s; MFU uses the measured rate")
     table = plain_table("scheme", "tokens/s", "ratio", "MFU", "parameters", "cache\nB/token", "state\nB")
     for name, figures in result["schemes"].items():
         table.add_row(

@@ -179,7 +179,7 @@ def test_a_candidate_that_diverged_has_failed(tmp_path):
     assert nope.reason == "seed 0 diverged: NaN in demo/nope/seed=0; seed 1 diverged: NaN in demo/nope/seed=1"
     data = json.loads(nope.as_json())
     assert not faults(data, "judge") and nope.seeds == [] and nope.baseline_seeds == [0, 1, 2]
-    assert [data[name] for name in ("gap", "gap_low", "p", "beyond", "onset")] == [None] * 5
+    assert [data[name] for name in ("gap", "gap_low", "p", "beyond")] == [None] * 4
     assert str(nope) == f"nope: failed ({nope.reason}); stop"
     alibi = posbench.judge(folder, scheme="alibi")  # the runs that survived would make it look good
     gaps = [
