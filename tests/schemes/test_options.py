@@ -92,7 +92,8 @@ ROPE = {
 }
 NO_NUMBERS = (math.nan, math.inf, True, "four", [4])
 NO_VALUES = [  # rope_type, key, values that it cannot have
-    *((kind, "factor", (0, -2, 0.5, *NO_NUMBERS)) for kind in ROPE),
+    *((kind, "factor", (0, -2, 0.5, *NO_NUMBERS)) for kind in ROPE if kind != "longrope"),
+    ("longrope", "factor", (0, -2, *NO_NUMBERS)),
     *((kind, LENGTH, (0, -64, 1, *NO_NUMBERS)) for kind in ROPE if kind != "linear"),
     ("llama3", "low_freq_factor", (0, -1, 4, 5, *NO_NUMBERS)),
     ("llama3", "high_freq_factor", (0, 1, 0.5, *NO_NUMBERS)),
