@@ -55,10 +55,8 @@ def explained(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.errno not in DISK_FULL:
         return f"{error.filename}: {reason}" if error.filename else str(error)
-    folder = Path(error.filename).parent if error.filename else "a file"
-    return (
-        f"{folder} cannot be written ({reason}): make room and give the same command again; what was stored is intact"
-    )
+    file = error.filename or "a file"
+    return f"{file} cannot be written ({reason}): make room and give the same command again; what was stored is intact"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -25,8 +25,8 @@ def files_of_at_most(size):
     ("words", "target", "size"),
     [
         (("export", "demo/nope/seed=0", "out"), "out", 16384),
-        (("pack", "demo", "x.zip"), ".", 1024),
-        (("report", "demo"), "runs/demo/report", 1024),
+        (("pack", "demo", "x.zip"), "x.zip", 1024),
+        (("report", "demo"), "runs/demo/report/report.html", 1024),
     ],
 )
 def test_a_full_disk_names_what_could_not_be_written(posbench, runs, words, target, size):  # noqa: F811

@@ -30,6 +30,7 @@ _METADATA = {"state.json", "dataset_info.json", "dataset_infos.json", "dataset_d
 _LEAST_TRAIN = 0.6  # cut long files if train gets less than this part of the share that was asked for
 _SHORT = 1 << 26  # bytes of text that are hashed whole when a run begins; 64 MB take a tenth of a second
 _BLOCK, _BLOCKS = 1 << 12, 1 << 12  # bytes of a block, and blocks of all files together, in the sample of a longer text
+_LINKED_FOLDER, _BROKEN_LINK = "linked folder", "broken link"
 _OFFLINE = "work offline with data=stdlib (text of this Python) or data=files data.path=... (your own)"
 # A title line of WikiText, ` = Title = `. Sections have more signs: ` = = Plot = = `.
 _ARTICLE = re.compile(r" = (?!= ).+(?<! =) = ")
@@ -95,7 +96,11 @@ class Source(ABC):
 
     def kinds_skipped(self) -> str:
         """Return the commonest suffixes of `skipped` with their counts: `30 .pdf, 1 .tar`."""
-        return ", ".join(f"{count:,} {suffix}" for suffix, count in self.skipped.most_common(8))
+        kinds = []
+        for kind, count in self.skipped.most_common(8):
+            plural = "s" if kind in (_LINKED_FOLDER, _BROKEN_LINK) and count > 1 else ""
+            kinds.append(f"{count:,} {kind}{plural}")
+        return ", ".join(kinds)
 
     def _explained(self, texts: Iterator[Any], origin: str, remedy: str) -> Iterator[str]:
         """Yield the texts that are not null, with half surrogate pairs repaired.
@@ -282,7 +287,7 @@ class Files(Source):
                 files.append(file)
             elif file.is_symlink():
                 # Links to folders are not followed: they may lead back up. A glob with `**` follows them.
-                self.skipped["linked folder" if file.is_dir() else "broken link"] += 1
+                self.skipped[_LINKED_FOLDER if file.is_dir() else _BROKEN_LINK] += 1
         own_files = _without_caches(files)
         if len(own_files) < len(files):
             self.skipped["cached .arrow"] += len(files) - len(own_files)

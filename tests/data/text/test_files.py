@@ -152,11 +152,11 @@ def test_linked_folders_and_broken_links_are_counted_as_skipped(files, tmp_path)
         (tmp_path / "notes" / name).symlink_to(target)
     source = SOURCES["files"](files(path=tmp_path / "notes").data)
     assert [path.name for path in source.files()] == ["a.txt"]
-    assert source.kinds_skipped() == "2 linked folder, 1 broken link"
+    assert source.kinds_skipped() == "2 linked folders, 1 broken link"
     followed = SOURCES["files"](files(path=tmp_path / "notes" / "**" / "*.txt").data)
     assert [path.name for path in followed.files()] == ["a.txt", "b.txt"]
     (tmp_path / "notes" / "a.txt").unlink()
-    with pytest.raises(ConfigError, match=r"has no text and no rows \(skipped: 2 linked folder, 1 broken link\)"):
+    with pytest.raises(ConfigError, match=r"has no text and no rows \(skipped: 2 linked folders, 1 broken link\)"):
         SOURCES["files"](files(path=tmp_path / "notes").data)
 
 
