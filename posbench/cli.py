@@ -126,8 +126,8 @@ def _exit_on_error() -> Iterator[None]:
         _fail(
             error,
             1,
-            "a worker process was killed, usually for lack of memory (dmesg says so): lower --jobs and give the same "
-            "command again; results that were stored are kept",
+            "a worker process was killed, usually for lack of memory (dmesg says so): lower --jobs or "
+            "train.batch_size with a larger train.accumulation, and give the same command again; what is stored stays",
         )
     except OSError as error:
         _fail(error, 2, explained(error))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import signal
 import sys
 import time
@@ -35,6 +34,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from posbench.catalogue.choices import conf_dir
+from posbench.catalogue.own_files import explained
 from posbench.composition.compose import (
     VERSION_BASE,
     checked_config,
@@ -47,6 +47,7 @@ from posbench.composition.compose import (
 )
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
+from posbench.runs import INTERRUPTED, run_at, state_of
 from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table, write_unread_output
 from posbench.system.signals import CommandSignals, Stopped, ending_with_command, launch_number
 
@@ -54,10 +55,6 @@ _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
 _MULTIRUN = {"-m", "--multirun"}
 _FLAGS = _FLAGS_WITH_VALUES | _MULTIRUN | {"-r", "--run", "--resolve", "-h", "--hydra-help", "--version"}
-_MEMORY = (
-    "The usual reason is too little memory (dmesg says so): lower --jobs, or train.batch_size with a larger "
-    "train.accumulation"
-)
 _HYDRA_WRITES = ("hydra.output_subdir=", "hydra/job_logging=", "hydra/hydra_logging=", "hydra/launcher=submitit")
 
 
@@ -152,20 +149,20 @@ class SweepJob:
     parallel: int = 1  # number of jobs of the sweep that run at the same time
     started: float = 0.0  # when the sweep began, in seconds since 1970
     numbers: Sequence[int] | None = None  # numbers in the sweep of the jobs that are launched
-    # Folder that the command keeps locked while jobs in other processes are to go on, and in which they note that they
-    # begin, and their outcome. None: jobs run in the command's process, or on other machines.
-    journal: Path | None = None
+    # Folder that the command keeps locked while jobs in other processes are to go on. None: jobs run in the command's
+    # process, or on other machines.
+    lock_folder: Path | None = None
     command_pid: int = field(default_factory=os.getpid)  # the process that gives out the jobs
     outcomes: list[Outcome] = field(default_factory=list)  # one for each job that ended
 
     def __call__(self, composed: DictConfig) -> Outcome:
         """Run one job and return its outcome. Raises: Stopped and KeyboardInterrupt, which end a sweep."""
         # joblib runs a single job at a time in the command's own process.
-        if self.journal is None or os.getpid() == self.command_pid:
+        if self.lock_folder is None or os.getpid() == self.command_pid:
             return self._outcome(composed)
         write_unread_output()
         try:
-            with ending_with_command("a run", self.journal):
+            with ending_with_command("a run", self.lock_folder):
                 return self._outcome(composed)
         # Raised, it would make joblib kill the other workers before they have saved their checkpoints.
         except Stopped as stopped:
@@ -173,7 +170,6 @@ class SweepJob:
 
     def _outcome(self, composed: DictConfig) -> Outcome:
         name, was_finished = "", False
-        job_number = None  # None: the job is not one of a sweep, or was refused
         try:
             config = checked_config(composed)
             name = run_name(config)
@@ -181,7 +177,6 @@ class SweepJob:
             # One run of a sweep: `work` is None otherwise.
             if self.work is not None:
                 job_number = self._number()
-                self._note(job_number, "begun", name)
                 clock = SweepClock.at(job_number, self.work, self.parallel, self.started)
                 SWEEP_CLOCK.set(clock)
                 self.say(f"run {job_number + 1} of {len(self.work)}: {name}{clock.left(0)}")
@@ -191,7 +186,7 @@ class SweepJob:
             # Outcomes of a sweep may come from another process, so they are pickled, which other errors may not allow.
             is_picklable = self.work is None or isinstance(error, ConfigError)
             if not is_picklable:
-                error = JobFailed(f"{type(error).__name__}: {error}")
+                error = JobFailed(explained(error))
             outcome = Outcome(name, error)
         # A signal to one worker ends only its run.
         except Stopped as stopped:
@@ -205,8 +200,6 @@ class SweepJob:
             self.outcomes.append(outcome)
         elif outcome.error is not None:
             self.say(str(outcome))
-        if job_number is not None:
-            self._note(job_number, "outcome", outcome)
         return outcome
 
     def _number(self) -> int:
@@ -217,20 +210,6 @@ class SweepJob:
             return number
         # A launcher counts on from the first of its jobs, but some of the sweep's between them may be left out.
         return self.numbers[number - self.numbers[0]]
-
-    def _note(self, number: int, event: str, content: Any) -> None:
-        # The sweep then knows what happened to a job if a worker process is killed.
-        if self.journal is None:
-            return
-        # Renamed when complete: the worker may be killed while it writes.
-        temporary = self.journal / f"{number}.{event}.tmp"
-        temporary.write_bytes(pickle.dumps(content))
-        temporary.replace(self.journal / f"{number}.{event}")
-
-    def noted(self, event: str) -> dict[int, Any]:
-        """Return {number of a job: what it noted} for an event, `begun` or `outcome`."""
-        assert self.journal is not None
-        return {int(file.stem): pickle.loads(file.read_bytes()) for file in self.journal.glob(f"*.{event}")}
 
 
 def run_name(config: Config) -> str:
@@ -312,8 +291,8 @@ class PosbenchSweeper(Sweeper):
         with ExitStack() as context:
             # Jobs run in other processes of this machine.
             if "joblib" in launcher or "LocalLauncher" in launcher:
-                self.task.journal = Path(context.enter_context(TemporaryDirectory(prefix="posbench-sweep-")))
-                self.signals = context.enter_context(CommandSignals("the sweep", self.task.journal))
+                self.task.lock_folder = Path(context.enter_context(TemporaryDirectory(prefix="posbench-sweep-")))
+                self.signals = context.enter_context(CommandSignals("the sweep", self.task.lock_folder))
             self._run(dict(enumerate(trunks)))
             # Branches and arms begin at the trunks' checkpoints.
             failed = {outcome.name for outcome in self.task.outcomes if outcome.error is not None}
@@ -360,7 +339,8 @@ class PosbenchSweeper(Sweeper):
         # Run jobs, by their number in the sweep, and append their outcomes in this order.
         outcomes = self._stacked_outcomes(jobs)
         single = {number: job for number, job in jobs.items() if number not in outcomes}
-        outcomes |= self._outcomes(single)
+        if single:
+            outcomes |= self._launch(single)
         self.task.outcomes += [outcomes[number] for number in sorted(outcomes)]
 
     def _stacked_outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
@@ -382,47 +362,21 @@ class PosbenchSweeper(Sweeper):
                 outcomes[numbers[place]] = outcome
         return outcomes
 
-    def _outcomes(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
-        # If a worker process is killed, joblib ends all of its workers. The jobs that had not begun then run in new
-        # ones, and those that were running are tried again, one at a time, so that it is known which one is killed.
-        waiting, interrupted, outcomes = dict(jobs), dict[int, Job](), dict[int, Outcome]()
-        while waiting or interrupted:
-            # Jobs that wait run together; without any, one interrupted job runs alone.
-            is_alone = not waiting
-            batch = waiting or dict([next(iter(interrupted.items()))])
-            returned, begun = self._launch(batch)
-            outcomes |= returned
-            begun_and_lost = {number: batch[number] for number in begun if number not in returned}
-            waiting = {number: job for number, job in waiting.items() if number not in (*returned, *begun_and_lost)}
-            interrupted = {number: job for number, job in interrupted.items() if number not in batch}
-            if begun_and_lost and is_alone:
-                [(number, job)] = begun_and_lost.items()
-                outcomes[number] = Outcome(run_name(job.config), JobFailed(f"its worker process was killed. {_MEMORY}"))
-                self.task.say(str(outcomes[number]))
-            elif begun_and_lost:
-                names = " or ".join(run_name(job.config) for job in begun_and_lost.values())
-                self.task.say(
-                    f"a worker process was killed while it trained {names}: the other runs go on in new processes, "
-                    f"then what was interrupted is tried again, one run at a time. {_MEMORY}"
-                )
-                interrupted |= begun_and_lost
-        return outcomes
-
-    def _launch(self, jobs: dict[int, Job]) -> tuple[dict[int, Outcome], set[int]]:
-        # Launch jobs, and return the outcomes of those that ended, and the numbers of those that began.
+    def _launch(self, jobs: dict[int, Job]) -> dict[int, Outcome]:
+        # Launch jobs, and return their outcomes by number.
         self.task.numbers = list(jobs)
-        if self.task.journal:
-            for file in self.task.journal.glob("[0-9]*"):
-                file.unlink()
         words = [list(job.words) for job in jobs.values()]
         try:
             returned = self.launcher.launch(self._until_stopped(words), initial_job_idx=next(iter(jobs)))
+        # joblib has ended all workers, because one was killed.
         except BrokenProcessPool:
             self._raise_if_stopped()
-            begun = set(self.task.noted("begun")) or set(jobs)  # if none has begun, all may be at fault
-            return self.task.noted("outcome"), begun
+            names = [run_name(job.config) for job in jobs.values()]
+            begun = [name for name in names if state_of(run_at(Path(self.master.runs_dir, name))) == INTERRUPTED]
+            self.task.say(f"a worker process was killed while these were trained: {', '.join(begun) or 'none'}")
+            raise
         self._raise_if_stopped()
-        return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}, set(jobs)
+        return {number: job.return_value for number, job in zip(jobs, returned, strict=True)}
 
     def _until_stopped(self, words: list[list[str]]) -> Sequence[list[str]]:
         return words if self.signals is None else _UntilStopped(words, self.signals)

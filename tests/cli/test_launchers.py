@@ -16,7 +16,6 @@ from hydra.errors import MissingConfigException
 from joblib.externals.loky import get_reusable_executor
 
 from posbench.composition.compose import plain_errors
-from posbench.composition.sweep import SweepJob, run_application
 from posbench.config import ConfigError
 from posbench.system import device
 from posbench.system.device import gpu_of_process
@@ -53,24 +52,6 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(posbe
     assert posbench("train", *words, "seed=0", "scheme=nope,vo_rope,alibi").status == 0
     assert {name: file.stat().st_mtime_ns for name, file in runs.items()} == times_before
     assert json.loads(Path("runs/demo/alibi/seed=0/run.json").read_text())["status"] == "finished"
-
-
-def _job(config):
-    if config.seed == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_fails_its_run_alone(tmp_path):
-    """The runs that were not at fault are trained in new workers, and the one that was is named."""
-    words = ["-m", "scheme=nope", f"runs_dir={tmp_path}", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    said = []
-    outcomes = run_application("posbench train", [*words, "seed=3,0,5,6"], SweepJob(_job, said.append))
-    assert [outcome.name for outcome in outcomes] == [f"demo/nope/seed={seed}" for seed in (3, 0, 5, 6)]
-    assert [outcome.error is None for outcome in outcomes] == [False, True, True, True]
-    assert "demo/nope/seed=3: its worker process was killed. The usual reason is too little memory" in str(outcomes[0])
-    [line] = [line for line in said if line.startswith("a worker process was killed while it trained")]
-    assert "demo/nope/seed=3" in line and "then what was interrupted is tried again, one run at a time" in line
 
 
 def living():
@@ -134,6 +115,37 @@ def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_pat
     assert len(trained) == 2
     assert all(any(folder.glob("checkpoints/step=*/state.json")) for folder in trained)
     assert not any(is_locked(folder) for folder in trained)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+def test_a_killed_worker_ends_a_sweep_which_names_its_run_and_goes_on_with_the_same_command(short, tmp_path):
+    words = [word for word in short if not word.startswith(("train.steps", "hydra/launcher"))]
+    words = [
+        sys.executable,
+        "-m",
+        "posbench",
+        "train",
+        "-m",
+        *words,
+        "--jobs=2",
+        f"runs_dir={tmp_path}/runs",
+        "seed=0,1",
+    ]
+    long = [*words, "train.steps=100000", "train.checkpoint_every=20"]
+    process = subprocess.Popen(long, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: len(list(tmp_path.glob("runs/**/seed=*/checkpoints/step=*"))) > 1 or process.poll() is not None)
+        workers = [
+            pid for pid in started_by(process.pid) if b"LokyProcess" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, output = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 1, output
+    assert "a worker process was killed while these were trained: demo/qk_rope/seed=0" in output
+    assert "lower --jobs" in output and "give the same command again" in output
 
 
 @pytest.mark.slow
