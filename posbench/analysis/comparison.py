@@ -182,7 +182,8 @@ def build(
         compared, left_out = _without_confirming(compared)
     runs, unfinished = finished_runs(compared)
     left_out += unfinished
-    failed = _failed(compared)
+    # A confirmation reads no other seeds.
+    failed = _failed(compared[compared["seed"].isin(CONFIRMING)] if confirming else compared)
     if search:
         # `choose_rates` left these seeds out.
         beyond_planned = summary[summary["searched"] & (summary["seed"] >= search.planned)]
@@ -269,9 +270,8 @@ def _without_confirming(compared: pd.DataFrame) -> tuple[pd.DataFrame, list[str]
     if not is_confirming.any() or is_confirming.all():
         return compared, []
     schemes = ", ".join(sorted(set(compared.loc[is_confirming, "scheme"])))
-    line = (
-        f"seeds {CONFIRMING.start} to {CONFIRMING[-1]} of {schemes}: they confirm a winner (posbench judge --confirm)"
-    )
+    seeds = f"seeds {CONFIRMING.start} to {CONFIRMING[-1]}"
+    line = f"{seeds} of {schemes}: they are kept to confirm winners (posbench judge --confirm)"
     return compared[~is_confirming], [line]
 
 
@@ -288,7 +288,8 @@ def _primary(runs: pd.DataFrame, losses: pd.DataFrame) -> Sequence[str]:
     primary = experiment.get("primary") or ()
     # An experiment of another name did not fix pairs for these runs. The first words of names are compared, because
     # headline_gpu_muon is a part of headline_muon.
-    chosen, name = (re.split("[-_]", str(name))[0] for name in (experiment.get("name"), runs["experiment"].iloc[0]))
+    chosen = re.split("[-_]", str(experiment.get("name")))[0]
+    name = re.split("[-_]", str(runs["experiment"].iloc[0]))[0]
     has_trained_pair = any(pair <= {*losses.columns} for pair in fixed_pairs(primary))
     return primary if has_trained_pair and chosen == name else ()
 

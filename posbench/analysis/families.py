@@ -6,10 +6,12 @@ runs/loop/confirmed.json    {"qk_rope": ["forgetting"]}: winners that were confi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from posbench.config import ConfigError
 from posbench.runs.finding import REFERENCE
@@ -44,10 +46,7 @@ def confirmed(paths: Iterable[str | Path], baseline: str) -> list[str]:
 def record_confirmation(paths: Iterable[str | Path], baseline: str, scheme: str) -> None:
     """Record that `scheme`, a winner, is tested against `baseline` on the seeds that confirm."""
     for folder in _experiments(paths):
-        record = _recorded(folder / CONFIRMED_FILE)
-        winners = record.get(baseline, [])
-        if scheme not in winners:
-            _write(folder / CONFIRMED_FILE, record | {baseline: [*winners, scheme]})
+        _add(folder / CONFIRMED_FILE, baseline, lambda winners: list(dict.fromkeys([*(winners or []), scheme])))
 
 
 def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None:
@@ -56,17 +55,19 @@ def record_tests(paths: Iterable[str | Path], baseline: str, tests: int) -> None
     The largest number counts.
     """
     for folder in _experiments(paths):
-        record = _recorded(folder / FILE)
-        if tests > record.get(baseline, 0):
-            _write(folder / FILE, record | {baseline: tests})
+        _add(folder / FILE, baseline, lambda planned: max(planned or 0, tests))
 
 
-def _write(file: Path, record: dict[str, Any]) -> None:
+def _add(file: Path, baseline: str, changed: Callable[[Any], Any]) -> None:
     # Reference experiments are part of the repository, and are never written to.
-    if not file.resolve().is_relative_to(REFERENCE):
-        # In a folder that cannot be written, the command goes on without a record.
-        with suppress(OSError):
-            write_json(file, record)
+    if file.resolve().is_relative_to(REFERENCE):
+        return
+    # In a folder that cannot be written, the command goes on without a record. Locked, because loops judge in parallel.
+    with suppress(OSError), FileLock(file.with_name(f".{file.name}.lock")):
+        record = _recorded(file)
+        value = changed(record.get(baseline))
+        if value != record.get(baseline):
+            write_json(file, record | {baseline: value})
 
 
 def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:

@@ -131,7 +131,7 @@ def _document_errors(rows: pd.DataFrame) -> dict[frozenset[str], tuple[float, fl
     # Return {pair: (gap, half its 95 % interval over documents)}. All seeds are scored on the same windows, so a test
     # over seeds alone could show a peculiarity of these windows.
     cells = dict(cells_of(rows))
-    names = list(combinations(cells, 2))
+    names = [(a, b) for a, b in combinations(cells, 2) if {*cells[a].seeds} & {*cells[b].seeds}]
     gaps = differences_of("gap", [(cells[a], cells[b]) for a, b in names])
     return {frozenset(pair): (row["gap"], row["gap_documents"]) for pair, row in zip(names, gaps, strict=True)}
 

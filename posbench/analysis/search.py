@@ -206,7 +206,10 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
     if not is_searched.any():
         return summary, None
     finished, _ = finished_runs(summary[is_searched])
-    experiment = config_of(str(finished["path"].iloc[0])).get("experiment", {})
+    # The newest run of the search itself says how many seeds are planned; the experiment's own runs may plan others.
+    is_of_search = finished["path"].map(lambda path: Path(path).parents[2].name.endswith("-tune"))
+    newest = finished[is_of_search].sort_values("started").tail(1) if is_of_search.any() else finished
+    experiment = config_of(str(newest["path"].iloc[0])).get("experiment", {})
     planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))
     at_best, search = at_best_rates(summary[is_searched], planned)
     # Runs of experiments without a search stay as they are.

@@ -159,6 +159,9 @@ def compare(
     scheme_pairs = list(map(frozenset, zip(pairs["left"], pairs["right"], strict=True)))
     is_open = np.array([pair in undecided for pair in scheme_pairs], dtype=bool) & pairs["p"].notna()
     pairs.loc[is_open, ["p", "p_equal"]] = 1.0
+    # Without a search there is only one test.
+    if second is None:
+        pairs.loc[is_open, "p_at_rates"] = 1.0
     is_fixed = np.array([pair in fixed for pair in scheme_pairs], dtype=bool)
     is_claimed, planned = np.ones(len(pairs), dtype=bool), size
     # If pairs were fixed before training, only these are claimed.
@@ -364,21 +367,26 @@ def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Return which claimed pairs are decided, equal and open.
 
-    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats), equal and
-    open (lists of pairs, the scheme with the lower loss first), has_letters (whether all pairs are claimed).
+    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats by more than
+    the margin), small (decided, but below the margin), equal and open (lists of pairs, the scheme with the lower loss
+    first), has_letters (whether all pairs are claimed).
     """
     tested = pairs.dropna(subset="p_claimed")
     better, equal = significant_pairs(tested), equivalent_pairs(tested)
     beats = {}
     for scheme in order:
-        if beaten := beaten_by(scheme, order, tested):
+        # Differences below the margin are in a list of their own.
+        beaten = [name for name in beaten_by(scheme, order, tested) if frozenset((scheme, name)) not in equal]
+        if beaten:
             beats[scheme] = beaten
-    equal_pairs, open_pairs = [], []
+    equal_pairs, open_pairs, small_pairs = [], [], []
     for names in zip(tested["left"], tested["right"], strict=True):
         pair = frozenset(names)
-        if pair in better:
+        if pair in better and pair in equal:
+            small_pairs.append(names)
+        elif pair in better:
             continue
-        if pair in equal:
+        elif pair in equal:
             equal_pairs.append(names)
         else:
             open_pairs.append(names)
@@ -386,6 +394,7 @@ def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
         "pairs": len(tested),
         "decided": len(better),
         "beats": beats,
+        "small": small_pairs,
         "equal": equal_pairs,
         "open": open_pairs,
         "has_letters": len(tested) == math.comb(len(order), 2),

@@ -237,12 +237,13 @@ def _at_one_rate(
     names = {judgement.scheme, judgement.baseline}
     is_of_search = summary["path"].map(lambda path: _is_below(path, search_folder(folder_of(place))))
     own = summary[~is_of_search].assign(searched=False)
-    finished = own[own["status"] == FINISHED]
-    if not names <= set(finished["scheme"]) or finished.duplicated(["scheme", "seed"]).any():
+    if not names <= set(own.loc[own["status"] == FINISHED, "scheme"]):
         return None
-    if (finished.groupby("scheme")["train.lr"].nunique() > 1).any():
+    try:
+        c = build(own, rows, judgement.baseline, margin=options.equal_below)
+    # They have several rates or other settings, so they are no table of their own.
+    except ConfigError:
         return None
-    c = build(own, rows, judgement.baseline, margin=options.equal_below)
     screen = _judgement(c, rows, judgement.scheme, options)
     figures = ("verdict", "gap", "gap_low", "gap_high", "p")
     seeds = len({*screen.seeds} & {*screen.baseline_seeds})
@@ -260,7 +261,7 @@ def _confirmed_elsewhere(
         figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
         elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
         # The first experiment in which it is not better decides the verdict.
-        if judgement.verdict == "better" and other.verdict != "better":
+        if judgement.verdict.startswith("better") and other.verdict != "better":
             judgement = replace(
                 judgement,
                 verdict=other.verdict,
@@ -356,7 +357,6 @@ def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOpt
     planned = range(max(looks))  # seeds
     if options.confirm:  # a winner cannot be dropped, and only its fresh seeds count
         drops, planned = (), CONFIRMING
-        deaths = {seed: why for seed, why in deaths.items() if seed in CONFIRMING}
         # Every winner that was tested on these seeds counts, also beyond the plan.
         num_tests = max(num_tests, len(confirmed(c.runs["path"], c.baseline)))
     decision = _decision(c, losses, drops, looks, num_tests, options, deaths)
@@ -549,7 +549,7 @@ def _beyond(
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
     # Without second rates: the test is at the rates of the compared runs. It is corrected as the main verdict is.
-    tests = _first_decision(losses, None, looks or (len(losses),), num_tests, options.equal_below)
+    tests = _first_decision(losses, None, looks or (len(losses),), num_tests, options.equal_below, c.undecided)
     return {
         "length": length,
         "perplexity": perplexity(float(losses[names[0]].mean())),
@@ -576,8 +576,8 @@ def _next_commands(
     commands, place = list[list[str]](), list[str]()
     for name in names:
         missing = [seed for seed in wanted if seed not in seeds[name]]
-        path = c.runs[c.runs["scheme"] == name]["path"].iloc[0]
-        words = run_at(path).manifest.command
+        paths = c.runs[c.runs["scheme"] == name]["path"].to_list()
+        words = run_at(paths[0]).manifest.command if paths else None
         if words is None:
             return []
         place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together

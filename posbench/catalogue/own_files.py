@@ -26,7 +26,7 @@ _NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a cla
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
 _OTHER_DTYPE = re.compile(r"dtype|scalar type|BFloat16")  # in torch's errors about numbers of two formats
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
-_stand_ins: set[Path] = set()  # those of them that were named for runs whose files are elsewhere (--scheme-file)
+_stand_ins: set[Path] = set()  # files given by --scheme-file
 
 
 class SchemeFile(NamedTuple):

@@ -169,7 +169,7 @@ class SweepJob:
             return Outcome("", JobFailed(str(stopped)))
 
     def _outcome(self, composed: DictConfig) -> Outcome:
-        name, was_finished = "", False
+        name, was_finished, is_stopped = "", False, False
         try:
             config = checked_config(composed)
             name = run_name(config)
@@ -192,13 +192,14 @@ class SweepJob:
         except Stopped as stopped:
             if os.getpid() == self.command_pid:
                 raise
-            outcome = Outcome(name, JobFailed(str(stopped)))
+            # The command says that it has stopped.
+            outcome, is_stopped = Outcome(name, JobFailed(str(stopped))), True
         finally:
             SWEEP_CLOCK.set(None)
         # The sweeper collects the outcomes of a sweep.
         if self.work is None:
             self.outcomes.append(outcome)
-        elif outcome.error is not None:
+        elif outcome.error is not None and not is_stopped:
             self.say(str(outcome))
         return outcome
 
@@ -249,7 +250,7 @@ class PosbenchSweeper(Sweeper):
         assert isinstance(task_function, SweepJob)
         self.signals: CommandSignals | None = None  # None: jobs run in this process, or on other machines
         # joblib would give each worker a second job in advance, which the worker had to refuse after a signal.
-        if "pre_dispatch" in config.hydra.launcher:
+        if config.hydra.launcher.get("pre_dispatch") == "2*n_jobs":
             config.hydra.launcher.pre_dispatch = "n_jobs"
         self.task, self.master = task_function, config
         self.loader: ConfigLoader = hydra_context.config_loader
@@ -291,7 +292,10 @@ class PosbenchSweeper(Sweeper):
         with ExitStack() as context:
             # Jobs run in other processes of this machine.
             if "joblib" in launcher or "LocalLauncher" in launcher:
-                self.task.lock_folder = Path(context.enter_context(TemporaryDirectory(prefix="posbench-sweep-")))
+                # Not among temporary files, which may be deleted during a sweep of weeks.
+                folder = Path(jobs[0].config.runs_dir, ".hydra").absolute()
+                folder.mkdir(parents=True, exist_ok=True)
+                self.task.lock_folder = Path(context.enter_context(TemporaryDirectory(prefix="sweep-", dir=folder)))
                 self.signals = context.enter_context(CommandSignals("the sweep", self.task.lock_folder))
             self._run(dict(enumerate(trunks)))
             # Branches and arms begin at the trunks' checkpoints.
@@ -302,9 +306,8 @@ class PosbenchSweeper(Sweeper):
                 if trunk_of[number] in begun:
                     numbered_branches[number] = branch
                 else:
-                    self.task.say(
-                        f"{run_name(branch.config)}: not trained, because the run that it branches off failed"
-                    )
+                    error = JobFailed("not trained, because the run that it branches off failed")
+                    self.task.outcomes.append(Outcome(run_name(branch.config), error))
             if numbered_branches:
                 self._run(numbered_branches)
             # Arms can be composed only now, because each one's settings follow from its trunk's checkpoint.

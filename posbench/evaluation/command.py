@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -30,7 +32,7 @@ from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.runs.tracking import offline_hint, open_tracker
 from posbench.system.console import Say, plain_table
-from posbench.system.signals import CommandSignals, Stopped, StopSignals, ending_with_command
+from posbench.system.signals import CommandSignals, Stopped, ending_with_command
 
 
 def evaluate_runs(
@@ -56,7 +58,7 @@ def evaluate_runs(
         with _progress(console) as bar, ExitStack() as context:
             task = bar.add_task("", total=len(scorable))
             # Only runs in this process can move a second bar, which shows the progress of one length.
-            signals = StopSignals("the evaluation")  # without workers not entered: Ctrl-C interrupts
+            signals: CommandSignals | None = None  # None: no workers, so Ctrl-C interrupts this process
             if joblib.effective_n_jobs(jobs) == 1:
                 length = bar.add_task("", total=None)
                 begin = partial(bar.reset, length)
@@ -66,9 +68,7 @@ def evaluate_runs(
                 folder = Path(context.enter_context(TemporaryDirectory(prefix="posbench-eval-")))
                 signals = context.enter_context(CommandSignals("the evaluation", folder, speaks=False))
                 score = partial(_evaluate_in_worker, folder)
-            scored = joblib.Parallel(n_jobs=jobs, return_as="generator")(map(joblib.delayed(score), scorable, requests))
-            for run, scoring in zip(scorable, scored, strict=True):
-                signals.raise_if_received("with the results so far: run the same command again for the rest")
+            for run, scoring in zip(scorable, _scored(jobs, score, scorable, requests, signals), strict=True):
                 bar.update(task, advance=1, description=run.name)
                 for line in scoring.notices:
                     say_once(line)
@@ -148,6 +148,33 @@ def _evaluate(
     except (ConfigError, OSError) as error:
         scoring.error = str(error)
     return scoring
+
+
+def _scored(
+    jobs: int,
+    score: Callable[[Run, Request], _Scoring],
+    runs: Sequence[Run],
+    requests: Sequence[Request],
+    signals: CommandSignals | None,
+) -> Iterator[_Scoring]:
+    # Yield what `score` returns for each run, in order. Raises: Stopped after a signal.
+
+    def raise_if_stopped() -> None:
+        if signals is not None:
+            signals.raise_if_received("with the results so far: run the same command again for the rest")
+
+    # joblib warns of what a signal has cancelled.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        parallel = joblib.Parallel(n_jobs=jobs, return_as="generator")
+        try:
+            for scoring in parallel(map(joblib.delayed(score), runs, requests)):
+                raise_if_stopped()
+                yield scoring
+        # The signal may have reached a worker before its first run.
+        except BrokenProcessPool:
+            raise_if_stopped()
+            raise
 
 
 def _evaluate_in_worker(folder: Path, run: Run, request: Request) -> _Scoring:

@@ -46,10 +46,10 @@ def write_unread_output() -> None:
     """Let this process work on after the reader of its output has gone, and replace what its encoding lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # The streams of a notebook and of a test have no descriptor.
+        # A closed stream is None, and the streams of a notebook and of a test have no descriptor.
         try:
             descriptor = stream.fileno()
-        except OSError:
+        except (AttributeError, OSError, ValueError):
             continue
         stream.flush()
         buffer = io.BufferedWriter(_UnreadOutput(descriptor, "w", closefd=False))

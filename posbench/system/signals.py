@@ -28,10 +28,11 @@ SECONDS_BETWEEN_LOOKS = 0.2  # how often a worker looks whether its command goes
 
 @dataclass
 class _Worker:
-    """What this process is for a command that gives out jobs."""
+    """The state of this process as a worker of another posbench command."""
 
-    is_worker: bool = False  # True from its first job on
+    has_command: bool = False  # True from its first job on
     folder: Path | None = None  # whose lock the command of the current job holds; None: there is no job
+    is_told: bool = False  # whether the current job has been told to stop
 
 
 _worker = _Worker()
@@ -64,7 +65,7 @@ class StopSignals:
     def __init__(self, name: str, echo_seconds: float = 0.0, speaks: bool = True) -> None:
         self.name, self.echo_seconds, self.speaks = name, echo_seconds, speaks
         # The command of a worker speaks for it, and kills it after a second signal.
-        if _worker.is_worker:
+        if _worker.has_command:
             self.echo_seconds, self.speaks = math.inf, False
         self.waits = False
         self.received: int | None = None
@@ -111,7 +112,7 @@ class StopSignals:
 
 def _numbers() -> list[int]:
     # A terminal sends SIGINT and SIGHUP to workers too, but their command decides.
-    if _worker.is_worker:
+    if _worker.has_command:
         return [signal.SIGTERM]
     # nohup ignores SIGHUP.
     ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -155,8 +156,8 @@ def ending_with_command(name: str, folder: Path) -> Iterator[None]:
     From its first job on, this process is a worker: it ends with its parent, and for signals it relies on the command.
     Raises: Stopped, from the job.
     """
-    if not _worker.is_worker:
-        _worker.is_worker = True
+    if not _worker.has_command:
+        _worker.has_command = True
         # Between jobs too: if an idle worker ended, joblib would kill the others in the middle of a step.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -164,7 +165,7 @@ def ending_with_command(name: str, folder: Path) -> Iterator[None]:
     with StopSignals(name) as signals:
         if not is_locked(folder):
             signals.stop(signal.SIGTERM, "before its first step")
-        _worker.folder = folder
+        _worker.folder, _worker.is_told = folder, False
         try:
             yield
         finally:
@@ -178,7 +179,12 @@ def _watch(parent: int) -> None:
         folder = _worker.folder
         if folder is None and os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
-        if folder is not None and not is_locked(folder):
+        if folder is None or _worker.is_told or is_locked(folder):
+            continue
+        # A second look, because reading the lock may have failed. Told once, so that a job can clean up undisturbed.
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if not is_locked(folder):
+            _worker.is_told = True
             os.kill(os.getpid(), signal.SIGTERM)
 
 

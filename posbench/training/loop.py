@@ -78,7 +78,8 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
     torch.compiler.reset()
     run = runs.run_at(runs.run_folder(config))
     with joined_processes(config.train.device) as processes:
-        echo = ECHO_SECONDS if processes.size > 1 else 0.0
+        # `timeout` signals a process and then its group.
+        echo = ECHO_SECONDS if processes.size > 1 else 0.5
         with StopSignals(run.name, echo, speaks=processes.is_first) as signals:
             console = console or new_console(stderr=True, quiet=not processes.is_first)
             device = choose_device(config.train, processes.local_rank, processes.size)

@@ -18,7 +18,7 @@ from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.verdict import Judgement, judge_all
 from posbench.config import ConfigError
-from posbench.reporting.sections import loss_table, name_with_remarks
+from posbench.reporting.sections import loss_table, losses_page, name_with_remarks
 from posbench.reporting.text import as_text
 from posbench.runs import Run, append_metrics, find_runs
 from posbench.runs.finding import REFERENCE
@@ -420,6 +420,26 @@ def test_every_winner_that_was_confirmed_counts_and_reports_leave_its_seeds_out(
     assert again.p == pytest.approx(2 * alone.p)
     c = comparison(folder)
     assert c.seeds == list(range(8)) and c.left_out[0].startswith("seeds 100 to 107 of alibi, qk_rope, vo_rope: they")
+
+
+def test_a_death_on_a_loops_seed_does_not_touch_a_confirmation(loop, tmp_path):
+    folder = Path(shutil.copytree(loop, tmp_path / "loop"))
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
+    fresh.probes, fresh.experiment = False, "loop"
+    fabricate(tmp_path, fresh)
+    judged = partial(posbench.judge, folder, scheme="alibi", baseline="qk_rope", confirm=1)
+    before = judged()
+    for scheme in ("alibi", "qk_rope"):
+        run_of(folder, scheme, 2).update_manifest(status="died", reason="NaN", loss=None, bits_per_byte=None)
+    after = judged()
+    assert (before.verdict, after.verdict, after.p) == ("better", "better", before.p)
+
+
+def test_a_difference_below_the_margin_is_in_no_list_of_winners(tmp_path):
+    world = World({"qk_rope": 0.0, "alibi": -0.004}, noise_sd=0.0005, lengths=(), probes=False)
+    folder = fabricate(tmp_path, world)
+    paragraph = losses_page(comparison(folder), None, 0.01, False).paragraph
+    assert "Better by less than 0.01 nats: alibi than qk_rope." in paragraph and "beats" not in paragraph
 
 
 def test_a_test_of_other_seeds_than_the_planned_ones_is_warned_of(tmp_path):

@@ -87,7 +87,7 @@ def until(condition):
     ("name", "command"),
     [
         ("TERM", ["train", "-m", "--jobs=2"]),
-        ("INT", ["train", "-m", "--jobs=2"]),
+        ("INT to the group", ["train", "-m", "--jobs=2"]),
         ("HUP", ["tune", "--jobs=2"]),
         ("KILL", ["tune", "--jobs=2"]),
         ("TERM", ["train", "-m", "hydra/launcher=submitit_local"]),
@@ -95,17 +95,21 @@ def until(condition):
     ],
 )
 def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_path, name, command):
-    number, logs = getattr(signal, f"SIG{name}"), "runs/**/seed=*/metrics.jsonl"
+    number, logs = getattr(signal, f"SIG{name.split()[0]}"), "runs/**/seed=*/metrics.jsonl"
     words = [word for word in short if not word.startswith(("train.steps", "train.checkpoint", "hydra/launcher"))]
     words += [*command[1:], "scheme=nope,alibi", f"runs_dir={tmp_path}/runs", "train.steps=100000"]
     words += ["train.checkpoint_every=100000"]
     words += ["seed=0"] if command[0] == "train" else []
     words = [sys.executable, "-m", "posbench", command[0], *words]
-    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         until(lambda: len(list(tmp_path.glob(logs))) == 2 or process.poll() is not None)
         started = started_by(process.pid)
-        process.send_signal(number)
+        if name.endswith("group"):
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         _, output = process.communicate(timeout=600)
         assert process.returncode == (-9 if name == "KILL" else 128 + number), output
         until(lambda: not started & living().keys())
@@ -115,6 +119,23 @@ def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_pat
     assert len(trained) == 2
     assert all(any(folder.glob("checkpoints/step=*/state.json")) for folder in trained)
     assert not any(is_locked(folder) for folder in trained)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+def test_an_evaluation_over_processes_ends_with_its_workers_even_while_they_start(runs):
+    words = [sys.executable, "-m", "posbench", "eval", "demo", "--jobs=2", "--length=16,32,64", "--again"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until(lambda: len(started_by(process.pid)) > 2 or process.poll() is not None)
+        started = started_by(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=600)
+        until(lambda: not started & living().keys())
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert b"the evaluation stopped with the results so far" in output and b"lack of memory" not in output
 
 
 @pytest.mark.slow
@@ -135,7 +156,8 @@ def test_a_killed_worker_ends_a_sweep_which_names_its_run_and_goes_on_with_the_s
     long = [*words, "train.steps=100000", "train.checkpoint_every=20"]
     process = subprocess.Popen(long, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: len(list(tmp_path.glob("runs/**/seed=*/checkpoints/step=*"))) > 1 or process.poll() is not None)
+        begun = [tmp_path / f"runs/demo/qk_rope/seed={seed}/checkpoints" for seed in (0, 1)]
+        until(lambda: all(any(folder.glob("step=*")) for folder in begun) or process.poll() is not None)
         workers = [
             pid for pid in started_by(process.pid) if b"LokyProcess" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
@@ -166,6 +188,11 @@ def test_training_goes_on_when_nobody_reads_its_output_any_more(short, tmp_path)
     assert process.wait(600) == 0
     manifests = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/*/*/run.json")]
     assert [manifest["status"] for manifest in manifests] == ["finished", "finished"]
+
+
+def test_a_command_works_with_its_output_closed():
+    command = f"{sys.executable} -m posbench train --help >&-"
+    assert subprocess.run(command, shell=True, stderr=subprocess.PIPE).stderr == b""
 
 
 def test_a_command_whose_reader_has_gone_has_its_own_exit_status():

@@ -182,6 +182,7 @@ def test_branches_of_a_trunk_that_failed_are_not_trained(posbench, short, monkey
     result = posbench("train", "-m", *words, "scheme=nope,vo_rope")
     assert trained == ["demo/nope", "demo/vo_rope", "demo-1.28k/vo_rope"], result.error
     assert "demo-1.28k/nope/seed=0: not trained, because the run that it branches off failed" in result.error
+    assert result.out.splitlines()[-1] == "4 runs: 2 trained, 2 failed"
 
 
 @pytest.mark.slow

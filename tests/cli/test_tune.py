@@ -79,6 +79,17 @@ def test_seeds_of_a_search_are_honoured_or_refused(posbench, short):
     assert refusal.startswith("posbench: seed=0,2,5: a search has the seeds 0, 1, 2, ...")
 
 
+@pytest.mark.slow
+def test_a_search_with_its_own_number_of_seeds_is_finished_for_reports_too(posbench, short):
+    """The runs of the experiment itself plan five seeds."""
+    assert posbench("train", "-m", *short, "scheme=nope,vo_rope", "seed=0").status == 0
+    done = posbench("tune", *short, "scheme=nope,vo_rope", "seed=0,1,2")
+    assert "The search is finished" in done.out
+    report = posbench("report", "demo")
+    assert report.status == 0 and "not finished" not in report.out
+    assert posbench("judge", "demo", "--scheme", "vo_rope", "--baseline", "nope").status in (0, 10, 11, 12, 14)
+
+
 def search(planned=5, **rates):
     """Return a search with these losses by scheme, rate and seed."""
     rows = [

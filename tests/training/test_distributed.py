@@ -267,12 +267,13 @@ def test_waiting_for_other_processes_is_said(monkeypatch, capsys):
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("posbench.training.processes.WAITING_SECONDS", 0.01)
+    said = []
 
     def alone(*_, **__):
-        time.sleep(0.5)
+        until(lambda: said.append(capsys.readouterr().err) or "waiting" in "".join(said))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch.distributed, "init_process_group", alone)
     with pytest.raises(KeyboardInterrupt), joined_processes("cpu"):
         pass
-    assert "waiting for the other processes of 2 to start (RANK=0, WORLD_SIZE=2)" in capsys.readouterr().err
+    assert "waiting for the other processes of 2 to start (RANK=0, WORLD_SIZE=2)" in "".join(said)

@@ -115,7 +115,11 @@ def _open(folder: Path, source: Source, check: bool) -> Corpus:
         return corpus
     # Without the text, or the right to read it, the cache still serves.
     with suppress(OSError):
-        if read_json(file)["whole" if check else "sample"] != source.digest(whole=check):
+        try:
+            recorded = read_json(file)["whole" if check else "sample"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCorpusError(f"{file.name} is damaged") from error
+        if recorded != source.digest(whole=check):
             raise DamagedCorpusError("the text has changed, though its files have the same sizes and times")
     return corpus
 
