@@ -92,7 +92,7 @@ def test_each_row_says_what_it_is_if_its_file_does_not(reported):
             run.store(result.key, result.windows, result.header)
     assert reported("report", "first").status == 0
     page = Path("runs/first/report/report.md").read_text()
-    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500\n" in page
+    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500.0\n" in page
     assert "- bam_a: kind=bam.py:BAM, a=0.25, layers=[1, 2]\n" in page and "- nope: " not in page
     assert reported("report", "first", "--by", "train.lr").status == 0
     assert "- bam_a: kind=bam.py:BAM" in Path("runs/first/report-by-train.lr/report.md").read_text()
