@@ -65,10 +65,10 @@ def test_rows_without_a_length_are_named(reported):
     ]:
         file.unlink()
     lines = [
-        "fixed at 512 has no result of alibi (of seeds 1), nope (`posbench eval first --protocol fixed --length 512` "
-        "scores it, unless the scheme cannot read so far).",
-        "fixed at 256, 512 has no result of k_rope (`posbench eval first --protocol fixed --length 256,512` scores it, "
-        "unless the scheme cannot read so far).",
+        "fixed at 512 has no result of alibi (of seeds 1), nope: not scored yet, or the scheme cannot read so far "
+        "(`posbench eval first --protocol fixed --length 512` scores it).",
+        "fixed at 256, 512 has no result of k_rope: not scored yet, or the scheme cannot read so far "
+        "(`posbench eval first --protocol fixed --length 256,512` scores it).",
     ]
     out, page = reported("report", "first").out, Path("runs/first/report/report.md").read_text()
     assert all(line in out and line in page for line in lines) and "nonoverlapping at" not in out
