@@ -36,7 +36,7 @@ from posbench.runs.finding import (
     search_folder,
 )
 from posbench.system.console import console, json_text, say, write_unread_output
-from posbench.system.options import AtStep, ConfigDir, SchemeChanged, SchemeFiles, optional, takes
+from posbench.system.options import AtStep, ConfigDir, SchemeFiles, optional, takes
 from posbench.system.signals import end_with, is_worker
 
 app = typer.Typer(
@@ -467,7 +467,7 @@ def pack(
         ),
     ] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Also pack the last weights, in bfloat16, so that eval and sample work.")
+        bool, typer.Option("--weights", help="Also pack the last weights, in bfloat16, so that eval and export work.")
     ] = False,
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
@@ -486,39 +486,6 @@ def pack(
     for folder in folders or [runs_folder]:
         written = pack_experiment(folder, output, say, weights)
         console().out(f"{written}: {written.stat().st_size:,} bytes")
-
-
-@app.command()
-def sample(
-    runs: Annotated[list[str], typer.Argument(metavar="RUNS", help="Finished runs, or experiments.")],
-    prompt: Annotated[str, typer.Option(help="The text to continue; empty: a new document.")] = "",
-    tokens: Annotated[int, typer.Option(help="The largest number of tokens to write.", min=1)] = 100,
-    temperature: Annotated[
-        float, typer.Option(help="1: the model's own distribution; 0: always the most likely token.", min=0)
-    ] = 1.0,
-    top_k: Annotated[
-        int | None,
-        optional(help="Sample only from the K most likely tokens. Default: all.", min=1),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The random seed for sampling.", min=0)] = 0,
-    scheme_files: SchemeFiles = None,
-    scheme_changed: SchemeChanged = False,
-    runs_dir: RunsDir = Path("runs"),
-) -> None:
-    """Let trained models continue a text, for a quick look; `posbench eval` measures them.
-
-    `posbench sample demo/vo_rope --prompt "def train("`
-    """
-    from posbench.tools.sampling import SamplingConfig
-    from posbench.tools.sampling import sample as sample_run
-
-    sampling, results = SamplingConfig(temperature, top_k, seed), console()
-    # A file that the user names may run.
-    for file in scheme_files or []:
-        trust_file(file)
-    for run in runs_named([name or "." for name in runs], runs_dir):
-        say(run.name)
-        results.out(prompt + sample_run(run, prompt, tokens, sampling, scheme_changed))
 
 
 @app.command()

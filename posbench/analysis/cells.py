@@ -81,8 +81,10 @@ def measure(
             key = (fields["protocol"], fields["text"], fields["under"], problem)
             problems.setdefault(key, {})[fields["length"]] = None
     for (protocol, text, options, problem), lengths in problems.items():
-        line = _problem_line(protocol, list(lengths), options, problem, runs)
-        holes.setdefault((protocol, text), []).append(line)
+        words = [f"--under {option}" for option in options.split()]
+        if options:
+            problem = f"under {options} {problem}"
+        _leave_out(holes, runs, (protocol, text), list(lengths), problem, *words, "--again")
     figures: list[dict[str, Any]] = []
     for place, of_schemes in places.items():
         figures += _figures(place, of_schemes, places, baseline, training_length)
@@ -109,15 +111,27 @@ def _unlike(fields: Mapping[str, Any], of_place: pd.DataFrame, runs: pd.DataFram
     return " and ".join(names)
 
 
-def _problem_line(protocol: str, lengths: Sequence[int], options: str, problem: str, runs: pd.DataFrame) -> str:
-    """Return a note about figures with a problem, and the command that scores them again."""
-    numbers = [str(length) for length in lengths]
-    words = [*dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", ",".join(numbers)]
-    words += [f"--under {option}" for option in options.split()]
-    place = f"{protocol} at {', '.join(numbers)}"
-    if options:
-        place += f" under {options}"
-    return f"{place} {problem} (`posbench eval {' '.join(words)} --again` scores all alike)."
+def _leave_out(
+    holes: dict[tuple[str, str], list[str]],
+    runs: pd.DataFrame,
+    place: tuple[str, str],
+    lengths: Sequence[int],
+    reason: str,
+    *words: str,
+    scored: Sequence[int] = (),
+) -> None:
+    """Add a sentence about figures to `holes`: lengths, reason, and the command that scores them.
+
+    Arguments: place, protocol and text; words, more of the command's; scored, its lengths, by default `lengths`.
+    """
+    protocol, text = place
+    # "": the runs' own text.
+    if text:
+        words = ("--data", text, *words)
+    listed = ",".join(map(str, scored or lengths))
+    command = ["posbench eval", *dict.fromkeys(runs["experiment"]), "--protocol", protocol, "--length", listed, *words]
+    line = f"{protocol} at {', '.join(map(str, lengths))} {reason} (`{' '.join(command)}` scores it)."
+    holes.setdefault(place, []).append(line)
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
@@ -149,15 +163,10 @@ def on_the_same_targets(
         same_targets = group[group["anchor"] == anchor]
         chosen.append(same_targets)
         other_lengths = sorted(set(group["length"]) - set(same_targets["length"]))
-        if not other_lengths:
-            continue
-        names = " ".join(dict.fromkeys(runs["experiment"]))
-        wanted = ",".join(map(str, sorted({*other_lengths, *same_targets["length"], anchor})))
-        line = (
-            f"{protocol} at {', '.join(map(str, other_lengths))} is left out: it was scored on other targets than "
-            f"{anchor} tokens (`posbench eval {names} --protocol {protocol} --length {wanted}` scores all on the same)."
-        )
-        holes.setdefault((str(protocol), str(text)), []).append(line)
+        if other_lengths:
+            reason = f"is left out: it was scored on other targets than {anchor} tokens"
+            wanted = sorted({*other_lengths, *same_targets["length"], anchor})
+            _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, scored=wanted)
     if not chosen:
         return rows
     return pd.concat(chosen)
@@ -184,14 +193,8 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
                     seeds = ", ".join(map(str, sorted(of_scheme["seed"])))
                     name += f" (of seeds {seeds})"
                 names.append(name)
-            shown = ",".join(map(str, lacking))
-            words = [*dict.fromkeys(runs["experiment"]), "--protocol", str(protocol), "--length", shown]
-            if text:
-                words += ["--data", str(text)]
-            holes.setdefault((str(protocol), str(text)), []).append(
-                f"{protocol} at {shown.replace(',', ', ')} has no result of {', '.join(names)} (`posbench eval "
-                f"{' '.join(words)}` scores it, unless the scheme cannot read so far)."
-            )
+            reason = f"has no result of {', '.join(names)}: not scored yet, or the scheme cannot read so far"
+            _leave_out(holes, runs, (str(protocol), str(text)), lacking, reason)
 
 
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]

@@ -22,7 +22,6 @@ from posbench.config import ConfigError, nearest
 from posbench.evaluation.protocols import NONOVERLAPPING, PROTOCOLS, VALIDATION
 
 _FILE = Path(__file__).with_suffix(".yaml")
-NOT_PUBLISHED = "not published"
 NEAR = 1.25  # lengths, in training lengths, are compared if they differ by at most this factor
 # Convert each metric to a number that is lower for better schemes; losses are in nats per token.
 _METRICS: dict[str, Callable[[float], float]] = {
@@ -76,22 +75,9 @@ class Published:
     title: str
     source: str
     baseline: str
-    chain: str | None  # the order and the signs that it claims, such as `qk_rope ~ qkvo_rope > k_rope`
-    setup: dict[str, str]
+    setup: dict[str, str]  # such as parameters: 125M
     measurements: list[PublishedMeasurement]
     notes: list[str]
-
-    @property
-    def models(self) -> str:
-        """Return the trained models in one line: parameters, data, tokens and context."""
-        forms = {"parameters": "{} parameters", "data": "{}", "training tokens": "{} tokens"}
-        forms |= {"context length": "context {}"}
-        facts = []
-        for name, form in forms.items():
-            text = self.setup.get(name, NOT_PUBLISHED)
-            if text != NOT_PUBLISHED:
-                facts.append(form.format(text))
-        return ", ".join(facts) or NOT_PUBLISHED
 
 
 @cache

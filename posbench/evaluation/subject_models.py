@@ -14,7 +14,7 @@ from posbench.system.device import Device
 
 if TYPE_CHECKING:
     from posbench.huggingface.loading import Source
-    from posbench.huggingface.rotations import Rotation
+    from posbench.model.rotations import Rotation
 
 
 def source_of(run: Run) -> Source:

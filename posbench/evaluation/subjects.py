@@ -26,17 +26,16 @@ from rich.console import Console
 
 from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
-from posbench.config.units import short_length
 from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
 from posbench.evaluation import subject_models
 from posbench.evaluation.request import Request
+from posbench.model.rotations import show_rotations
 from posbench.model.scored import ScoredModel
 from posbench.runs import FINISHED, Manifest, Run, run_folder
 from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
-from posbench.system.console import plain_table
 from posbench.system.device import choose_device
 from posbench.system.files import write_json, write_text
 from posbench.version import __version__
@@ -230,16 +229,12 @@ def _show_positions(run: Run, request: Request, console: Console) -> None:
     )
     if not rotations:
         return
-    table = plain_table(f"in use at {short_length(length)} tokens", "base", "rescale", "factor", "first", "last")
+    rows = []
     for variant in request.variants:
         heading = " ".join(variant.under) or "as in config.json"
         try:
             in_use = subject_models.rotations(run, variant.under, length)
         except ConfigError:
             continue  # the model is then scored only as it is, with a line that says why
-        for rotation in in_use:
-            name = f"{heading} ({rotation.layer_type})" if rotation.layer_type else heading
-            ends = [f"{rotation.frequencies[n]:.3g}" for n in (0, -1)]
-            table.add_row(name, f"{rotation.base:g}", rotation.method, f"{rotation.factor:g}", *ends)
-    console.print(table)
-    console.out("first, last: frequencies of the fastest and the slowest channel pair, radians per token")
+        rows += [(heading, rotation) for rotation in in_use]
+    show_rotations(rows, length, console)

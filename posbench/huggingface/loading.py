@@ -23,8 +23,9 @@ from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.rotations import Rotation, change_rotations, rotations_in, trained_length
+from posbench.huggingface.rotations import change_rotations, rotations_in, trained_length
 from posbench.huggingface.subject import SubjectModel
+from posbench.model.rotations import Rotation
 from posbench.model.scored import ScoredModel
 from posbench.runs import folder_check, pretrained
 from posbench.runs.pretrained import SAVE

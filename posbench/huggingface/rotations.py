@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +17,11 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posbench.config import ConfigError
+from posbench.model.rotations import Rotation
 from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_values
 from posbench.schemes.rotary import inverse_frequencies
 
+INFINITE = 1e38  # a factor that makes a frequency 0 in float32
 LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 _OPTIONS = ("base", "rescale", "factor")
 _LENGTH_KEYS = (  # in the order of preference
@@ -31,17 +32,6 @@ _LENGTH_KEYS = (  # in the order of preference
     "context_length",
     "max_sequence_length",
 )
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """The rotation of one type of layer: its settings in words, and its frequencies in radians per token."""
-
-    layer_type: str  # empty if all layers share it
-    base: float
-    method: str  # `none`, a rescaling of posbench, or a `rope_type`
-    factor: float
-    frequencies: Tensor  # [channel pairs], the fastest first
 
 
 def rotations_in(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
@@ -165,7 +155,7 @@ def _changed(
             rescaling.check_lists(channels)
             # A name, such as `yarn`, is a rescaling of posbench; a mapping has the parameters of transformers.
             if isinstance(value, str):
-                return _as_lists(rescaling, common, channels, length)
+                return _rescaled(rescaling, common, channels, length)
             changed = {**common, **rescaling.parameters}
     kind = str(changed.get("rope_type", "default"))
     factor = changed.get("factor")
@@ -181,26 +171,37 @@ def _base(value: str) -> float:
     raise ConfigError(f"--under base={value} must be a number between 1 and 1e15")
 
 
-def _as_lists(
+def _rescaled(
     rescaling: Rescaling, common: dict[str, Any], channels: int, length: int
 ) -> tuple[dict[str, Any], tuple[str, float]]:
     """Return a rescaling of posbench as `rope_parameters`, for windows of `length` tokens, and its name and factor."""
-    factor = rescaling.factor_at(length)
     frequencies = inverse_frequencies(channels, common["rope_theta"])
     rescaled_frequencies = rescaling.inv_freq(frequencies, common["rope_theta"], length)
-    # transformers lacks some rescalings (`ntk`, the ramp of `yarn` by turns). The factors of "longrope" divide the
-    # frequencies one by one, so all rescalings mean the same as for posbench's decoder.
-    factors = (frequencies / rescaled_frequencies).tolist()
-    parameters = {
+    temperature = rescaling.temperature(length)
+    parameters = as_lists(common, frequencies, rescaled_frequencies, temperature, rescaling.parameters[LENGTH])
+    return parameters, (rescaling.name, rescaling.factor_at(length))
+
+
+def as_lists(
+    common: Mapping[str, Any], usual: Tensor, frequencies: Tensor, temperature: float, positions_length: int
+) -> dict[str, Any]:
+    """Return any frequencies as `rope_parameters` of the type longrope (LongRoPE, arXiv 2402.13753).
+
+    Arguments: common, `rope_theta` and `partial_rotary_factor`; usual, the frequencies that follow from these; both
+    are [channel pairs].
+    """
+    # transformers lacks some rescalings (`ntk`, the ramp of `yarn` by turns), and learned frequencies. The factors of
+    # "longrope" divide the frequencies one by one, so all mean the same as for posbench's decoder.
+    factors = [min(factor, INFINITE) for factor in (usual / frequencies).tolist()]
+    return {
         **common,
         "rope_type": "longrope",
         "short_factor": factors,  # up to the training length
         "long_factor": factors,  # and beyond
         "factor": 1.0,
-        "attention_factor": rescaling.temperature(length) ** 0.5,  # multiplies q and k
-        LENGTH: rescaling.parameters[LENGTH],
+        "attention_factor": temperature**0.5,  # multiplies q and k
+        LENGTH: positions_length,
     }
-    return parameters, (rescaling.name, factor)
 
 
 def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, float], length: int) -> Rotation:

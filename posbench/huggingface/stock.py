@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from posbench.attention import Softmax
+from posbench.huggingface.rotations import as_lists
 from posbench.model.decoder import Decoder
 from posbench.model.layers import Block
 from posbench.model.names import to_hugging_face
 from posbench.schemes import Scheme
-from posbench.schemes.rescaling import LENGTH, ROPE_TYPES
+from posbench.schemes.rescaling import ROPE_TYPES
 from posbench.schemes.rotary import Rotary, inverse_frequencies
-
-INFINITE = 1e38  # a factor that makes a frequency 0 in float32
 
 
 @dataclass(frozen=True)
@@ -128,18 +127,8 @@ def _rope_parameters(rotary: Rotary | None) -> dict[str, Any]:
         return {**common, **parameters}
     if torch.equal(frequencies_at_length, usual) and temperature == 1.0:
         return {"rope_type": "default", **common}
-    # Other frequencies, such as learned ones: the factors of "longrope" divide the schedule's frequencies one by one
-    # (LongRoPE, arXiv 2402.13753), and YaRN's temperature becomes the attention factor.
-    factors = [min(float(factor), INFINITE) for factor in usual / frequencies_at_length]
-    return {
-        "rope_type": "longrope",
-        **common,
-        "short_factor": factors,  # up to the training length
-        "long_factor": factors,  # and beyond
-        "factor": 1.0,
-        "attention_factor": temperature**0.5,  # transformers multiplies both q and k by it
-        LENGTH: rotary.shape.positions_length,
-    }
+    # Other frequencies, such as learned ones, and YaRN's temperature.
+    return as_lists(common, usual, frequencies_at_length, temperature, rotary.shape.positions_length)
 
 
 def _theirs(rotary: Rotary) -> dict[str, Any] | None:

@@ -188,18 +188,12 @@ def show(console: Console, page: Page) -> None:
     terminal_table = TerminalTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     markup = {r"\*\*": "", r"\\\*": "*"}  # Markdown's bold, and its escaped stars
     plain = table.head(MOST_ROWS).replace(markup, regex=True)
-    titles, rows = list(map(str, table.columns)), plain.to_numpy().tolist()
-    columns = list(zip(titles, *rows, strict=True))  # the title and the cells of each column
-    # The width of each column if its title is folded into one word a line.
-    folded_widths = [max(map(len, [*title.split(), *cells])) for title, *cells in columns]
-    room = console.width - 2 * len(titles)
-    # Titles are folded only if that makes the table fit.
-    folds_titles = sum(folded_widths) <= room < sum(max(map(len, column)) for column in columns)
-    for n, title in enumerate(titles):
+    for n, title in enumerate(map(str, table.columns)):
         side: Literal["left", "right"] = "right" if n else "left"
-        terminal_table.add_column(Text(title), justify=side, overflow="fold", no_wrap=n == 0)
-        terminal_table.columns[n].width = folded_widths[n] if folds_titles else None  # None: as wide as its content
-    for row in rows:
+        # One word a line, so that the titles take little room beside the figures.
+        words = Text(title.replace(" ", "\n"))
+        terminal_table.add_column(words, justify=side, overflow="fold", no_wrap=n == 0)
+    for row in plain.to_numpy().tolist():
         terminal_table.add_row(*map(Text, row))
     console.print(Text(page.title, style="bold"))
     console.print(terminal_table)

@@ -121,16 +121,9 @@ def variants(runs: pd.DataFrame) -> list[str]:
         recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
         # A user's own scheme has no file, so all its settings are listed.
         file_settings = scheme_settings(read_row(name)) if name in files else {}
-        changed = [f"{key}={_shortened(value)}" for key, value in recorded.items() if file_settings.get(key) != value]
+        changed = [f"{key}={value}" for key, value in recorded.items() if file_settings.get(key) != value]
         changed += [f"without {key}" for key in file_settings if key not in recorded]
         if changed:
-            start = f"{name}: "
-            if file_settings:
-                start += f"as in conf/scheme/{name}.yaml, but "
-            lines[start + ", ".join(changed)] = None
+            start = f"as in conf/scheme/{name}.yaml, but " if file_settings else ""
+            lines[f"{name}: {start}{', '.join(changed)}"] = None
     return list(lines)
-
-
-def _shortened(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 100 else f"{text[:99]}…"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from posbench.system.files import is_locked
 
 INTERRUPTED, UNREADABLE = "interrupted", "unreadable"  # never written to a manifest; `state_of` returns them
 
-MAX_NAMES = 6  # experiments that a message lists
 SUBJECTS = "subjects"  # folder of models that were not trained here (`posbench.evaluation.subjects`)
 LAST_SUBJECTS = "last.json"  # in that folder: names of the subjects of the last `posbench eval`
 REFERENCE = Path(__file__).resolve().parents[2] / "runs" / "reference"  # exists in a checkout only
@@ -196,10 +194,7 @@ def only_experiment(runs_dir: Path) -> Path:
     if len(experiments) != 1:
         if not experiments:
             raise NothingTrained(_no_experiments(runs_dir))
-        raise ConfigError(
-            f"name an experiment, such as {experiments[0].name}: {runs_dir}/ contains "
-            f"{_listed(map(str, experiments), runs_dir)}"
-        )
+        raise ConfigError(f"name an experiment, such as {experiments[0].name} ({_how_to_list(runs_dir)})")
     return experiments[0]
 
 
@@ -211,16 +206,8 @@ def _no_experiments(runs_dir: Path) -> str:
     return f"{cause}: train first with posbench train -m experiment=demo{_runs_dir_word(runs_dir)}"
 
 
-def _listed(names: Iterable[str], runs_dir: Path) -> str:
-    # At most MAX_NAMES names, and how to list the others.
-    names = list(names)
-    text = ", ".join(names[:MAX_NAMES])
-    if len(names) <= MAX_NAMES:
-        return text
-    option = ""
-    if runs_dir != Path("runs"):
-        option = f" --runs-dir {shlex.quote(str(runs_dir))}"
-    return f"{text} and {len(names) - MAX_NAMES} more, which posbench ls{option} lists"
+def _how_to_list(runs_dir: Path) -> str:
+    return f"posbench ls --runs-dir {shlex.quote(str(runs_dir))} lists those in {runs_dir}/"
 
 
 def place_named(name: str, runs_dir: Path) -> Path:
@@ -242,16 +229,11 @@ def place_named(name: str, runs_dir: Path) -> Path:
     if find_runs(REFERENCE / name) or find_runs(search_folder(REFERENCE / name)):
         return folder_of(REFERENCE / name)
     # For the error: everything that the name could have meant.
-    folders = (*experiments, *sorted({run.parent for run in runs}), *runs)
-    known_names = [str(folder.relative_to(runs_dir)) for folder in folders]
-    references = sorted({str(run.path.parents[1].relative_to(REFERENCE)) for run in find_runs(REFERENCE)})
-    hint = nearest(name, [*known_names, *references])
-    message = f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint}"
-    experiment_names = [experiment.name for experiment in experiments]
+    known = {folder.relative_to(runs_dir) for run in runs for folder in (run, *run.parents[:2])}
+    references = {run.path.parents[1].relative_to(REFERENCE) for run in find_runs(REFERENCE)}
+    hint = nearest(name, sorted(map(str, known | references)))
     # A name that resembles no experiment may be one that the user has yet to train, so callers can tell it apart.
-    is_misspelt = bool(get_close_matches(name, experiment_names, cutoff=0.75))
+    is_misspelt = nearest(name, [experiment.name for experiment in experiments], cutoff=0.75)
     error = ConfigError if is_misspelt else NothingTrained
-    if not experiments:
-        raise error(f"{message} ({_no_experiments(runs_dir)})")
-    # The names of the experiments come first in `known_names`.
-    raise error(f"{message} (experiments in {runs_dir}/: {_listed(known_names[: len(experiments)], runs_dir)})")
+    remedy = _how_to_list(runs_dir) if experiments else _no_experiments(runs_dir)
+    raise error(f"there is no run or experiment {name!r} in the working directory or in {runs_dir}/{hint} ({remedy})")

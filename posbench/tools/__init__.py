@@ -1,1 +1,1 @@
-"""Provide the commands around runs: search learning rates, plan costs, compare speeds, list runs, sample text."""
+"""Provide the commands around runs: search learning rates, plan costs, compare speeds, list runs."""

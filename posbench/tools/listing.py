@@ -52,7 +52,7 @@ def exit_status(rows: Sequence[RunSummary]) -> int:
 
 
 def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return what the table of `show` says, a dict per run; times are seconds since 1970."""
+    """Return what the table of `show` says but the evaluated lengths, a dict per run; times are seconds since 1970."""
     data = []
     for row in rows:
         path = row.run.path
@@ -62,11 +62,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
         seed = int(number) if number.isdecimal() else None  # of a copy with another name
         named = {"experiment": experiment, "scheme": scheme, "seed": seed, "path": path}
         figures = {name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")}
-        evaluated = []
-        for key in row.evaluated:
-            result = {"protocol": key.protocol, "length": key.length, "options": list(key.options), "data": key.data}
-            evaluated.append(result)
-        data.append({**named, **figures, "evaluated": evaluated})
+        data.append({**named, **figures})
     return data
 
 

@@ -34,7 +34,7 @@ from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import VALIDATION, Scored, check_protocols, order
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import Decoder, build_model
-from posbench.model.rotations import has_rotations, is_rescaled, show_rotations
+from posbench.model.rotations import is_rescaled, rotations_of, show_rotations
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
 from posbench.runs.pretrained import described
@@ -145,8 +145,9 @@ def opened(
             raise ConfigError(f"{run.name} was finished by another process meanwhile: run the command again")
         _introduce(config, manifest, console.out)
         # Rotations that the name of the scheme does not tell: those of a continued model, and rescaled ones.
-        if has_rotations(model.scheme) and (start is not None or is_rescaled(model.scheme)):
-            show_rotations({config.scheme.name: model.scheme}, config.train.context_length, console)
+        if start is not None or is_rescaled(model.scheme):
+            T = config.train.context_length
+            show_rotations([(config.scheme.name, rotation) for rotation in rotations_of(model.scheme, T)], T, console)
         if existing is not None:
             report_changes(existing, manifest, console.out)
         training = Training(config, run, manifest, corpus, batches, step, signals, console, observe, start)

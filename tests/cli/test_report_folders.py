@@ -65,10 +65,10 @@ def test_rows_without_a_length_are_named(reported):
     ]:
         file.unlink()
     lines = [
-        "fixed at 512 has no result of alibi (of seeds 1), nope (`posbench eval first --protocol fixed --length 512` "
-        "scores it, unless the scheme cannot read so far).",
-        "fixed at 256, 512 has no result of k_rope (`posbench eval first --protocol fixed --length 256,512` scores it, "
-        "unless the scheme cannot read so far).",
+        "fixed at 512 has no result of alibi (of seeds 1), nope: not scored yet, or the scheme cannot read so far "
+        "(`posbench eval first --protocol fixed --length 512` scores it).",
+        "fixed at 256, 512 has no result of k_rope: not scored yet, or the scheme cannot read so far "
+        "(`posbench eval first --protocol fixed --length 256,512` scores it).",
     ]
     out, page = reported("report", "first").out, Path("runs/first/report/report.md").read_text()
     assert all(line in out and line in page for line in lines) and "nonoverlapping at" not in out
@@ -92,7 +92,7 @@ def test_each_row_says_what_it_is_if_its_file_does_not(reported):
             run.store(result.key, result.windows, result.header)
     assert reported("report", "first").status == 0
     page = Path("runs/first/report/report.md").read_text()
-    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500\n" in page
+    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500.0\n" in page
     assert "- bam_a: kind=bam.py:BAM, a=0.25, layers=[1, 2]\n" in page and "- nope: " not in page
     assert reported("report", "first", "--by", "train.lr").status == 0
     assert "- bam_a: kind=bam.py:BAM" in Path("runs/first/report-by-train.lr/report.md").read_text()

@@ -148,9 +148,9 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench, runs):
     [
         (
             ["report", "demoo"],
-            r"no run or experiment 'demoo' .*; did you mean 'demo'\? \(experiments in runs/: demo, reference/",
+            r"no run or experiment 'demoo' .*; did you mean 'demo'\? \(posbench ls --runs-dir runs lists",
         ),
-        (["report", "xyz"], r"\(experiments in runs/: demo, reference/demo_cpu\)$"),
+        (["report", "xyz"], r"runs/ \(posbench ls --runs-dir runs lists those in runs/\)$"),
         (["eval", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee' .*; did you mean 'demo/vo_rope'\?"),
         (["eval", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],

@@ -1,4 +1,4 @@
-"""A scheme of one's own is one file: trained, resumed, evaluated, sampled; and what somebody else's runs may import."""
+"""A scheme of one's own is one file: trained, resumed, evaluated; and what somebody else's runs may import."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def run_of(scheme="faded", seed=0):
 
 
 @pytest.mark.slow
-def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(posbench, faded, short):
+def test_a_file_is_trained_and_evaluated_and_a_change_stops_it(posbench, faded, short):
     words = ["scheme=./ideas/faded.py:Faded", "scheme.size=3", "experiment_name=mine", *short]
     assert posbench("train", *words).status == 0
     run = run_of()
@@ -51,7 +51,6 @@ def test_a_file_is_trained_evaluated_and_sampled_and_a_change_stops_it(posbench,
     assert list(run.manifest.scheme_files) == ["ideas/faded.py"]
     assert run.manifest.num_parameters["scheme"] == 3 * 4 and run.manifest.training_flops is None
     assert posbench("eval", "mine", "--length", "96").status == 0
-    assert posbench("sample", "mine", "--tokens", "3").status == 0
     assert "nothing to do" in posbench("train", *words).error
 
     faded.write_text(FADED + "# changed\n")
@@ -117,7 +116,6 @@ def test_a_file_outside_the_working_directory_is_imported_for_ones_own_runs_only
 
     assert give("train", f"scheme={outside}:Faded", "experiment_name=mine", *short).status == 0
     assert give("eval", "mine", "--length", "96").status == 0
-    assert give("sample", "mine", "--tokens", "3").status == 0
     outside.write_text(FADED + "# changed\n")
     assert "has changed since mine/faded/seed=0 was trained" in give("eval", "mine", "--length", "80").error
     assert give("eval", "mine", "--length", "80", "--scheme-changed").status == 0

@@ -12,8 +12,8 @@ from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, VALIDATION
 from posbench.evaluation.request import Request
-from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
+from tests.greedy import greedy
 
 SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]
 SMALL += [
@@ -67,7 +67,7 @@ def test_exact_is_the_score_of_greedy_generation(run, problems):
     model, batch = run.load_model(), problems.splits["test"].at_length(3, 64)
     generated = []
     for tokens in torch.from_numpy(batch.tokens):
-        completion = list(generate(model, tokens[None, :4], 7, SamplingConfig(temperature=0)))
+        completion = greedy(model, tokens[None, :4], 7)
         generated.append(completion == tokens[4:].tolist())
     rows = result.windows
     assert generated == (rows["right"] == rows["answers"]).tolist()

@@ -13,9 +13,9 @@ from posbench.config import ConfigError, ModelConfig
 from posbench.huggingface import export_run
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
-from posbench.tools.sampling import SamplingConfig, generate
 from posbench.training import train
 from tests.conftest import small_run
+from tests.greedy import greedy
 from tests.huggingface.test_export import written
 
 SIZES = {
@@ -147,7 +147,7 @@ def assert_same_greedy_tokens(model, theirs):
     theirs.generation_config.eos_token_id = None
     expected = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=50, do_sample=False)
     if model.scheme.is_streaming:
-        ours = [*prompt[0].tolist(), *generate(model, prompt, 70, SamplingConfig(temperature=0))]
+        ours = [*prompt[0].tolist(), *greedy(model, prompt, 70)]
     else:
         for _ in range(50):
             prompt = torch.cat((prompt, model(prompt)[:, -1:].argmax(-1)), dim=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import ceil, floor, log, sqrt
+from math import ceil, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -304,7 +304,7 @@ class T5Buckets(Entry):
 
     is_bidirectional: bool = False
     sign_is_lost: bool = False  # whether distances are key minus query, so that all count as 0
-    rounds: Callable[[float], int] = floor
+    is_rounded_up: bool = False  # whether logarithms are
 
     def settings(self) -> dict[str, Any]:
         return {"num_buckets": 32, "max_distance": 128}
@@ -316,11 +316,11 @@ class T5Buckets(Entry):
                 distance = 0
             if self.is_bidirectional:  # half of the buckets are for later keys
                 buckets.append(t5_bucket(distance, 16))
-            elif self.rounds is floor:
-                buckets.append(t5_bucket(distance, 32))
-            else:
-                wide = 16 + self.rounds(16 * log(max(distance, 16) / 16) / log(8))
+            elif self.is_rounded_up:
+                wide = 16 + ceil(16 * log(max(distance, 16) / 16) / log(8))
                 buckets.append(min(31, distance, wide))
+            else:
+                buckets.append(t5_bucket(distance, 32))
         return {"buckets": np.array(buckets, float)}
 
 
