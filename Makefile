@@ -63,10 +63,10 @@ install: $(VENV)/.installed ## Make .venv with the pinned dependencies and posbe
 
 develop: $(VENV)/.developed ## The same, and what tests and lint need
 
-test: $(VENV)/.developed ## The fast tests: two minutes on two cores
+test: $(VENV)/.developed ## The fast tests: three to five minutes on two cores
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 11 minutes
+test-all: $(VENV)/.developed ## Every test: kills, several processes, every experiment; 13 minutes
 	$(PYTEST)
 
 ifndef SEED
