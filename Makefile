@@ -72,7 +72,7 @@ test-all: $(VENV)/.developed ## Every test: kills, several processes, every expe
 ifndef SEED
 SEED := $(shell date +%s)
 endif
-torture: $(VENV)/.developed ## Draw other examples for property tests, then kill runs 200 times; about 20 minutes
+torture: $(VENV)/.developed ## Draw other examples for property tests, then kill runs 200 times; about ten minutes
 	@echo "Repeat with: make torture SEED=$(SEED). Write an example that failed down with @example."
 	$(PYTEST) -m hypothesis --hypothesis-profile torture --hypothesis-seed $(SEED)
 	$(BIN)/python -m tests.faults.torture --kills 200 --seed $(SEED)
