@@ -71,7 +71,7 @@ class Ours:
 class Theirs:
     """A contender from another library: a module from tokens to logits, under autocast for bfloat16.
 
-    With Muon, it trains the matrices that ours trains, those of the layers, and AdamW the rest.
+    With Muon, Muon trains the matrices in the layers, as in posbench, and AdamW trains the rest.
     """
 
     def __init__(

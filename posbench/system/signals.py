@@ -32,7 +32,7 @@ class _Worker:
 
     has_command: bool = False  # True from its first job on
     folder: Path | None = None  # whose lock the command of the current job holds; None: there is no job
-    is_told: bool = False  # whether the current job has been told to stop
+    was_told_to_stop: bool = False  # whether the current job has got its SIGTERM
 
 
 _worker = _Worker()
@@ -165,7 +165,7 @@ def ending_with_command(name: str, folder: Path) -> Iterator[None]:
     with StopSignals(name) as signals:
         if not is_locked(folder):
             signals.stop(signal.SIGTERM, "before its first step")
-        _worker.folder, _worker.is_told = folder, False
+        _worker.folder, _worker.was_told_to_stop = folder, False
         try:
             yield
         finally:
@@ -179,12 +179,12 @@ def _watch(parent: int) -> None:
         folder = _worker.folder
         if folder is None and os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
-        if folder is None or _worker.is_told or is_locked(folder):
+        if folder is None or _worker.was_told_to_stop or is_locked(folder):
             continue
         # A second look, because reading the lock may have failed. Told once, so that a job can clean up undisturbed.
         time.sleep(SECONDS_BETWEEN_LOOKS)
         if not is_locked(folder):
-            _worker.is_told = True
+            _worker.was_told_to_stop = True
             os.kill(os.getpid(), signal.SIGTERM)
 
 

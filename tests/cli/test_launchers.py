@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,27 @@ def test_one_failing_job_is_told_and_the_same_command_runs_what_is_missing(posbe
     assert json.loads(Path("runs/demo/alibi/seed=0/run.json").read_text())["status"] == "finished"
 
 
+on_linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux has /proc, which lists processes")
+
+
+@contextmanager
+def command(*words):
+    """Start `posbench WORDS` in a process group of its own, with its output in a pipe; kill the group in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posbench", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def living():
     """Return {process id: its parent's} of all processes that have not ended."""
     parents = {}
@@ -82,39 +103,35 @@ def until(condition):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+@on_linux
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("name", "subcommand", "launcher"),
     [
-        ("TERM", ["train", "-m", "--jobs=2"]),
-        ("INT to the group", ["train", "-m", "--jobs=2"]),
-        ("HUP", ["tune", "--jobs=2"]),
-        ("KILL", ["tune", "--jobs=2"]),
-        ("TERM", ["train", "-m", "hydra/launcher=submitit_local"]),
-        ("KILL", ["train", "-m", "hydra/launcher=submitit_local"]),
+        ("TERM", "train", "--jobs=2"),
+        ("INT to the group", "train", "--jobs=2"),
+        ("HUP", "tune", "--jobs=2"),
+        ("KILL", "tune", "--jobs=2"),
+        ("TERM", "train", "hydra/launcher=submitit_local"),
+        ("KILL", "train", "hydra/launcher=submitit_local"),
     ],
 )
-def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_path, name, command):
+def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_path, name, subcommand, launcher):
     number, logs = getattr(signal, f"SIG{name.split()[0]}"), "runs/**/seed=*/metrics.jsonl"
     words = [word for word in short if not word.startswith(("train.steps", "train.checkpoint", "hydra/launcher"))]
-    words += [*command[1:], "scheme=nope,alibi", f"runs_dir={tmp_path}/runs", "train.steps=100000"]
+    words += [launcher, "scheme=nope,alibi", f"runs_dir={tmp_path}/runs", "train.steps=100000"]
     words += ["train.checkpoint_every=100000"]
-    words += ["seed=0"] if command[0] == "train" else []
-    words = [sys.executable, "-m", "posbench", command[0], *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
+    words += ["-m", "seed=0"] if subcommand == "train" else []
+    with command(subcommand, *words) as process:
         until(lambda: len(list(tmp_path.glob(logs))) == 2 or process.poll() is not None)
         started = started_by(process.pid)
         if name.endswith("group"):
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
-        _, output = process.communicate(timeout=600)
+        # Workers of a killed command hold its pipe open until they have ended.
+        output, _ = process.communicate(timeout=600)
         assert process.returncode == (-9 if name == "KILL" else 128 + number), output
         until(lambda: not started & living().keys())
-    finally:
-        process.kill()
     trained = [file.parent for file in tmp_path.glob(logs)]
     assert len(trained) == 2
     assert all(any(folder.glob("checkpoints/step=*/state.json")) for folder in trained)
@@ -122,70 +139,40 @@ def test_what_a_command_started_ends_with_it_and_with_checkpoints(short, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+@on_linux
 def test_an_evaluation_over_processes_ends_with_its_workers_even_while_they_start(runs):
-    words = [sys.executable, "-m", "posbench", "eval", "demo", "--jobs=2", "--length=16,32,64", "--again"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
+    with command("eval", "demo", "--jobs=2", "--length=16,32,64", "--again") as process:
         until(lambda: len(started_by(process.pid)) > 2 or process.poll() is not None)
         started = started_by(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=600)
+        assert process.returncode == 130, output
         until(lambda: not started & living().keys())
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert b"the evaluation stopped with the results so far" in output and b"lack of memory" not in output
+    assert "the evaluation stopped with the results so far" in output and "lack of memory" not in output
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found by /proc")
+@on_linux
 def test_a_killed_worker_ends_a_sweep_which_names_its_run_and_goes_on_with_the_same_command(short, tmp_path):
-    words = [word for word in short if not word.startswith(("train.steps", "hydra/launcher"))]
-    words = [
-        sys.executable,
-        "-m",
-        "posbench",
-        "train",
-        "-m",
-        *words,
-        "--jobs=2",
-        f"runs_dir={tmp_path}/runs",
-        "seed=0,1",
-    ]
-    long = [*words, "train.steps=100000", "train.checkpoint_every=20"]
-    process = subprocess.Popen(long, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-    try:
-        begun = [tmp_path / f"runs/demo/qk_rope/seed={seed}/checkpoints" for seed in (0, 1)]
+    words = [word for word in short if not word.startswith(("train.steps", "train.checkpoint", "hydra/launcher"))]
+    words += ["train.steps=100000", "train.checkpoint_every=20", f"runs_dir={tmp_path}/runs"]
+    begun = [tmp_path / f"runs/demo/qk_rope/seed={seed}/checkpoints" for seed in (0, 1)]
+    with command("train", "-m", *words, "--jobs=2", "seed=0,1") as process:
         until(lambda: all(any(folder.glob("step=*")) for folder in begun) or process.poll() is not None)
-        workers = [
-            pid for pid in started_by(process.pid) if b"LokyProcess" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        os.kill(workers[0], signal.SIGKILL)
-        _, output = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 1, output
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in started_by(process.pid)}
+        worker = next(pid for pid, line in lines.items() if "LokyProcess" in line)
+        os.kill(worker, signal.SIGKILL)
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 1, output
     assert "a worker process was killed while these were trained: demo/qk_rope/seed=0" in output
     assert "lower --jobs" in output and "give the same command again" in output
 
 
 @pytest.mark.slow
 def test_training_goes_on_when_nobody_reads_its_output_any_more(short, tmp_path):
-    words = [
-        sys.executable,
-        "-m",
-        "posbench",
-        "train",
-        "-m",
-        *short,
-        "--jobs=2",
-        f"runs_dir={tmp_path}/runs",
-        "seed=0,1",
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    process.stdout.close()
-    assert process.wait(600) == 0
+    with command("train", "-m", *short, "--jobs=2", f"runs_dir={tmp_path}/runs", "seed=0,1") as process:
+        process.stdout.close()
+        assert process.wait(600) == 0
     manifests = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/*/*/run.json")]
     assert [manifest["status"] for manifest in manifests] == ["finished", "finished"]
 
@@ -196,9 +183,9 @@ def test_a_command_works_with_its_output_closed():
 
 
 def test_a_command_whose_reader_has_gone_has_its_own_exit_status():
-    process = subprocess.Popen([sys.executable, "-m", "posbench", "train", "--help"], stdout=subprocess.PIPE)
-    process.stdout.close()
-    assert process.wait(600) == 0
+    with command("train", "--help") as process:
+        process.stdout.close()
+        assert process.wait(600) == 0
 
 
 def test_each_worker_of_joblib_has_a_gpu_of_its_own(tmp_path, monkeypatch):

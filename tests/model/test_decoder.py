@@ -42,7 +42,7 @@ def test_initial_weights_are_byte_equal_across_schemes_under_one_seed():
 
     first = parts("nope")
     for name in choices("scheme"):
-        torch.manual_seed(zlib.crc32(name.encode()))  # the global stream is no part of it
+        torch.manual_seed(zlib.crc32(name.encode()))  # initial weights must not depend on the global generator
         scheme_parts = parts(name)
         assert scheme_parts == {part: first[part] for part in scheme_parts} and len(scheme_parts) >= len(first) - 2, (
             name
