@@ -585,7 +585,11 @@ def _next_commands(
         # With a learning-rate search, the search's own command.
         if c.search and name in c.unfinished:
             searched = [word for word in others if _key(word) != "scheme.lr"]
-            commands.append(["posbench", "tune", *searched, f"experiment_name={c.experiment}"])
+            planned_words = []
+            # Without these words the search would have the usual number of seeds.
+            if c.search.planned != PLANNED_SEEDS:
+                planned_words.append(f"seed={','.join(map(str, range(c.search.planned)))}")
+            commands.append(["posbench", "tune", *searched, f"experiment_name={c.experiment}", *planned_words])
         elif missing and not c.search:
             commands.append(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
     return commands

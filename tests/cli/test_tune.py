@@ -1,5 +1,6 @@
 """`posbench tune`: one grid of learning rates for all schemes, on text that is never scored."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -88,6 +89,10 @@ def test_a_search_with_its_own_number_of_seeds_is_finished_for_reports_too(posbe
     report = posbench("report", "demo")
     assert report.status == 0 and "not finished" not in report.out
     assert posbench("judge", "demo", "--scheme", "vo_rope", "--baseline", "nope").status in (0, 10, 11, 12, 14)
+    for folder in Path("runs/demo-tune").glob("*/vo_rope/seed=1"):
+        shutil.rmtree(folder)
+    judged = json.loads(posbench("judge", "demo", "--scheme", "vo_rope", "--baseline", "nope", "--json").out)
+    assert all(command[-1] == "seed=0,1,2" for command in judged["next_commands"]) and judged["next_commands"]
 
 
 def search(planned=5, **rates):
