@@ -59,8 +59,8 @@ import posbench
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import FIRST_SEEDS
 from posbench.analysis.statistics import LEVEL, beats, document_error, equals, holm, interval
+from posbench.analysis.table import curves
 from posbench.analysis.verdict import LOOKS
-from posbench.evaluation.protocols.section import curves
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS, CANDIDATES = 11, (3, 5, 8), 20

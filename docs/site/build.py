@@ -20,20 +20,20 @@ from urllib.parse import unquote, urlsplit
 
 import posbench
 from posbench.analysis.agreement import is_of_tasks
-from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.comparison import SeedComparison, build
 from posbench.analysis.published import agreements, all_published
 from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import compose
 from posbench.config import ConfigError
 from posbench.data.tasks import tasks
-from posbench.evaluation.protocols import mechanism
-from posbench.evaluation.protocols.section import Plot
 from posbench.model.decoder import build_model
 from posbench.reference.schemes import definitions
 from posbench.reporting import scheme_plots
 from posbench.reporting.figures import by_head, encode, inline_svg, style
+from posbench.reporting.protocols import mechanism
 from posbench.reporting.report import report
+from posbench.reporting.section import Plot
 from posbench.reporting.sections import published_table
 from posbench.reporting.text import markdown
 from posbench.runs import find_runs
@@ -163,7 +163,7 @@ def picture(name: str) -> str:
     return f'<figure class="picture curves-{len(curves)}">{drawing}<figcaption>{caption}</figcaption></figure>'
 
 
-def heads_of(ours: list[Comparison]) -> dict[str, str]:
+def heads_of(ours: list[SeedComparison]) -> dict[str, str]:
     """Scheme -> the pictures of its heads, of the first of our experiments whose runs were scored by `mechanism`."""
     found: dict[str, str] = {}
     for comparison in ours:
@@ -190,7 +190,7 @@ def drawn(plot: Plot, scheme: str) -> str:
     return inline_svg(encode(figure, "svg").decode(), f"{scheme}-{plot.name}")
 
 
-def pack_of(comparison: Comparison) -> str:
+def pack_of(comparison: SeedComparison) -> str:
     """Return the name of the experiment that these runs belong to."""
     return Path(comparison.runs["path"].iloc[0]).parents[1].name
 
@@ -207,7 +207,7 @@ def task_page(name: str, reports: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def published_page(ours: list[Comparison]) -> str:
+def published_page(ours: list[SeedComparison]) -> str:
     """Each publication beside those of our runs that have most of its schemes."""
     parts = ["# Published results beside ours", "Other models, text and sizes: compare orders and signs, never levels."]
     for published in all_published().values():

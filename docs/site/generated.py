@@ -59,7 +59,7 @@ RESULTS = {
     "ideas": [
         "headline_prose-open/lr=0.001",
         "open_models",
-        "headline_muon_rows --chain gqa_qk_rope,mla_nope,mla",
+        "headline_muon_rows --baseline gqa_qk_rope",
         "headline_muon_rows4",
     ],
     "subjects": ["subjects"],
@@ -126,11 +126,11 @@ def results_page(name: str) -> str:
 
 def report_parts(words: str) -> list[str]:
     """Return what a page of results shows of one report. Arguments: words, of `posbench report`."""
-    place_words, _, chain = words.partition(" --chain ")
+    place_words, _, baseline = words.partition(" --baseline ")
     places, _, by = place_words.partition(" --by ")
     paths = [REFERENCE / place for place in places.split()]
     summary, rows = read_runs(paths, None, console(quiet=True), lambda summary, _: choose(summary, (), ()))
-    options = ReportOptions(by=by or None, chain=[name for name in chain.split(",") if name])
+    options = ReportOptions(by=by or None, baseline=baseline or None)
     report = page_of(summary, rows, options)
     first, *others = [section for section in report.sections if section.table is not None]
     command = textwrap.wrap(f"posbench report {words} --runs-dir runs/reference", 110, break_on_hyphens=False)

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.statistics import Floats, document_error, interval_of
+from posbench.analysis.table import where
 from posbench.config import ConfigError
 from posbench.evaluation.protocols import PROTOCOLS, VALIDATION
-from posbench.evaluation.protocols.section import where
 from posbench.runs.results import MARKS
 
 _PLACE = ["protocol", "text", "metric", "length", "under", "first", "last"]
@@ -88,7 +88,7 @@ def measure(
     figures: list[dict[str, Any]] = []
     for place, of_schemes in places.items():
         figures += _figures(place, of_schemes, places, baseline, training_length)
-    frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"])
+    frame = pd.DataFrame(figures, columns=CELL_COLUMNS)
     perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
     # Column 10 is the one after `value`.
     frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
@@ -200,6 +200,7 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]
 
 _SEED_RANGE = ("lowest", "highest")
+CELL_COLUMNS = ["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"]
 
 
 def cells_of(rows: pd.DataFrame) -> Iterator[tuple[str, Cell]]:

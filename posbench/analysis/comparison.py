@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,27 +24,97 @@ from posbench.analysis.statistics import (
     FEWEST_SEEDS,
     ROUNDING,
     compare,
+    conclusions,
     fixed_pairs,
     interval_of,
     pairs_of,
     verdict,
 )
-from posbench.analysis.table import config_of
+from posbench.analysis.table import config_of, curves, where
 from posbench.config import ConfigError
+from posbench.config.units import short_count
 from posbench.evaluation.protocols import NGRAM
-from posbench.evaluation.protocols.section import ComparedRuns
 from posbench.runs import DIED
 
 
 @dataclass(frozen=True)
-class Comparison(ComparedRuns):
-    """The runs that one report compares, with the tests and notes about them."""
+class Comparison:
+    """Runs that share a table, by one metric: which they are, and everything that was measured in them.
 
-    experiment: str
-    second: pd.DataFrame | None  # losses at each scheme's second kept rate; None without a finished search
+    Text is compared over seeds (`SeedComparison`), a task by accuracy (`posbench.analysis.tasks`), and a model that was
+    not trained here with itself under other options, over documents.
+    """
+
+    runs: pd.DataFrame  # rows of the summary, one per compared run
+    schemes: list[str]  # best first
+    wanted_baseline: str
+    cells: pd.DataFrame  # every figure: a row per scheme, protocol, length, bucket and so on (`cells.measure`)
+    holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
+    left_out: list[str]  # runs that are not compared, and why
+    notes: list[str]
+    metric: str = "loss"  # what schemes are compared by
+    lower_is_better: bool = True
+    doubt: str = "seeds"  # what intervals are over: seeds, or documents
+    group: str = ""  # the value that these runs share, in a report by groups
+
+    @property
+    def title(self) -> str:
+        """Return the names of the experiments that these runs belong to."""
+        return ", ".join(dict.fromkeys(self.runs["experiment"]))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the first run's configuration as nested dicts, for settings that all runs share."""
+        return config_of(str(self.runs["path"].iloc[0]))
+
+    @property
+    def baseline(self) -> str:
+        """Return the scheme that gaps are measured against: the requested one, or the best one if that has no run."""
+        return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
+
+    @property
+    def training_length(self) -> int:
+        return int(self.runs["train.context_length"].iloc[0])
+
+    @property
+    def has_onsets(self) -> bool:
+        """Return whether any run logged when it began to use long-range order. Continued runs do not log it."""
+        return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
+
+    @property
+    def onsets(self) -> pd.DataFrame:
+        """Return the tokens until each run used long-range order, infinite if never: seeds by schemes."""
+        onsets = self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")
+        return onsets[self.schemes].sort_index()
+
+    @property
+    def files(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of all figures, by the names of their CSV files."""
+        return {"table.csv": self.cells}
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the rows of the first table for `posbench report --json`."""
+        raise NotImplementedError
+
+    def logged(self, kind: str, figures: Sequence[str]) -> pd.DataFrame:
+        """Return what the runs logged during training, as `curves` does, with scheme and seed."""
+        return curves(self.runs["path"], kind, figures).merge(self.runs[["path", "scheme", "seed"]], on="path")
+
+    def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
+        """Return the rows of `cells`, the table of all figures, with these values. None accepts any."""
+        # By default figures of schemes as trained, on the runs' own text.
+        return where(self.cells, **{"under": "", "text": "", "protocol": protocol, "length": length, **equal})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedComparison(Comparison):
+    """A comparison over seeds, with the tests that say which scheme beats which."""
+
+    values: pd.DataFrame  # of the metric, nats per token: a row per seed, a column per scheme, best scheme first
+    second: pd.DataFrame | None  # the same at each scheme's second kept rate; None without a finished search
+    margin: float  # nats per token below which values count as equal
     pairs: pd.DataFrame  # a row per pair of schemes, see `statistics.compare`
-    ngrams: pd.DataFrame  # losses of n-gram models, a row per order
-    long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
     search: RateSearch | None  # the search that chose the learning rates; None: each scheme has runs at one rate only
     planned_tests: int  # of loops in these experiments, for which the claimed pairs are corrected; 0: no loop
     # Groups of schemes whose pairs the experiment fixed before training; () if none of these pairs was trained.
@@ -52,18 +123,31 @@ class Comparison(ComparedRuns):
     undecided: set[frozenset[str]]  # pairs that stay open, whatever the tests say: of failed and of late schemes
     split_in_two: list[str]  # schemes of which only some seeds use the order of distant tokens by the end
     late_at_best: list[str]  # schemes with late seeds at the best of their kept rates only: their pairs are open
-    left_out: list[str]  # runs that are not compared, and why
-    notes: list[str]
+    ngrams: pd.DataFrame  # losses of n-gram models, a row per order
+    long_range_order: LongRangeOrder | None  # what order beyond 32 tokens is worth; None without results of `order`
+
+    @property
+    def files(self) -> dict[str, pd.DataFrame]:
+        files = {"table.csv": self.cells, "pairs.csv": self.pairs}
+        if self.search:
+            files["rates.csv"] = self.search.table
+        return files
+
+    # ------------------------------------------------------------ what can be ranked
 
     @property
     def seeds(self) -> list[int]:
-        return list(self.losses.index)
+        return list(self.values.index)
 
     @property
     def ranked(self) -> list[str]:
         """Return the schemes that have enough seeds to be ranked."""
         fewest = fewest_seeds(self.split_in_two)
-        return [scheme for scheme in self.schemes if self.losses[scheme].notna().sum() >= fewest]
+        return [scheme for scheme in self.schemes if self.values[scheme].notna().sum() >= fewest]
+
+    @property
+    def unranked(self) -> list[str]:
+        return [scheme for scheme in self.schemes if scheme not in self.ranked]
 
     @property
     def can_rank(self) -> bool:
@@ -89,6 +173,29 @@ class Comparison(ComparedRuns):
         return self.search is not None and self.search.is_complete(self.schemes)
 
     @property
+    def scope(self) -> str:
+        """Return the learning rates at which the claims hold, as text: `at best rates`."""
+        if self.is_at_best_rates:
+            return "at best rates"
+        return "at this rate" if len(self.rates) == 1 else "at these rates"
+
+    @property
+    def rates(self) -> list[str]:
+        return [f"{rate:g}" for rate in sorted(set(self.runs["train.lr"]))]
+
+    # ------------------------------------------------------------ what the tests decide
+
+    @property
+    def conclusions(self) -> Mapping[str, Any]:
+        """Return which claimed pairs are decided, equal and open; {} if nothing can be ranked."""
+        return conclusions(self.ranked, self.pairs) if self.can_rank else {}
+
+    @property
+    def detectable(self) -> float:
+        """Return the smallest gap, in nats, that a tested pair finds in 80 % of cases."""
+        return float(self.pairs.dropna(subset="p_claimed")["detectable"].median())
+
+    @property
     def undecidable(self) -> list[str]:
         """Return the schemes that diverged with some seed at each kept rate: no test decides them."""
         if self.search is None or not self.is_at_best_rates:
@@ -109,20 +216,6 @@ class Comparison(ComparedRuns):
         return list(zip(constant["left"], constant["right"], strict=True))
 
     @property
-    def scope(self) -> str:
-        """Return the learning rates at which the claims hold, as text: `at best rates`."""
-        if self.is_at_best_rates:
-            return "at best rates"
-        if self.runs["train.lr"].nunique() == 1:
-            return "at this rate"
-        return "at these rates"
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Return the first run's configuration as nested dicts, for settings that all runs share."""
-        return config_of(str(self.runs["path"].iloc[0]))
-
-    @property
     def fixed(self) -> set[frozenset[str]]:
         """Return the pairs of schemes that the experiment fixed before training, or none if none was trained."""
         return fixed_pairs(self.primary)
@@ -140,6 +233,54 @@ class Comparison(ComparedRuns):
         tested = self.pairs.dropna(subset="p")
         return [scheme for scheme in self.ranked if scheme not in {*tested["left"], *tested["right"]}]
 
+    # ------------------------------------------------------------ figures
+
+    @property
+    def gaps(self) -> pd.DataFrame:
+        """Return the values minus the baseline's with the same seed."""
+        return self.values.sub(self.values[self.baseline], axis=0)
+
+    @property
+    def always(self) -> dict[str, list[str]]:
+        """Return the schemes with a lower, or a higher, value than the baseline with every seed that both have."""
+        sides = {"lower": self.gaps < 0, "higher": self.gaps > 0}
+        has_no_gap = self.gaps.isna()
+        always = {}
+        for side, is_so in sides.items():
+            is_always = (is_so | has_no_gap).all() & is_so.any()
+            if is_always.any():
+                always[side] = list(is_always.index[is_always])
+        return always
+
+    @property
+    def is_tested_against_baseline(self) -> bool:
+        return self.can_rank and self.wanted_baseline in self.schemes
+
+    @property
+    def winners(self) -> list[str]:
+        """Return the schemes that beat the baseline."""
+        return [s for s in self.schemes if verdict(self.pairs, s, self.baseline).startswith("better")]
+
+    @property
+    def has_every_run(self) -> bool:
+        """Return whether every scheme has a run with every seed."""
+        return bool(self.gaps.notna().all(axis=None))
+
+    @property
+    def none_caught_on(self) -> bool:
+        """Return whether onsets were logged, and no run began to use long-range order."""
+        return self.has_onsets and not np.isfinite(self.onsets).any(axis=None)
+
+    @property
+    def beyond(self) -> pd.DataFrame:
+        """Return the figures of the longest scored length beyond the training length, the smallest change first."""
+        cells = self.at(metric="loss", last=0).dropna(subset="change")  # of whole windows, not of ranges of positions
+        cells = cells[cells["length"] > self.training_length]
+        if cells.empty:
+            return cells
+        is_shown = (cells["protocol"] == cells["protocol"].iloc[0]) & (cells["length"] == cells["length"].max())
+        return cells[is_shown].sort_values("change", kind="stable")
+
     @cached_property
     def ranking(self) -> pd.DataFrame:
         """Return the final losses, a row per scheme, best first: seeds, loss, gap to the baseline, verdict.
@@ -149,14 +290,22 @@ class Comparison(ComparedRuns):
         """
         rows = []
         for scheme in self.schemes:
-            losses = self.losses[scheme].dropna()
+            losses = self.values[scheme].dropna()
             row = {"scheme": scheme, "seeds": losses.index.to_list()} | interval_of("loss", losses)
-            row |= interval_of("gap", (losses - self.losses[self.baseline]).dropna())
+            row |= interval_of("gap", self.gaps[scheme].dropna())
             row["verdict"] = verdict(self.pairs, scheme, self.baseline) if self.can_rank else ""
             if scheme in self.failed and scheme != self.baseline:
                 row["verdict"] = "failed"
             rows.append(row)
         return pd.DataFrame(rows)
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        # A dict per scheme. The verdict is None for the baseline, and for pairs that are not tested.
+        shared = {"baseline": self.baseline, "scope": self.scope.removeprefix("at ")}
+        rows: list[Any] = self.ranking.to_dict("records")
+        # A verdict that is "" means not tested.
+        return [{**row, **shared, "verdict": row["verdict"] or None} for row in rows]
 
 
 def build(
@@ -165,14 +314,14 @@ def build(
     baseline: str | None = None,
     margin: float = MARGIN,
     group_by: str = "",
-    doubt: str = "seeds",
     confirming: bool = False,
-) -> Comparison:
-    """Return the Comparison of the summary's finished runs.
+    group: str = "",
+) -> SeedComparison:
+    """Return the comparison of the summary's finished runs.
 
     Arguments: baseline, the scheme that gaps are measured against; margin, nats per token below which losses count as
-    equal; group_by, settings that the runs are already grouped by; doubt, what intervals are over, seeds or documents;
-    confirming, whether to read the seeds that confirm a winner too.
+    equal; group_by, settings that the runs are already grouped by; confirming, whether to read the seeds that
+    confirm a winner too; group, the value of `group_by` that they share, as text.
     Raises: ConfigError if no run is finished, runs differ in other settings, or the named baseline has no run.
     """
     # If an experiment has a search for learning rates, only its runs at each scheme's best rate are compared.
@@ -209,13 +358,10 @@ def build(
         raise ConfigError(
             f"the baseline {baseline!r} has no finished run here: choose one of {', '.join(map(str, losses.columns))}"
         )
-    notes: list[str] = []
+    notes = damage(summary)
     length = int(runs["train.context_length"].iloc[0])
     holes: dict[tuple[str, str], list[str]] = {}
     cells = measure(rows, runs, used_baseline, length, notes, holes)
-    if summary.get("damaged") is not None:
-        for text in summary["damaged"].dropna():
-            notes += text.splitlines()
     # None and [] hold unless a finished search compares two rates of each scheme.
     second: pd.DataFrame | None = None  # losses at the second kept rates
     at_second: pd.DataFrame | None = None  # the runs at these rates
@@ -230,11 +376,11 @@ def build(
     primary = _primary(runs, losses)
     undecided = pairs_of({*late, *failed}, losses)
     pairs = compare(losses, second, margin, primary, fewest, planned, undecided)
-    return Comparison(
-        experiment=", ".join(dict.fromkeys(runs["experiment"])),
+    return SeedComparison(
         runs=runs,
+        schemes=list(losses.columns),
         wanted_baseline=wanted_baseline,
-        losses=losses,
+        values=losses,
         second=second,
         cells=cells,
         pairs=pairs,
@@ -250,8 +396,33 @@ def build(
         left_out=left_out,
         notes=notes,
         holes=holes,
-        doubt=doubt,
+        margin=margin,
+        group=group,
     )
+
+
+def continued(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return {text: schemes} for the schemes whose runs continued the training of another model.
+
+    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`.
+    """
+    schemes_of: dict[str, list[str]] = {}
+    if "continues" not in runs:
+        return schemes_of
+    for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
+        tokens_before, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
+        names = continued["continues"]
+        # Runs that differ only in their seed are one source.
+        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
+        text = f"{short_count(tokens_before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
+        schemes_of.setdefault(text, []).append(str(scheme))
+    return schemes_of
+
+
+def damage(summary: pd.DataFrame) -> list[str]:
+    """Return a line for each damaged file of these runs."""
+    texts = summary.get("damaged", pd.Series(dtype=object)).dropna().unique()
+    return list(chain.from_iterable(text.splitlines() for text in texts))
 
 
 def _runs_at_second_rates(summary: pd.DataFrame, search: RateSearch, schemes: Iterable[str]) -> pd.DataFrame:

@@ -15,8 +15,9 @@ import pandas as pd
 
 from posbench.analysis.cells import as_trained, cells_of, differences_of, means
 from posbench.analysis.statistics import FEWEST_SEEDS, LEVEL, beats, compare, holm, pairs_of
+from posbench.analysis.table import where
+from posbench.config.units import plus_minus
 from posbench.evaluation.protocols.order import COPYABLE_ORDER, FAR_FIRST, FAR_LAST, LOST_IDENTITY, LOST_ORDER
-from posbench.evaluation.protocols.section import where
 
 _PAIRS = {  # columns of `statistics.compare` and their names here
     "left": "more",
@@ -52,6 +53,16 @@ class Worth:
     def users(self) -> list[str]:
         """Return the schemes that use order beyond 32 tokens, by the tests."""
         return self.figures.loc[self.figures["is_used"], "scheme"].to_list()
+
+    @property
+    def users_with_worth(self) -> list[str]:
+        """Return the users, each with what order is worth to it, as text."""
+        figures = self.figures.set_index("scheme")
+        texts = []
+        for scheme in self.users:
+            value, low, high = figures.loc[scheme, ["value", "value_low", "value_high"]].to_numpy(float)
+            texts.append(f"{scheme} ({plus_minus(value, (high - low) / 2)} nats)")
+        return texts
 
     @property
     def is_tested(self) -> bool:
@@ -104,15 +115,13 @@ def long_range_order(
             return None
         of_metric = _far_rows(rows, runs, length, metric)
         by_seed = _by_seed(of_metric)
-        second, negated_second = None, None
+        second: pd.DataFrame | None = None
         if at_second is not None:
             at_rates = _by_seed(_far_rows(rows, at_second, length, metric))
             second = at_rates.reindex(index=by_seed.index, columns=by_seed.columns)
-            negated_second = -second
         errors = _document_errors(of_metric)
         undecided = pairs_of(failed, by_seed) | {pair for pair, (gap, error) in errors.items() if not abs(gap) > error}
-        # `compare` looks for lower values, and a larger worth is what is looked for here.
-        tests = compare(-by_seed, negated_second, primary=primary, fewest=fewest, undecided=undecided)
+        tests = compare(by_seed, second, primary=primary, fewest=fewest, undecided=undecided, lower_is_better=False)
         pairs = map(frozenset, zip(tests["left"], tests["right"], strict=True))
         tests["difference_documents"] = [errors[pair][1] for pair in pairs]
         return Worth(by_seed, second, _used(figures, by_seed, fewest), tests, undecided)

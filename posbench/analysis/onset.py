@@ -17,7 +17,7 @@ import pandas as pd
 from posbench.analysis.statistics import FEWEST_SEEDS, Floats, interval, student
 from posbench.analysis.table import config_of
 from posbench.config import branch_name
-from posbench.evaluation.protocols.section import crossing
+from posbench.evaluation.protocols.order import crossing
 from posbench.runs import FINISHED, run_at, state_of
 
 FEWEST_POINTS = 4  # decayed runs after onset that a fit needs

@@ -344,3 +344,24 @@ def _plain(value: Any) -> Any:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
+
+
+def where(table: pd.DataFrame, **equal: Any) -> pd.DataFrame:
+    """Return the rows of a table in which the columns have the values passed here; None allows any value."""
+    for column, value in equal.items():
+        table = table if value is None else table[table[column] == value]
+    return table
+
+
+def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
+    """Return what runs logged during training: columns path, step, tokens and `figures`.
+
+    Arguments: kind, of lines of metrics.jsonl, such as `validation`.
+    """
+    rows = []
+    for path in paths:
+        # If a step was logged twice, its first line counts: reversed, because a later entry of a dict replaces others.
+        rows_by_step = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
+        rows += [{"path": path, **rows_by_step[step]} for step in sorted(rows_by_step)]
+    numbers = ["step", "tokens", *figures]
+    return pd.DataFrame(rows, columns=["path", *numbers]).astype(dict.fromkeys(numbers, float))

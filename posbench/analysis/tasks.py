@@ -8,39 +8,72 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.agreement import check_agreement
-from posbench.analysis.cells import means
+from posbench.analysis.agreement import check_agreement, finished_runs
+from posbench.analysis.cells import CELL_COLUMNS, means
+from posbench.analysis.comparison import Comparison
+from posbench.analysis.search import RateSearch, choose_rates
+from posbench.analysis.table import curves
 from posbench.config import ConfigError
-from posbench.config.units import DASH
+from posbench.config.units import DASH, group_text
 from posbench.evaluation.protocols import ACCURACY
-from posbench.evaluation.protocols.section import crossing, curves
+from posbench.evaluation.protocols.order import crossing
 from posbench.runs.results import MARKS
 
 KEPT = 0.9  # a scheme keeps a task at lengths at which accuracy is this share of the way from chance to 1
 PLACE = ["scheme", "seed", "under", "length"]
 
 
-@dataclass(frozen=True)
-class TaskScores:
-    """The scores of one task's runs.
+@dataclass(frozen=True, kw_only=True)
+class TaskComparison(Comparison):
+    """A comparison of one task's runs by accuracy. A seed may not have learnt the task.
 
     A scheme stays accurate at a length if its accuracy, the median of seeds that learnt, is at least KEPT of the way
     from chance to 1.
     """
 
+    metric: str = "accuracy"
+    lower_is_better: bool = False
     name: str
     chance: float
     goal: float  # lowest accuracy at the longest trained length that counts as having learnt the task
     trained: int  # longest trained length, items
     scores: pd.DataFrame  # a row per scheme, seed, evaluation option and length: accuracy, exact, learnt
     steps: pd.DataFrame  # seeds that learnt: scheme, seed, steps until they had learnt
+    search: RateSearch | None  # the search that chose the learning rates
+
+    @property
+    def files(self) -> dict[str, pd.DataFrame]:
+        described = self.scores.assign(data=self.name, chance=self.chance, trained=self.trained, group=self.group)
+        files = {"accuracy.csv": described}
+        if self.search:
+            files["rates.csv"] = self.search.table.assign(data=self.name)
+        return files
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        rows = []
+        for scheme in self.schemes:
+            seeds: Any = self.learners.loc[scheme]
+            row = {"task": self.name, "scheme": scheme, "seeds": int(seeds["seeds"]), "learnt": int(seeds["learnt"])}
+            # accurate_to is in items. Infinite: at every tested length; NaN: no seed learnt the task.
+            row |= {"accurate_to": self.limits.get(scheme, math.nan), "trained_to": self.trained}
+            rows.append(row)
+        return rows
+
+    @property
+    def title(self) -> str:
+        return str(self.config["experiment"]["name"])  # each task has a folder of its own
+
+    @property
+    def training_length(self) -> int:
+        return self.trained
 
     @cached_property
     def learners(self) -> pd.DataFrame:
@@ -69,19 +102,6 @@ class TaskScores:
             # Interpolated between tested lengths. Slightly lower, because an accuracy of exactly this is kept.
             limits[str(scheme)] = crossing(from_trained.index, from_trained, kept_accuracy - 1e-9)
         return limits
-
-    @property
-    def schemes(self) -> list[str]:
-        """Return the schemes, sorted by the length up to which they stay accurate, greatest first; ties by name."""
-
-        def place(scheme: str) -> tuple[float, float, float, str]:
-            accuracy_at_longest: Any = self.medians.loc[scheme].iloc[-1]
-            # Negative, so that the greatest are first.
-            return -self.kept_to(scheme), -self.limits[scheme], -accuracy_at_longest, scheme
-
-        learnt = sorted(self.limits, key=place)
-        # Schemes of which no seed learnt the task are last.
-        return [*learnt, *sorted(set(self.learners.index) - set(learnt))]
 
     @property
     def furthest(self) -> list[str]:
@@ -122,6 +142,13 @@ class TaskScores:
             return f"≥{self.kept_to(scheme)}"
         return str(int(limit))
 
+    def limit_with_seeds(self, scheme: str) -> str:
+        """Return `limit_text`, with how many seeds learnt the task if not all did: `≥64 (2/3)`."""
+        seeds = self.learners.loc[scheme]
+        if seeds["learnt"] == seeds["seeds"]:
+            return self.limit_text(scheme)
+        return f"{self.limit_text(scheme)} ({self.learnt_text(scheme)})"
+
     def kept_to(self, scheme: str) -> float:
         """Return the length in items up to which a scheme that learnt stays accurate, at most the longest tested."""
         return min(self.limits[scheme], int(self.medians.loc[scheme].dropna().index.max()))
@@ -132,38 +159,90 @@ class TaskScores:
         return f"{counts['learnt']}/{counts['seeds']}"
 
 
-def measure(runs: pd.DataFrame, rows: pd.DataFrame, notes: list[str], group_by: str = "") -> dict[str, TaskScores]:
-    """Return the scores of these runs by task.
+def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, by: str = "") -> list[TaskComparison]:
+    """Return a comparison for each task of these runs, each scheme at its best rate; with `by`, for each group of runs.
 
-    Arguments: notes, a list that gets a line for everything left out; group_by, the setting that the runs are already
-    grouped by.
+    Arguments: summary, a row per run; rows, the tidy table; by, a setting such as train.lr whose values the groups
+    share.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
+    runs, left_out = finished_runs(summary)
+    groups = {group_text(value): of_value for value, of_value in runs.groupby(by)} if by else {"": runs}
+    comparisons: list[TaskComparison] = []
+    for group, of_group in groups.items():
+        of_tasks = []
+        for _, of_task in of_group.groupby("data.name", sort=False):
+            of_tasks.append(_compared(of_task, rows, left_out, by, group))
+            left_out = []  # each line once
+        if not any(of_tasks):
+            raise ConfigError(
+                "no run of a task has been evaluated here at its trained length: do it with `posbench eval`"
+            )
+        comparisons += filter(None, of_tasks)
+    return comparisons
+
+
+def _compared(
+    runs: pd.DataFrame, rows: pd.DataFrame, left_out: list[str], by: str, group: str
+) -> TaskComparison | None:
+    # Return the comparison of one task's runs, or None if none was scored at the longest trained length.
+    search: RateSearch | None = None
+    if not by:
+        runs, search = choose_rates(runs)
+    name, trained = str(runs["data.name"].iloc[0]), _longest(runs["data.lengths"].iloc[0])
     rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
     # Accuracy at the longest trained length shows whether a run has learnt the task, so runs without it are left out.
-    trained_lengths = runs["data.lengths"].map(_longest)
-    at_trained = rows[(rows["length"] == rows["run"].map(trained_lengths)) & (rows["under"] == "")]
+    at_trained = rows[(rows["length"] == trained) & (rows["under"] == "")]
     evaluated = runs[runs.index.isin(at_trained["run"])]
+    notes = []
+    for path in runs.drop(evaluated.index)["path"]:
+        notes.append(f"{path}: not evaluated at {trained} items, the longest trained length")
     if evaluated.empty:
-        raise ConfigError("no run of a task has been evaluated here at its trained length: do it with `posbench eval`")
-    for run in runs.assign(trained=trained_lengths).drop(evaluated.index).itertuples():
-        notes.append(f"{run.path}: not evaluated at {run.trained} items, the longest trained length")
-    scored = {}
-    for name, of_task in evaluated.groupby("data.name", sort=False):
-        check_agreement(of_task, group_by)
-        task_rows = rows[rows["run"].isin(of_task.index)]
-        is_shared = task_rows.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
-        if not is_shared.all():
-            lengths = ", ".join(map(str, sorted(set(task_rows[~is_shared]["length"]))))
-            notes.append(f"{name} at {lengths}: left out, runs had different problems")
-        trained_length = trained_lengths[of_task.index[0]]
-        if not is_shared[(task_rows["length"] == trained_length) & (task_rows["under"] == "")].all():
-            raise ConfigError(
-                f"the runs of {name} were scored on different problems at {trained_length} items, the longest trained "
-                "length: evaluate them with the same settings, or report them separately"
-            )
-        scored[str(name)] = _scores(str(name), of_task, task_rows[is_shared])
-    return scored
+        return None
+    check_agreement(evaluated, by)
+    rows = rows[rows["run"].isin(evaluated.index)]
+    is_shared = rows.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
+    if not is_shared.all():
+        lengths = ", ".join(map(str, sorted(set(rows[~is_shared]["length"]))))
+        notes.append(f"{name} at {lengths}: left out, runs had different problems")
+    if not is_shared[at_trained.index].all():
+        raise ConfigError(
+            f"the runs of {name} were scored on different problems at {trained} items, the longest trained length: "
+            "evaluate them with the same settings, or report them separately"
+        )
+    scores, steps = _scores(evaluated, rows[is_shared], trained)
+    first = evaluated.iloc[0]  # all runs of a task have the same lengths, chance and goal
+    comparison = TaskComparison(
+        runs=runs,
+        schemes=[],
+        wanted_baseline="",
+        cells=pd.DataFrame(columns=CELL_COLUMNS),
+        holes={},
+        left_out=left_out,
+        notes=notes,
+        group=group,
+        name=name,
+        chance=float(first["chance"]),
+        goal=float(first["goal"]),
+        trained=trained,
+        scores=scores,
+        steps=steps,
+        search=search,
+    )
+    return replace(comparison, schemes=_ordered(comparison))
+
+
+def _ordered(t: TaskComparison) -> list[str]:
+    """Return the schemes, sorted by the length up to which they stay accurate, greatest first; ties by name."""
+
+    def place(scheme: str) -> tuple[float, float, float, str]:
+        accuracy_at_longest: Any = t.medians.loc[scheme].iloc[-1]
+        # Negative, so that the greatest are first.
+        return -t.kept_to(scheme), -t.limits[scheme], -accuracy_at_longest, scheme
+
+    learnt = sorted(t.limits, key=place)
+    # Schemes of which no seed learnt the task are last.
+    return [*learnt, *sorted(set(t.learners.index) - set(learnt))]
 
 
 def _longest(lengths: str) -> int:
@@ -171,25 +250,17 @@ def _longest(lengths: str) -> int:
     return int(json.loads(lengths)[1])
 
 
-def _scores(name: str, runs: pd.DataFrame, rows: pd.DataFrame) -> TaskScores:
-    """Return the scores of one task. Arguments: runs, a row per run of the task; rows, their rows of the tidy table."""
-    run = runs.iloc[0]  # all runs of a task have the same lengths, chance and goal
+def _scores(runs: pd.DataFrame, rows: pd.DataFrame, trained: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the scores and the steps of a `TaskComparison`. Arguments: rows, of these runs, of the tidy table."""
     by_metric = means(rows, [*PLACE, "metric"]).unstack("metric")
     by_metric["problems"] = rows[rows["metric"] == "exact"].groupby(PLACE, observed=True)["count"].sum()
     scores = by_metric.reset_index().astype({"scheme": str, "under": str})
-    trained, chance, goal = _longest(run["data.lengths"]), float(run["chance"]), float(run["goal"])
+    goal = float(runs["goal"].iloc[0])
     at_trained = scores[(scores["length"] == trained) & (scores["under"] == "")].set_index(["scheme", "seed"])
     learnt = at_trained["accuracy"] >= goal
     # Every score of a seed says whether the seed has learnt the task.
     scores = scores.join(learnt.rename("learnt"), on=["scheme", "seed"]).fillna({"learnt": False})
-    return TaskScores(
-        name=name,
-        chance=chance,
-        goal=goal,
-        trained=trained,
-        scores=scores.astype({"learnt": bool}),
-        steps=_steps_until_learnt(runs, learnt[learnt].index, goal),
-    )
+    return scores.astype({"learnt": bool}), _steps_until_learnt(runs, learnt[learnt].index, goal)
 
 
 def _steps_until_learnt(runs: pd.DataFrame, learners: pd.Index, goal: float) -> pd.DataFrame:

@@ -10,7 +10,7 @@ which no candidate has seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,7 +21,7 @@ import pandas as pd
 
 from posbench.analysis.agreement import counts, differences, disagreement, disagreements, finished_runs
 from posbench.analysis.cells import as_trained, means, on_the_same_targets
-from posbench.analysis.comparison import Comparison, baseline_of, build, fewest_seeds
+from posbench.analysis.comparison import SeedComparison, baseline_of, build, fewest_seeds
 from posbench.analysis.families import confirmed, planned_tests, record_confirmation, record_tests
 from posbench.analysis.onset import decayed_points, worth
 from posbench.analysis.options import JudgeOptions
@@ -31,6 +31,7 @@ from posbench.analysis.statistics import (
     BELOW_MARGIN,
     CONFIRMING,
     FEWEST_SEEDS,
+    WIDE,
     Floats,
     compare,
     interval,
@@ -41,7 +42,6 @@ from posbench.config import ConfigError, nearest
 from posbench.config.fields import PLANNED_SEEDS
 from posbench.config.units import count_of, number, short_length
 from posbench.evaluation.protocols import VALIDATION
-from posbench.evaluation.protocols.by_length import WIDE
 from posbench.runs import DIED, FINISHED, run_at
 from posbench.runs.finding import folder_of, search_folder
 from posbench.runs.results import perplexity
@@ -216,18 +216,35 @@ def judge_all(
     return judgements, why_not
 
 
-def _by_order(c: Comparison, options: JudgeOptions) -> Comparison:
+def _by_order(c: SeedComparison, options: JudgeOptions) -> SeedComparison:
     if c.long_range_order is None:
         raise ConfigError(
-            f"--metric order: no run of {c.experiment} has results of it: posbench eval {c.experiment} --protocol order"
+            f"--metric order: no run of {c.title} has results of it: posbench eval {c.title} --protocol order"
         )
     order = c.long_range_order.on_all
-    # Times -1: the lower value is the better one, as with losses.
-    values = -order.by_seed.reindex(index=c.losses.index, columns=c.losses.columns)
-    second = None if order.second is None else -order.second.reindex(index=values.index, columns=values.columns)
-    fewest = fewest_seeds(c.split_in_two)
-    pairs = compare(values, second, options.equal_below, c.primary, fewest, c.planned_tests, order.undecided)
-    return replace(c, losses=values, second=second, pairs=pairs, undecided=order.undecided)
+    values = order.by_seed.reindex(index=c.values.index, columns=c.values.columns)
+    second: pd.DataFrame | None = None
+    if order.second is not None:
+        second = order.second.reindex(index=values.index, columns=values.columns)
+    pairs = compare(
+        values,
+        second,
+        options.equal_below,
+        c.primary,
+        fewest_seeds(c.split_in_two),
+        c.planned_tests,
+        order.undecided,
+        lower_is_better=False,
+    )
+    return replace(
+        c,
+        metric="order",
+        lower_is_better=False,
+        values=values,
+        second=second,
+        pairs=pairs,
+        undecided=order.undecided,
+    )
 
 
 def _at_one_rate(
@@ -338,10 +355,10 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     )
 
 
-def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions) -> Judgement:
+def _judgement(c: SeedComparison, rows: pd.DataFrame, scheme: str, options: JudgeOptions) -> Judgement:
     names = [scheme, c.baseline]
     # A scheme whose runs all died has no column of losses; `reindex` gives it one of NaN.
-    of_pair = _judged(c.losses, options).reindex(columns=names)
+    of_pair = _judged(c.values, options).reindex(columns=names)
     seeds = {name: of_pair[name].dropna().index.to_list() for name in names}
     losses = of_pair.dropna()
     gaps = (losses[scheme] - losses[c.baseline]).to_numpy()
@@ -368,10 +385,7 @@ def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOpt
         look = _look((*drops, *looks), decision.tested, len(gaps))
     if decision.go_on:
         next_commands = _next_commands(c, names, seeds, planned[: decision.next_look])
-    if options.metric == "order":
-        # `_by_order` stored the values times -1; a judgement has them as they were measured.
-        mean, low, high = -mean, -high, -low
-    else:
+    if c.metric == "loss":
         beyond = _beyond(c, rows, names, looks if is_loop else (), num_tests, options)
     return Judgement(
         scheme=scheme,
@@ -379,7 +393,7 @@ def _judgement(c: Comparison, rows: pd.DataFrame, scheme: str, options: JudgeOpt
         verdict=decision.verdict,
         reason=decision.reason,
         scope=c.scope.removeprefix("at "),
-        metric=options.metric,
+        metric=c.metric,
         gap=mean,
         gap_low=low,
         gap_high=high,
@@ -416,7 +430,7 @@ class _Decision:
 
 
 def _decision(
-    c: Comparison,
+    c: SeedComparison,
     losses: pd.DataFrame,
     drops: Sequence[int],
     looks: Sequence[int],
@@ -440,15 +454,16 @@ def _decision(
     # Dropped before the first test if it is clearly worse with each of the first seeds.
     is_dropped = False
     if drops and FIRST_SEEDS <= len(losses) < looks[0]:
-        gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()
-        is_dropped = bool((gaps[:FIRST_SEEDS] > options.equal_below).all())
+        gaps = (losses.iloc[:, 0] - losses.iloc[:, 1]).to_numpy()[:FIRST_SEEDS]
+        worse_by = gaps if c.lower_is_better else -gaps
+        is_dropped = bool((worse_by > options.equal_below).all())
     # A p that is NaN means that nothing was tested.
     reason = _reason_for_open(c, options, tested if math.isfinite(p) else 0, next_look, is_dropped)
     return _Decision("open", reason, p, tested, next_look, go_on=next_look > 0 and not is_dropped)
 
 
 def _tested(
-    c: Comparison, losses: pd.DataFrame, looks: Sequence[int], num_tests: int, options: JudgeOptions
+    c: SeedComparison, losses: pd.DataFrame, looks: Sequence[int], num_tests: int, options: JudgeOptions
 ) -> tuple[str, float, int]:
     """Return the verdict of the test (open if there is none), its corrected p (NaN: no test) and its seeds."""
     tests, names = c.pairs, list(losses.columns)
@@ -457,7 +472,7 @@ def _tested(
         second = None
         if c.second is not None and names[0] in c.second:
             second = c.second[names]
-        tests = _first_decision(losses, second, looks, num_tests, options.equal_below, c.undecided)
+        tests = _first_decision(c, losses, second, looks, num_tests, options.equal_below)
     # Pairs may be in either order.
     of_pair = tests[tests["left"].isin(names) & tests["right"].isin(names)]
     tested = int(next(iter(of_pair["seeds"]), 0))
@@ -483,7 +498,7 @@ def _worth(runs: pd.DataFrame, names: Sequence[str]) -> Figures | None:
     return dict(zip(("share", "low", "high"), shares, strict=True))
 
 
-def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
+def _looks(c: SeedComparison, options: JudgeOptions) -> tuple[int, ...]:
     # A confirmation has one test, of all its seeds.
     if options.confirm:
         return (len(CONFIRMING),)
@@ -494,7 +509,7 @@ def _looks(c: Comparison, options: JudgeOptions) -> tuple[int, ...]:
     return (int(c.config["experiment"].get("planned_seeds", PLANNED_SEEDS)),)
 
 
-def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, next_look: int, is_dropped: bool) -> str:
+def _reason_for_open(c: SeedComparison, options: JudgeOptions, tested: int, next_look: int, is_dropped: bool) -> str:
     if is_dropped:
         return f"dropped: worse by more than {options.equal_below:g} nats with each of the first {FIRST_SEEDS} seeds"
     if c.unfinished:
@@ -509,23 +524,35 @@ def _reason_for_open(c: Comparison, options: JudgeOptions, tested: int, next_loo
 
 
 def _first_decision(
+    c: SeedComparison,
     losses: pd.DataFrame,
     second: pd.DataFrame | None,
     looks: Sequence[int],
     num_tests: int,
     margin: float,
-    undecided: Collection[frozenset[str]] = (),
 ) -> pd.DataFrame:
     tests = compare(losses.head(0))  # no tests
     # The first look that decides counts: later seeds cannot change it.
     for look in looks:
         if len(losses) >= look and (tests.empty or verdict(tests, *losses.columns) == "open"):
-            tests = compare(losses.head(look), second, margin=margin, size=num_tests, undecided=undecided)
+            tests = compare(
+                losses.head(look),
+                second,
+                margin=margin,
+                size=num_tests,
+                undecided=c.undecided,
+                lower_is_better=c.lower_is_better,
+            )
     return tests
 
 
 def _beyond(
-    c: Comparison, rows: pd.DataFrame, names: Sequence[str], looks: Sequence[int], num_tests: int, options: JudgeOptions
+    c: SeedComparison,
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    looks: Sequence[int],
+    num_tests: int,
+    options: JudgeOptions,
 ) -> dict[str, Any] | None:
     """Return the figures of both schemes at the longest length beyond the training length, or None.
 
@@ -549,7 +576,7 @@ def _beyond(
     gaps = losses[names[0]] - losses[names[1]]
     mean, low, high = interval(gaps)
     # Without second rates: the test is at the rates of the compared runs. It is corrected as the main verdict is.
-    tests = _first_decision(losses, None, looks or (len(losses),), num_tests, options.equal_below, c.undecided)
+    tests = _first_decision(c, losses, None, looks or (len(losses),), num_tests, options.equal_below)
     return {
         "length": length,
         "perplexity": perplexity(float(losses[names[0]].mean())),
@@ -564,7 +591,7 @@ def _beyond(
 
 
 def _next_commands(
-    c: Comparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
+    c: SeedComparison, names: Sequence[str], seeds: Mapping[str, Sequence[int]], planned: Sequence[int]
 ) -> list[list[str]]:
     """Return the commands that train the seeds up to the next look; none if a run does not record its command.
 
@@ -589,7 +616,7 @@ def _next_commands(
             # Without these words the search would have the usual number of seeds.
             if c.search.planned != PLANNED_SEEDS:
                 planned_words.append(f"seed={','.join(map(str, range(c.search.planned)))}")
-            commands.append(["posbench", "tune", *searched, f"experiment_name={c.experiment}", *planned_words])
+            commands.append(["posbench", "tune", *searched, f"experiment_name={c.title}", *planned_words])
         elif missing and not c.search:
             commands.append(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
     return commands
@@ -600,7 +627,7 @@ def _key(word: str) -> str:
 
 
 def _warnings(
-    c: Comparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
+    c: SeedComparison, names: Sequence[str], runs: pd.DataFrame, gaps: Floats, options: JudgeOptions
 ) -> Iterator[str]:
     if not c.is_at_best_rates:
         yield f"the verdict holds {c.scope} only: posbench tune finds the best rates of each scheme"
@@ -645,7 +672,7 @@ def _warnings_of_seeds(seeds: Sequence[int], planned: Sequence[int]) -> Iterator
         )
 
 
-def _warnings_of_pair(c: Comparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
+def _warnings_of_pair(c: SeedComparison, names: Sequence[str], gaps: Floats) -> Iterator[str]:
     if len(gaps) and not gaps.any():
         yield f"{names[0]} has exactly the losses of {names[1]}: it seems to compute the same"
     elif len(gaps) > 1 and is_constant(gaps):

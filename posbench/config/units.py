@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 DASH = "–"  # for a number that is not known
@@ -114,3 +115,14 @@ def plus_minus(value: Any, half_width: float, sign: bool = False) -> str:
     if math.isnan(value) or math.isnan(half_width):
         return text
     return f"{text} ±{half_width:.{decimals(half_width)}f}"
+
+
+def group_text(value: Any) -> str:
+    """Return the value that a group of runs shares as text: `0.005`, `1.02M`; a tuple's values are joined by spaces."""
+    if isinstance(value, tuple):
+        return " ".join(map(group_text, value))
+    # A bool is an int in Python, but no number here.
+    if isinstance(value, str | bool) or not isinstance(value, Real):
+        return str(value)
+    number = float(value)
+    return short_count(number) if number >= 10_000 else f"{number:g}"

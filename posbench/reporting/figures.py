@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from scipy.optimize import isotonic_regression
 
 from posbench.config.units import short_count, short_length
-from posbench.evaluation.protocols.section import Plot, Section
+from posbench.reporting.section import Plot, Section
 
 INK = "#1b1f24"  # near black, for text, axes and schemes without position
 GRID = "#d5dae0"

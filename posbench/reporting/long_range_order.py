@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from posbench.analysis.comparison import Comparison
+from posbench.analysis.comparison import SeedComparison
 from posbench.analysis.long_range_order import LongRangeOrder, Worth
-from posbench.config.units import DASH, plus_minus
-from posbench.evaluation.protocols.section import Plot, Section, Table, half, in_order
+from posbench.config.units import DASH
 from posbench.reporting.page import prose
+from posbench.reporting.section import Plot, Section, Table, half, in_order
 
 DIGITS = 4  # decimals of a figure without an interval: on prose, order is worth thousandths of a nat
 WORTH = "order beyond 32"  # title of a column
@@ -16,20 +16,7 @@ IDENTITY_WORTH = "identity beyond 32"
 COPYABLE_WORTH = "on copyable targets"
 
 
-def order_users(c: Comparison) -> list[str]:
-    """Return the schemes that use order beyond 32 tokens by the tests, each with what it is worth, as text."""
-    if c.long_range_order is None:
-        return []
-    order = c.long_range_order.on_all
-    figures = order.figures.set_index("scheme")
-    texts = []
-    for scheme in order.users:
-        row = figures.loc[scheme]
-        texts.append(f"{scheme} ({plus_minus(row['value'], half(row, 'value'))} nats)")
-    return texts
-
-
-def long_range_order_section(c: Comparison) -> list[Section]:
+def long_range_order_section(c: SeedComparison) -> list[Section]:
     """Return the section on order beyond 32 tokens, or [] if the runs have no results of `order` that far back."""
     order = c.long_range_order
     if order is None:
@@ -49,7 +36,7 @@ def long_range_order_section(c: Comparison) -> list[Section]:
     return [Section("Order more than 32 tokens back", plots=plots, table=table, note=note, latex=latex, files=files)]
 
 
-def _picture(c: Comparison, copyable: Worth) -> Plot:
+def _picture(c: SeedComparison, copyable: Worth) -> Plot:
     # Return the picture of what order beyond 32 tokens is worth to each scheme on copyable targets.
     figures = in_order(copyable.figures, c.schemes)
     marks = pd.DataFrame({"scheme": figures["scheme"], "x": figures["value"], "half": half(figures, "value")})
@@ -62,7 +49,7 @@ def _picture(c: Comparison, copyable: Worth) -> Plot:
     return Plot("copyable", "gaps", caption, seeds, "nats/token", "", marks)
 
 
-def long_range_order_table(c: Comparison, order: LongRangeOrder) -> Table:
+def long_range_order_table(c: SeedComparison, order: LongRangeOrder) -> Table:
     """Return a row per scheme: what order beyond 32 tokens is worth, whether it is used, and what the tests decide."""
     figures = in_order(order.on_all.figures, c.schemes)
     schemes = figures["scheme"]

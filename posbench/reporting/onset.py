@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.comparison import Comparison
+from posbench.analysis.comparison import SeedComparison
 from posbench.analysis.onset import Fit, decayed_points, fit, gap_after_onset, worth
 from posbench.analysis.statistics import FEWEST_SEEDS, interval
 from posbench.config.units import DASH, number
-from posbench.evaluation.protocols.order import count_onsets
-from posbench.evaluation.protocols.section import Format, Section, Table
+from posbench.reporting.protocols.order import count_onsets
+from posbench.reporting.section import Format, Section, Table
 
 
-def time_table(c: Comparison, reference: str, reference_line: Fit) -> Table:
+def time_table(c: SeedComparison, reference: str, reference_line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     "Time" is the share of the first gap that the second lacks, because it is due to the difference in onset. Arguments:
@@ -26,7 +26,7 @@ def time_table(c: Comparison, reference: str, reference_line: Fit) -> Table:
     for scheme in c.schemes:
         if scheme == reference:
             continue
-        mean, low, high = interval((c.losses[scheme] - c.losses[reference]).dropna())
+        mean, low, high = interval((c.values[scheme] - c.values[reference]).dropna())
         runs = c.runs[c.runs["scheme"] == scheme]
         row: dict[str, Any] = {"scheme": scheme, "seeds": len(runs), gap: mean, "gap: half": (high - low) / 2}
         # The line holds after onset only, so all seeds need one.
@@ -45,7 +45,7 @@ def time_table(c: Comparison, reference: str, reference_line: Fit) -> Table:
     )
 
 
-def worth_table(c: Comparison, points: pd.DataFrame) -> Table:
+def worth_table(c: SeedComparison, points: pd.DataFrame) -> Table:
     """Return a row per scheme but the baseline: in words, which share of whose tokens gives the same loss.
 
     Arguments: points, with columns scheme, seed, tokens and loss.
@@ -71,7 +71,7 @@ def _shares(mean: float, low: float, high: float) -> str:
     return f"{mean:.2f} (95 %: {low:.2f} to {high:.2f})"
 
 
-def onset_gaps(c: Comparison) -> list[Section]:
+def onset_gaps(c: SeedComparison) -> list[Section]:
     """Return the sections on how gaps in loss divide into time and quality, and on gaps expressed in tokens.
 
     Both need two schemes and FEWEST_SEEDS seeds; the first needs logged onsets, the second branches (shorter runs with

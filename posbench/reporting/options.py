@@ -47,13 +47,6 @@ class ReportOptions:
             help="Group runs by a setting: train.lr, tokens, model.name (several with commas).",
         ),
     ] = None
-    chain: Annotated[
-        Sequence[str],
-        Annotated[
-            str | None,
-            optional(metavar="A,B,C", help="Show what each step of a chain of schemes does to the loss."),
-        ],
-    ] = ()
     margin: Annotated[float, typer.Option(help="Losses closer than this count as equal (nats per token).")] = MARGIN
     schemes: Annotated[
         Sequence[str],
@@ -91,7 +84,7 @@ class ReportOptions:
     def __post_init__(self) -> None:
         check_margin(self.margin)
         # On the command line, lists are words with commas.
-        for name in ("schemes", "seeds", "chain"):
+        for name in ("schemes", "seeds"):
             words = getattr(self, name)
             if isinstance(words, str):
                 words = [word.strip() for word in words.split(",")]

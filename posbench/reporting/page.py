@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +19,14 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from posbench.analysis.compare import best_groups
+from posbench.analysis.comparison import continued
 from posbench.analysis.table import COLUMNS
-from posbench.config.units import number, short_length
-from posbench.evaluation.protocols.section import Section, Table
+from posbench.config.units import count_of, number, perplexity_text, short_count, short_length
+from posbench.evaluation.protocols.order import ONSET
 from posbench.reporting import figures as pictures
+from posbench.reporting.card import card_lines
+from posbench.reporting.section import Section, Table
 from posbench.reporting.text import as_text, latex, markdown, words
 from posbench.system.files import write_bytes
 from posbench.version import __version__
@@ -45,7 +50,6 @@ class Page:
     holes: Sequence[str] = ()  # lines about missing figures, which the terminal shows too
     left_out: Sequence[str] = ()  # lines about runs that are not compared
     cards: Sequence[Mapping[str, Any]] = ()  # of models that were not trained here, for --json
-    closing: str = "All numbers and intervals: table.csv, explained in columns.csv."
 
     @property
     def table(self) -> Table:
@@ -81,7 +85,19 @@ def environment() -> Environment:
         "table": markdown,
         "number": number,
         "length_text": short_length,
+        "counted": count_of,
+        "card_lines": lambda card: card_lines(card)[:2] if card else [],  # without what was not scored
+        "short_count": short_count,
+        "signed": partial(number, sign=True),
+        "perplexity": perplexity_text,
         "round_up": lambda value: f"{value:.2g}",
+    }
+    environment.globals |= {
+        "ONSET": ONSET,
+        "best_groups": best_groups,
+        "lowest": lambda comparisons: Counter(c.schemes[0] for c in comparisons).most_common(),
+        "wins": lambda comparisons: Counter(chain.from_iterable(c.winners for c in comparisons)).most_common(),
+        "continued_of": continued,
     }
     return environment
 
@@ -94,12 +110,6 @@ def prose(name: str, *content: Any) -> str:
 def paragraph(name: str, *content: Any) -> str:
     """Return the text of this macro as one paragraph."""
     return " ".join(prose(name, *content).split())
-
-
-def unshown(holes: Iterable[str], sections: Sequence[Section]) -> list[str]:
-    """Return the lines about missing figures that no section shows."""
-    shown = set(chain.from_iterable(section.holes for section in sections))
-    return [line for line in holes if line not in shown]
 
 
 def write(target: Path, page: Page, is_latex: bool) -> list[Path]:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
-from posbench.analysis.agreement import choose, finished_runs, is_of_subjects, is_of_tasks
-from posbench.analysis.comparison import build
+from posbench.analysis.agreement import choose, finished_runs
+from posbench.analysis.compare import compare_runs
+from posbench.analysis.comparison import Comparison, SeedComparison
 from posbench.analysis.published import Published, load_published
 from posbench.analysis.reading import read_runs
+from posbench.analysis.subjects import ModelComparison
 from posbench.analysis.table import config_of
 from posbench.config import ConfigError, chosen_experiment
-from posbench.reporting.groups import groups_of, groups_page
 from posbench.reporting.options import ReportOptions
-from posbench.reporting.page import Page, show, write
-from posbench.reporting.sections import losses_page
-from posbench.reporting.setup import variants
-from posbench.reporting.subjects import subjects_page
-from posbench.reporting.tasks import tasks_page
+from posbench.reporting.overview import overview
+from posbench.reporting.page import Page, paragraph, show, write
+from posbench.reporting.section import Section
+from posbench.reporting.sections import sections_of
+from posbench.reporting.setup import setup, variants
 from posbench.reporting.text import as_text
 from posbench.runs.finding import LAST_SUBJECTS, REFERENCE, folder_of, search_folder
 from posbench.runs.fingerprints import digest
@@ -108,20 +110,81 @@ def _last_subjects(places: Sequence[str | Path]) -> tuple[str, ...]:
 
 
 def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -> Page:
-    """Return the page about these runs. Arguments: summary, a row per run; rows, the tidy table."""
-    if is_of_subjects(summary) and not options.by:
-        return subjects_page(summary, rows)
-    if is_of_tasks(summary):
-        if options.against:
-            raise ConfigError("--against compares losses and perplexities, and these runs learn tasks: leave it out")
-        return tasks_page(*finished_runs(summary), rows, options.by)
-    if options.by:
-        return groups_page(groups_of(summary, rows, options.by, options.baseline, options.margin), options.by)
-    published = _published_of(summary)
-    if options.against:
-        published = load_published(options.against)
-    comparison = build(summary, rows, options.baseline, options.margin)
-    return losses_page(comparison, published, options.margin, options.every_length, options.chain)
+    """Return the page about these runs. Arguments: summary, a row per run; rows, the tidy table.
+
+    Raises: ConfigError if no run is finished, runs differ in other settings, or a setting of `by` is unknown.
+    """
+    by = options.by or ""
+    comparisons = compare_runs(summary, rows, by, options.baseline, options.margin)
+    published = _published(summary, comparisons, options)
+    return page_about(comparisons, by, published, options.every_length)
+
+
+def page_about(
+    comparisons: Sequence[Comparison], by: str = "", published: Published | None = None, every_length: bool = False
+) -> Page:
+    """Return the page about these comparisons.
+
+    Arguments: by, the setting whose values are groups of runs, or ""; published, results to compare with; every_length,
+    whether to show lengths that are neither a multiple nor a divisor of the training length.
+    """
+    sections = overview(comparisons, by)
+    if not by:
+        of_each = [sections_of(c, published, every_length) for c in comparisons]
+        sections += named(comparisons, of_each)
+    holes = list(chain.from_iterable(chain(*c.holes.values()) for c in comparisons))
+    shown = set(chain.from_iterable(section.holes for section in sections))
+    left_out = list(chain.from_iterable(c.left_out for c in comparisons))
+    notes = list(chain.from_iterable(c.notes for c in comparisons))
+    runs = pd.concat([c.runs for c in comparisons])
+    setup_lines = setup(comparisons, by) + [("not compared", line) for line in left_out]
+    cards = [c.card.as_json() for c in comparisons if isinstance(c, ModelComparison) and c.card]
+    return Page(
+        title=_title(comparisons, by),
+        lede=paragraph("lede", comparisons, by, runs),
+        paragraph=paragraph("paragraph", comparisons, by, runs),
+        sections=sections,
+        runs=runs,
+        setup=setup_lines,
+        notes=[*notes, *(line for line in holes if line not in shown)],
+        numbers=[row for c in comparisons for row in c.numbers],
+        files=files_of(comparisons, by),
+        holes=[] if by else holes,
+        left_out=left_out,
+        cards=cards,
+    )
+
+
+def _title(comparisons: Sequence[Comparison], by: str) -> str:
+    titles = list(dict.fromkeys(c.title for c in comparisons))
+    title = ", ".join(titles)
+    # More names would not fit.
+    if by and len(titles) > 3:
+        title = f"{len(titles)} experiments"
+    return f"{title} by {by}" if by else title
+
+
+def named(comparisons: Sequence[Comparison], of_each: Sequence[Sequence[Section]]) -> Iterator[Section]:
+    """Yield the sections of all comparisons; those about several models have the model's name in titles and files."""
+    for c, sections in zip(comparisons, of_each, strict=True):
+        for section in sections:
+            if len(comparisons) > 1 and isinstance(c, ModelComparison):
+                section = replace(
+                    section,
+                    title=section.title and f"{c.name}: {section.title}",
+                    plots=[replace(plot, name=f"{plot.name}-{c.name}") for plot in section.plots],
+                    latex=section.latex and (f"{section.latex[0]}-{c.name}", section.latex[1]),
+                )
+            yield section
+
+
+def files_of(comparisons: Sequence[Comparison], by: str) -> dict[str, pd.DataFrame]:
+    """Return the tables of all comparisons by the names of their CSV files; `by`, if not "", adds a column `group`."""
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for c in comparisons:
+        for name, frame in c.files.items():
+            parts.setdefault(name, []).append(frame.assign(group=c.group) if by else frame)
+    return {name: pd.concat(frames) for name, frames in parts.items()}
 
 
 def _as_json(page: Page, paths: Sequence[Path]) -> dict[str, object]:
@@ -171,8 +234,13 @@ def _absent(places: Sequence[str | Path], chosen: pd.DataFrame, options: ReportO
     return lines
 
 
-def _published_of(summary: pd.DataFrame) -> Published | None:
-    # The experiment of the first finished run decides.
-    runs, _ = finished_runs(summary)
-    name = chosen_experiment(config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])).get("published")
-    return load_published(name) if name else None
+def _published(summary: pd.DataFrame, comparisons: Sequence[Comparison], options: ReportOptions) -> Published | None:
+    if isinstance(comparisons[0], SeedComparison) and not options.by:
+        # The experiment of the first finished run decides.
+        runs, _ = finished_runs(summary)
+        config, experiment = config_of(str(runs["path"].iloc[0])), str(runs["experiment"].iloc[0])
+        name = options.against or chosen_experiment(config, experiment).get("published")
+        return load_published(name) if name else None
+    if options.against:
+        raise ConfigError("--against compares the losses and perplexities of one table of schemes: leave it out here")
+    return None

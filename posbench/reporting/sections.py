@@ -5,137 +5,43 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.comparison import Comparison
+from posbench.analysis.comparison import Comparison, SeedComparison
 from posbench.analysis.published import Agreement, Published, agreements
 from posbench.analysis.search import RateSearch
-from posbench.analysis.statistics import (
-    beaten_by,
-    conclusions,
-    equivalent_pairs,
-    letters,
-    significant_pairs,
-    verdict,
-)
-from posbench.config.units import DASH, count_of, number, short_count
-from posbench.evaluation.protocols import PROTOCOLS
-from posbench.evaluation.protocols.order import ONSET, count_onsets
-from posbench.evaluation.protocols.section import Format, Plot, Section, Table, half, in_order, joined, pivot
-from posbench.reporting.long_range_order import long_range_order_section, order_users
+from posbench.analysis.statistics import beaten_by, equivalent_pairs, letters, significant_pairs, verdict
+from posbench.analysis.tasks import TaskComparison
+from posbench.config.units import DASH
+from posbench.reporting.long_range_order import long_range_order_section
 from posbench.reporting.onset import onset_gaps
-from posbench.reporting.page import Page, paragraph, prose, unshown
-from posbench.reporting.setup import continued, setup
-from posbench.reporting.steps import steps_section
+from posbench.reporting.page import prose
+from posbench.reporting.protocols import sections_of_protocols
+from posbench.reporting.protocols.order import count_onsets
+from posbench.reporting.section import Format, Plot, Section, Table, half, in_order, joined, pivot
 from posbench.reporting.text import as_text
 
 SIGNED = Format(sign=True)
 
 
-def losses_page(
-    c: Comparison, published: Published | None, margin: float, every_length: bool, steps: Sequence[str] = ()
-) -> Page:
-    """Return the page of one comparison.
+def sections_of(c: Comparison, published: Published | None, every_length: bool) -> list[Section]:
+    """Return all sections about one comparison, in order.
 
-    Arguments: published, results to compare with; margin, nats per token below which losses count as equal;
-    every_length, whether to show lengths that are neither a multiple nor a divisor of the training length; steps, a
-    chain of schemes.
+    Arguments: published, results to compare with; every_length, whether to show lengths that are neither a multiple nor
+    a divisor of the training length.
     """
-    sections = sections_of(c, published, margin, every_length) + steps_section(c, steps)
-    holes = list(chain(*c.holes.values()))
-    left_out = [("not compared", line) for line in c.left_out]
-    return Page(
-        title=c.experiment,
-        lede=f"{models(c)}. Losses are in nats per token; lower is better.",
-        paragraph=paragraph("losses_paragraph", c, _facts(c, margin)),
-        sections=sections,
-        runs=c.runs,
-        setup=[*setup(c.runs), *left_out],
-        notes=[*c.notes, *unshown(holes, sections)],
-        numbers=numbers(c),
-        files={"table.csv": c.cells, "pairs.csv": c.pairs},
-        holes=holes,
-        left_out=c.left_out,
-    )
-
-
-def _facts(c: Comparison, margin: float) -> dict[str, Any]:
-    # Return what the paragraph of the page says, for the macro `losses_paragraph`.
-    gaps = c.losses.sub(c.losses[c.baseline], axis=0).drop(columns=c.baseline)
-    # Schemes with a lower, or a higher, loss than the baseline with every seed that both have.
-    shared = {str(scheme): gaps[scheme].dropna() for scheme in gaps if gaps[scheme].notna().any()}
-    lower = [scheme for scheme, of_scheme in shared.items() if (of_scheme < 0).all()]
-    higher = [scheme for scheme, of_scheme in shared.items() if (of_scheme > 0).all()]
-    always = {}
-    if lower:
-        always["lower"] = lower
-    if higher:
-        always["higher"] = higher
-    ranking: Mapping[str, Any] = {}
-    detectable = math.nan
+    of_protocols = joined(sections_of_protocols(c, every_length), c.schemes)
+    if isinstance(c, TaskComparison) and c.search:
+        return [*of_protocols, learning_rates(c, c.search)]
+    if not isinstance(c, SeedComparison):
+        return of_protocols
+    sections = [losses(c)]
     if c.can_rank:
-        ranking = conclusions(c.ranked, c.pairs)
-        # Over the tested pairs; p is NaN for the others.
-        detectable = float(c.pairs.dropna(subset="p_claimed")["detectable"].median())
-    return {
-        "margin": margin,
-        "ranking": ranking,
-        "unranked": [scheme for scheme in c.schemes if scheme not in c.ranked],
-        "always": always,
-        "are_complete": bool(gaps.notna().all(axis=None)),
-        "detectable": detectable,
-        "longest": _longest(c),
-        "rates": [f"{rate:g}" for rate in sorted(set(c.runs["train.lr"]))],
-        "continued": continued(c.runs),
-        "none_caught_on": c.has_onsets and not np.isfinite(c.onsets).any(axis=None),
-        "onset": ONSET,
-        "order_users": order_users(c),
-    }
-
-
-def _longest(c: Comparison) -> dict[str, Any] | None:
-    # Return which schemes' losses change least and most up to the longest length, or None if none was scored.
-    cells = c.at(metric="loss", last=0).dropna(subset="change")  # figures of whole windows, not of ranges of positions
-    cells = cells[cells["length"] > c.training_length]
-    if cells.empty:
-        return None
-    is_first_protocol = cells["protocol"] == cells["protocol"].iloc[0]
-    cells = cells[is_first_protocol & (cells["length"] == cells["length"].max())]
-    best, worst = cells.loc[cells["change"].idxmin()], cells.loc[cells["change"].idxmax()]
-    return {
-        "length": int(best["length"]),
-        "best": best["scheme"],
-        "worst": worst["scheme"],
-        "best_change": number(best["change"], sign=True),
-        "worst_change": number(worst["change"], sign=True),
-    }
-
-
-def numbers(c: Comparison) -> list[dict[str, Any]]:
-    """Return the numbers of the first table for `posbench report --json`, a dict per scheme, best first.
-
-    The verdict is None for the baseline, and for pairs that are not tested.
-    """
-    scope = c.scope.removeprefix("at ")
-    rows: list[Any] = c.ranking.to_dict("records")
-    # A verdict that is "" means not tested.
-    return [{**row, "baseline": c.baseline, "scope": scope, "verdict": row["verdict"] or None} for row in rows]
-
-
-def sections_of(c: Comparison, published: Published | None, margin: float, every_length: bool) -> list[Section]:
-    """Return all sections of a comparison's report as data, in order. Arguments: as of `losses_page`."""
-    sections = [losses(c, margin)]
-    if c.can_rank:
-        sections += all_pairs(c, margin)
-    of_protocols: list[Section] = []
-    for protocol in PROTOCOLS.values():
-        of_protocols += protocol.sections(c, every_length)
-    of_protocols.sort(key=lambda section: section.after_protocols)  # stable: otherwise the order of the protocols
-    sections += joined(of_protocols, c.schemes)
+        sections += all_pairs(c)
+    sections += of_protocols
     sections += long_range_order_section(c)
     sections += onset_gaps(c)
     # This section shows nothing and only carries its file.
@@ -153,15 +59,15 @@ def sections_of(c: Comparison, published: Published | None, margin: float, every
 # ---------------------------------------------------------------- losses
 
 
-def losses(c: Comparison, margin: float) -> Section:
+def losses(c: SeedComparison) -> Section:
     """Return the section with losses and gaps to the baseline, which has no heading."""
     table = loss_table(c)
     plots = [gaps_plot(c)] if len(c.schemes) > 1 else []
-    latex = ("loss", f"Loss on held-out text, nats/token. {models(c)}.")
-    return Section("", plots=plots, table=table, note=prose("losses", c, table.frame, margin), latex=latex)
+    latex = ("loss", f"Loss on held-out text, nats/token. {prose('models', c)}.")
+    return Section("", plots=plots, table=table, note=prose("losses", c, table.frame), latex=latex)
 
 
-def gaps_plot(c: Comparison) -> Plot:
+def gaps_plot(c: SeedComparison) -> Plot:
     """Return the picture of gaps to the baseline, with a dot per seed."""
     caption = f"Gap to {c.baseline} {c.scope}: mean and each seed as a small dot"
     marks = pd.DataFrame({"scheme": c.schemes, "x": c.ranking["gap"], "half": math.nan, "is_open": False})
@@ -173,12 +79,12 @@ def gaps_plot(c: Comparison) -> Plot:
         is_decided = marks["scheme"].map(lambda scheme: frozenset((scheme, c.baseline)) in decided)
         is_no_baseline = marks["scheme"] != c.baseline
         marks = marks.assign(half=half(c.ranking, "gap").where(is_no_baseline), is_open=is_no_baseline & ~is_decided)
-    gaps = c.losses.sub(c.losses[c.baseline], axis=0).melt(var_name="scheme", value_name="x").dropna()
+    gaps = c.gaps.melt(var_name="scheme", value_name="x").dropna()
     x_label = f"gap to {c.baseline}, nats/token (left is better)"
     return Plot("gaps", "gaps", f"{caption}.", gaps, x_label=x_label, marks=marks)
 
 
-def loss_table(c: Comparison) -> Table:
+def loss_table(c: SeedComparison) -> Table:
     """Return a row per scheme: seeds, loss and gap to the baseline; with enough seeds also what the tests decide.
 
     Schemes that share a letter do not differ significantly. "2/3": of three claimed pairs with this scheme, it beats
@@ -188,7 +94,7 @@ def loss_table(c: Comparison) -> Table:
     frame = pd.DataFrame({"scheme": [name_with_remarks(c, scheme) for scheme in c.schemes]})
     frame["seeds"] = [seeds_text(c, seeds) for seeds in ranking["seeds"]]
     # Letters need a test of every pair, not only of some that the experiment fixed before training.
-    if c.can_rank and conclusions(c.ranked, c.pairs)["has_letters"]:
+    if c.conclusions.get("has_letters"):
         groups = letters(c.ranked, significant_pairs(c.pairs))
         frame["group"] = [groups.get(scheme, DASH) for scheme in c.schemes]
     frame["loss"] = ranking["loss"]
@@ -199,10 +105,9 @@ def loss_table(c: Comparison) -> Table:
     if not c.can_rank:
         gaps_column = "gap of each seed"
         if len(c.seeds) > 1:
-            gaps = c.losses.sub(c.losses[c.baseline], axis=0)
             cells: list[Any] = []
             for scheme in c.schemes:
-                of_seeds = gaps[scheme].dropna().to_list()
+                of_seeds = c.gaps[scheme].dropna().to_list()
                 cells.append("" if scheme == c.baseline else of_seeds)
             frame[gaps_column] = cells
         return Table(frame, {gap_column: SIGNED, gaps_column: SIGNED})
@@ -220,19 +125,19 @@ def loss_table(c: Comparison) -> Table:
     return table
 
 
-def seeds_text(c: Comparison, seeds: Sequence[int]) -> int | str:
+def seeds_text(c: SeedComparison, seeds: Sequence[int]) -> int | str:
     """Return how many seeds a scheme has, and how many of them the baseline has too if it lacks some."""
-    shared = len({*seeds} & {*c.losses[c.baseline].dropna().index})
+    shared = len({*seeds} & {*c.values[c.baseline].dropna().index})
     return len(seeds) if shared == len(seeds) else f"{len(seeds)}, {shared} shared"
 
 
-def beaten_text(c: Comparison, scheme: str, test: str) -> str:
+def beaten_text(c: SeedComparison, scheme: str, test: str) -> str:
     """Return how many schemes this one beats, of all claimed pairs with it: `2/3`. Arguments: test, a column of p."""
     has_scheme = (c.pairs["left"] == scheme) | (c.pairs["right"] == scheme)
     return f"{len(beaten_by(scheme, c.schemes, c.pairs, test))}/{c.pairs.loc[has_scheme, test].notna().sum()}"
 
 
-def name_with_remarks(c: Comparison, scheme: str) -> str:
+def name_with_remarks(c: SeedComparison, scheme: str) -> str:
     """Return the scheme's name, with a remark if runs diverged or if it has more layers than the model."""
     runs = c.runs[c.runs["scheme"] == scheme]
     remarks = []
@@ -247,17 +152,17 @@ def name_with_remarks(c: Comparison, scheme: str) -> str:
     return f"{scheme} ({', '.join(remarks)})" if remarks else scheme
 
 
-def all_pairs(c: Comparison, margin: float) -> list[Section]:
+def all_pairs(c: SeedComparison) -> list[Section]:
     """Return a section on the pairs fixed before training, if any, and one with a picture of all pairs."""
-    summary, sections = conclusions(c.ranked, c.pairs), []
+    sections = []
     if c.fixed:
         sections.append(Section("Pairs fixed before training", table=claims_table(c), note=prose("claims", c)))
     # Up to three schemes need no picture.
     if len(c.schemes) <= 3:
         return sections
     legend = ""
-    if summary["equal"]:
-        legend = f"; =: equal to within {margin} nats"
+    if c.conclusions["equal"]:
+        legend = f"; =: equal to within {c.margin} nats"
     caption = f"How much better the row's scheme is than the column's, nats/token. ●: decided {c.scope}{legend}."
     decided, equal = significant_pairs(c.pairs), equivalent_pairs(c.pairs)
     signs = []
@@ -268,10 +173,10 @@ def all_pairs(c: Comparison, margin: float) -> list[Section]:
         signs.append(sign)
     names = pd.DataFrame({"scheme": c.schemes})
     plot = Plot("pairs", "matrix", caption, c.pairs.assign(sign=signs), marks=names)
-    return [*sections, Section("Who beats whom", plots=[plot], note=prose("pairs", c, summary))]
+    return [*sections, Section("Who beats whom", plots=[plot], note=prose("pairs", c, c.conclusions))]
 
 
-def claims_table(c: Comparison) -> Table:
+def claims_table(c: SeedComparison) -> Table:
     """Return a row per claimed pair: schemes, difference at these rates, p at these and at best rates, verdict.
 
     "These rates" are the learning rates of the compared runs, "best rates" those that a finished search chose; without
@@ -299,10 +204,12 @@ def claims_table(c: Comparison) -> Table:
 
 def learning_rates(c: Comparison, search: RateSearch) -> Section:
     """Return the section with the losses at all learning rates that were tried."""
+    table = rate_table(search)
+    if isinstance(c, TaskComparison):
+        return Section("Learning rates", table=table, note=prose("rates_of_task"))
     caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used long-range order."
     plot = Plot("rates", "rates", caption, search.table)
-    note, files = prose("rates", c, search), {"rates.csv": search.table}
-    return Section("Learning rates", plots=[plot], table=rate_table(search), note=note, files=files)
+    return Section("Learning rates", plots=[plot], table=table, note=prose("rates", c, search))
 
 
 def rate_table(search: RateSearch) -> Table:
@@ -324,7 +231,7 @@ def rate_table(search: RateSearch) -> Table:
     return table
 
 
-def while_training(c: Comparison) -> list[Section]:
+def while_training(c: SeedComparison) -> list[Section]:
     """Return a section with the training losses, and the gaps in validation loss if there are any."""
     x_label = "tokens trained on"
     logged = in_order(c.logged("train", ["loss"]), c.schemes).rename(columns={"tokens": "x", "loss": "y"})
@@ -341,7 +248,7 @@ def while_training(c: Comparison) -> list[Section]:
     return [Section("While training", plots=plots)]
 
 
-def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
+def gap_curves(c: SeedComparison, validation: pd.DataFrame) -> pd.DataFrame:
     """Return each scheme's loss minus the baseline's during training, mean over seeds: scheme, x (tokens), y.
 
     Arguments: validation, with columns scheme, seed, tokens, loss.
@@ -355,7 +262,7 @@ def gap_curves(c: Comparison, validation: pd.DataFrame) -> pd.DataFrame:
     return in_order(means, c.schemes, "x")
 
 
-def costs(c: Comparison) -> Section:
+def costs(c: SeedComparison) -> Section:
     """Return the section with the costs of each scheme."""
     # The table leaves out the figures that are equal for all schemes; the note names them.
     table, shared_figures = costs_table(c)
@@ -372,7 +279,7 @@ def costs(c: Comparison) -> Section:
     )
 
 
-def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
+def costs_table(c: SeedComparison) -> tuple[Table, dict[str, str]]:
     """Return a table of the parameters and FLOPs in which schemes differ, and {name: text} of the figures they share.
 
     A shared figure that is unknown is in neither.
@@ -389,21 +296,10 @@ def costs_table(c: Comparison) -> tuple[Table, dict[str, str]]:
     return Table(frame.drop(columns=list(equal_texts)), table.formats), shared_figures
 
 
-def models(c: Comparison) -> str:
-    """Return one line about the trained models: schemes, seeds, parameters, tokens, data and context."""
-    runs = c.runs
-    parameters = runs.loc[runs["scheme"] == c.baseline, "parameters"].iloc[0]
-    return (
-        f"{count_of(len(c.schemes), 'position scheme')}, {count_of(len(c.seeds), 'seed')}; models of "
-        f"{short_count(parameters)} parameters after {short_count(runs['tokens'].iloc[0])} tokens of "
-        f"{c.config['data']['name']}, context {c.training_length}"
-    )
-
-
 # ---------------------------------------------------------------- published results
 
 
-def beside_published(c: Comparison, published: Published) -> list[Section]:
+def beside_published(c: SeedComparison, published: Published) -> list[Section]:
     """Return a section for each published column that our runs can be compared with."""
     columns, sections = agreements(published, c), []
     if not columns:

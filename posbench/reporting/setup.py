@@ -2,39 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from posbench.analysis.comparison import Comparison, SeedComparison
+from posbench.analysis.subjects import ModelComparison
 from posbench.analysis.table import config_of, scheme_settings, settings_of
 from posbench.catalogue.choices import choices, read_row
 from posbench.config import chosen_experiment
 from posbench.config.units import short_count
+from posbench.reporting.page import prose
+from posbench.reporting.text import words
 from posbench.runs.fingerprints import settings_in_use
 
 
-def continued(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Return {text: schemes} for the schemes whose runs continued the training of another model.
-
-    The text says how many tokens were trained before: `10M of 40M tokens as <the other run>`.
-    """
-    schemes_of: dict[str, list[str]] = {}
-    if "continues" not in runs:
-        return schemes_of
-    for scheme, continued in runs.dropna(subset="continues").groupby("scheme"):
-        tokens_before, tokens = int(continued["tokens_before"].iloc[0]), int(continued["tokens"].iloc[0])
-        names = continued["continues"]
-        # Runs that differ only in their seed are one source.
-        sources = sorted({re.sub(r"/seed=\d+", "", name.rpartition("/")[0] or name) for name in names})
-        text = f"{short_count(tokens_before)} of {short_count(tokens)} tokens as {', '.join(sources)}"
-        schemes_of.setdefault(text, []).append(str(scheme))
-    return schemes_of
+def setup(comparisons: Sequence[Comparison], by: str) -> list[tuple[str, str]]:
+    """Return (name, text) pairs that describe a report's set-up. Arguments: by, the setting of the groups, or ""."""
+    lines = []
+    for c in comparisons:
+        if isinstance(c, ModelComparison):
+            lines += _setup_of_model(c)
+        elif by and isinstance(c, SeedComparison):
+            lines.append((f"{by}={c.group}", prose("models", c)))
+    runs = pd.concat([c.runs for c in comparisons])
+    if by and len(lines):
+        lines += [("the groups", text) for text in _differences(runs, by)]
+    return lines or setup_of_runs(runs)
 
 
-def setup(runs: pd.DataFrame) -> list[tuple[str, str]]:
+def _differences(runs: pd.DataFrame, by: str) -> list[str]:
+    # Return a line for each way in which groups of runs differ besides `by`.
+    shared = [
+        column for column in settings_of(runs) if not column.startswith("scheme.") and column not in by.split(",")
+    ]
+    differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
+    lines = []
+    if differing:
+        lines.append(f"also differ in {', '.join(differing)}")
+    if runs["fingerprint.data"].nunique() > 1:
+        lines.append("were trained on different text")
+    return lines
+
+
+def _setup_of_model(c: ModelComparison) -> list[tuple[str, str]]:
+    # Return two lines, about the model and about the text.
+    evaluation, digest = c.run.config.evaluation, str(c.run.manifest.weights)[:12]
+    parameters = short_count(c.runs["parameters"].iloc[0])
+    model = f"{c.subject['path']}, weights {digest}, {parameters} parameters, trained on windows of "
+    model += f"{c.training_length} tokens"
+    # None: the manifest does not record rotations; {}: there are none.
+    rotations = c.subject.get("rotations")
+    if rotations:
+        model += f", rotations {json.dumps(rotations)}"
+    elif rotations is not None:
+        model += ", no rotations"
+    dtypes = sorted({str(result.header["dtype"]) for result in c.run.results()[0]})
+    text = f"data={c.run.config.data.name}, {c.documents} documents, {c.long_enough} of them longer than {c.longest} "
+    text += f"tokens; at most {evaluation.windows} windows for each length; a token is "
+    text += f"{c.subject['characters_per_token']:.2f} characters"
+    return [(c.name, f"{model}; scored in {words(dtypes)}"), (c.name, text)]
+
+
+def setup_of_runs(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Return (name, text) pairs that describe the set-up: experiment, data, model, training, runs and versions.
 
     Arguments: runs, a row per run.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.config.units import DASH, number, perplexity_text, plus_minus, short_count
-from posbench.evaluation.protocols.section import Format, Table
+from posbench.config.units import DASH, number, perplexity_text, plus_minus
+from posbench.reporting.section import Format, Table
 
 # How the number of a column becomes text; `number` and `perplexity` are written with their intervals.
 SPECS = {"count": ",.0f", "flops": ".2e", "p": ".2g", "percent": "z.0%", "plain": "g"}
@@ -97,15 +97,3 @@ def words(names: Sequence[str], most: int = 12) -> str:
     if len(names) > most:
         shown.append(f"{len(names) - most} more")
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
-
-
-def group_text(value: Any) -> str:
-    """Return the value that a group of runs shares as text: `0.005`, `1.02M`; a tuple's values are joined by spaces."""
-    if isinstance(value, tuple):
-        return " ".join(map(group_text, value))
-    # A bool is an int in Python, but no number here.
-    if isinstance(value, str | bool) or not isinstance(value, int | float | np.number):
-        return str(value)
-    if value >= 10_000:
-        return short_count(float(value))
-    return f"{value:g}"

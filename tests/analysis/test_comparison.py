@@ -13,12 +13,12 @@ from scipy import stats
 
 import posbench
 from posbench.analysis.agreement import check_agreement, choose
-from posbench.analysis.comparison import Comparison, build
+from posbench.analysis.comparison import SeedComparison, build
 from posbench.analysis.statistics import document_error
 from posbench.analysis.table import read
 from posbench.config import ConfigError
-from posbench.evaluation.protocols.order import reach
-from posbench.reporting.sections import losses_page, numbers
+from posbench.reporting.protocols.order import reach
+from posbench.reporting.report import page_about
 from posbench.runs import DIED, find_runs
 from tests.analysis.fabricate import (
     World,
@@ -91,9 +91,9 @@ def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(experime
     shutil.rmtree(experiment_copy / "alibi" / "seed=3")
     run_of(experiment_copy, "nope", 0).update_manifest(status=DIED, reason="the loss is nan")
     analysis = comparison(experiment_copy)
-    assert analysis.seeds == [0, 1, 2, 3] and analysis.losses["alibi"].isna().sum() == 1
+    assert analysis.seeds == [0, 1, 2, 3] and analysis.values["alibi"].isna().sum() == 1
     row = cell(analysis, "alibi", protocol="validation")
-    gap = (analysis.losses["alibi"] - analysis.losses["qk_rope"]).dropna()
+    gap = (analysis.values["alibi"] - analysis.values["qk_rope"]).dropna()
     assert (row["seeds"], row["gap"]) == (3, pytest.approx(gap.mean()))
     assert analysis.left_out == ["nope seed 0: died: the loss is nan"]
 
@@ -105,11 +105,11 @@ def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
     for run in [run_of(folder, "alibi", 3), *find_runs(folder / "nope")]:
         run.update_manifest(status=DIED, reason="NaN", loss=None, bits_per_byte=None)
     c = comparison(folder)
-    verdicts = {row["scheme"]: row["verdict"] for row in numbers(c)}
+    verdicts = {row["scheme"]: row["verdict"] for row in c.numbers}
     assert verdicts == {"alibi": "failed", "qk_rope": None, "vo_rope": "worse"}
     for scheme in ("alibi", "nope", "vo_rope"):
         assert posbench.judge(folder, scheme=scheme).verdict == verdicts.get(scheme, "failed")
-    page = losses_page(c, None, 0.01, False)
+    page = page_about([c])
     assert "alibi failed: seed 3 diverged, so its pairs are open." in page.paragraph
     assert "nope failed: seed 0, 1, 2, 3, 4 diverged, and no run of it finished." in page.paragraph
     assert "alibi beats" not in page.paragraph and "alibi seed 3: died: NaN" in page.left_out
@@ -121,7 +121,7 @@ def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
 def test_a_scheme_that_shares_no_seed_is_named(tmp_path):
     folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2}, (0, 1, 2), lengths=(), probes=False))
     fabricate(tmp_path, World({"nope": 0.0}, (10, 11, 12), lengths=(), probes=False))
-    paragraph = losses_page(comparison(folder), None, 0.01, False).paragraph
+    paragraph = page_about([comparison(folder)]).paragraph
     assert "nope shares too few seeds with the others for a test." in paragraph
 
 
@@ -132,16 +132,16 @@ def test_pairs_that_were_fixed_and_not_trained_are_named_and_others_are_not_call
     some = fabricate(tmp_path / "some", World({"qk_rope": 0.0, "alibi": 0.1}, seeds, overrides=overrides, **rest))
     c = comparison(some)
     assert c.fixed_but_untested == [["alibi", "nope"], ["nope", "qk_rope"]]
-    p = stats.ttest_rel(c.losses["alibi"], c.losses["qk_rope"]).pvalue
+    p = stats.ttest_rel(c.values["alibi"], c.values["qk_rope"]).pvalue
     assert c.pairs["p_claimed"].tolist() == pytest.approx([3 * p]), "corrected for all three"
-    assert "not tested here: alibi and nope; nope and qk_rope." in losses_page(c, None, 0.01, False).paragraph
+    assert "not tested here: alibi and nope; nope and qk_rope." in page_about([c]).paragraph
     none = fabricate(tmp_path / "none", World({"k_rope": 0.0, "vo_rope": 0.1}, seeds, overrides=overrides, **rest))
     other = World({"qk_rope": 0.0, "alibi": 0.1}, seeds, experiment="mine", overrides=overrides, **rest)
     for folder in (none, fabricate(tmp_path, other)):
         c = comparison(folder)
-        p = stats.ttest_rel(*(c.losses[scheme] for scheme in c.schemes)).pvalue
+        p = stats.ttest_rel(*(c.values[scheme] for scheme in c.schemes)).pvalue
         assert c.fixed == set() and c.pairs["p_claimed"].tolist() == pytest.approx([p])
-        assert "fixed" not in str(losses_page(c, None, 0.01, False))
+        assert "fixed" not in str(page_about([c]))
 
 
 def test_arms_are_measured_against_the_one_that_changed_nothing():
@@ -156,8 +156,8 @@ def test_while_a_search_runs_the_sentence_is_about_the_seeds_that_both_have(tmp_
     )
     shutil.rmtree(folder / "qk_rope/seed=2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Comparison, "unfinished", {"qk_rope": 3})
-        page = losses_page(comparison(folder), None, 0.01, False)
+        patch.setattr(SeedComparison, "unfinished", {"qk_rope": 3})
+        page = page_about([comparison(folder)])
     assert (
         "alibi has a lower loss than qk_rope with every seed that both have, nope has a higher one." in page.paragraph
     )
@@ -292,7 +292,7 @@ def test_runs_without_stored_windows_have_the_losses_of_their_manifests(experime
         shutil.rmtree(place)
     analysis = comparison(experiment_copy)
     assert analysis.cells.empty
-    assert analysis.losses.loc[0, "nope"] == run_of(experiment_copy, "nope", 0).manifest.loss
+    assert analysis.values.loc[0, "nope"] == run_of(experiment_copy, "nope", 0).manifest.loss
     config = yaml.safe_load((experiment_copy / "nope/seed=0/config.yaml").read_text())
     assert analysis.config["train"] == config["train"]
 

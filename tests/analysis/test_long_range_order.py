@@ -10,7 +10,7 @@ from scipy import stats
 from posbench.analysis.comparison import build
 from posbench.analysis.long_range_order import long_range_order
 from posbench.analysis.table import read
-from posbench.reporting.sections import losses_page
+from posbench.reporting.report import page_about
 from posbench.runs import find_runs
 
 REFERENCE = Path("runs/reference")
@@ -66,7 +66,7 @@ def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold():
     p = {scheme: stats.ttest_1samp(worth[scheme], 0).pvalue for scheme in c.schemes}
     assert 3 * p["alibi"] < 0.05 < 2 * min(p["qk_rope"], p["nope"])
     assert c.long_range_order.on_all.users == ["alibi"]
-    paragraph = losses_page(c, None, 0.01, False).paragraph
+    paragraph = page_about([c]).paragraph
     assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph
 
 
@@ -123,6 +123,6 @@ def test_on_prose_order_on_copyable_targets_is_unproven():
     assert set(copyable["targets"]) == {119} and c.long_range_order.on_all.figures["targets"].iloc[0] == 8192
     assert f"worth {texts['copyable', 'alibi']} nats to ALiBi and {texts['copyable', 'qk_rope']} to QK" in page
     assert f"worth {texts['all', 'alibi']} and {texts['all', 'qk_rope']}." in page
-    alibi, vo, nope = ((c.losses[s] - c.losses["qk_rope"]).dropna().to_list() for s in ("alibi", "vo_rope", "nope"))
+    alibi, vo, nope = ((c.values[s] - c.values["qk_rope"]).dropna().to_list() for s in ("alibi", "vo_rope", "nope"))
     assert f"its loss is {alibi[0]:.3f} and {alibi[1]:.3f} nats above QK's" in page and len(alibi) == 2
     assert f"VO is {vo[0]:.3f} behind QK, NoPE {nope[0]:.3f} (one seed)" in page and len(vo) == len(nope) == 1

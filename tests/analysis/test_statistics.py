@@ -16,13 +16,12 @@ from posbench.analysis.statistics import (
     conclusions,
     detectable,
     equivalent_pairs,
+    flip_test,
     interaction,
     letters,
     significant_pairs,
-    steps,
     verdict,
 )
-from posbench.evaluation.protocols.order import flip_test
 
 
 def losses(seeds=5, **levels):
@@ -188,18 +187,3 @@ def test_the_difference_of_gaps_is_a_paired_t_test_over_common_seeds():
     smaller, larger = sorted(test.pvalue for test in tests)
     assert sorted(table["p"]) == pytest.approx(sorted([min(1, 2 * smaller), max(2 * smaller, larger)]))
     assert interaction(first.loc[:1], second, [("a", "b")])["p"].isna().all(), "one common seed"
-
-
-def test_the_steps_of_a_chain_add_up_and_have_the_p_of_scipy():
-    random = np.random.default_rng(0)
-    losses = pd.DataFrame(
-        {name: 2 + shift + random.normal(0, 0.01, 6) for name, shift in (("a", 0), ("b", 0.1), ("c", 0))}
-    )
-    losses.loc[5, "b"] = np.nan  # a seed that the chain does not have
-    found = steps(losses).set_index(["left", "right"])
-    complete = losses.dropna()
-    p = [stats.ttest_rel(complete[y], complete[x]).pvalue for x, y in (("a", "b"), ("b", "c"))]
-    assert found["change"].iloc[:2].sum() == pytest.approx(found["change"].loc["a", "c"])
-    assert found["change"].loc["a", "b"] == pytest.approx((complete["b"] - complete["a"]).mean())
-    assert found["p"].iloc[:2].to_list() == pytest.approx([max(min(p) * 2, q) if q > min(p) else 2 * q for q in p])
-    assert found["p"].isna().to_list() == [False, False, True] and set(found["seeds"]) == {5}

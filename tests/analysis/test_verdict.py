@@ -18,7 +18,8 @@ from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.verdict import Judgement, judge_all
 from posbench.config import ConfigError
-from posbench.reporting.sections import loss_table, losses_page, name_with_remarks
+from posbench.reporting.report import page_about
+from posbench.reporting.sections import loss_table, name_with_remarks
 from posbench.reporting.text import as_text
 from posbench.runs import Run, append_metrics, find_runs
 from posbench.runs.finding import REFERENCE
@@ -438,7 +439,7 @@ def test_a_death_on_a_loops_seed_does_not_touch_a_confirmation(loop, tmp_path):
 def test_a_difference_below_the_margin_is_in_no_list_of_winners(tmp_path):
     world = World({"qk_rope": 0.0, "alibi": -0.004}, noise_sd=0.0005, lengths=(), probes=False)
     folder = fabricate(tmp_path, world)
-    paragraph = losses_page(comparison(folder), None, 0.01, False).paragraph
+    paragraph = page_about([comparison(folder)]).paragraph
     assert "Better by less than 0.01 nats: alibi than qk_rope." in paragraph and "beats" not in paragraph
 
 

@@ -14,9 +14,9 @@ from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
 from posbench.evaluation.protocols import PROTOCOLS, EvalProtocol
-from posbench.evaluation.protocols.section import Plot, Section
 from posbench.evaluation.request import Request
 from posbench.model.decoder import build_model
+from posbench.reporting.section import Plot, Section
 from posbench.runs import Run
 from posbench.training import train
 from tests.conftest import write_documents

@@ -9,7 +9,7 @@ from scipy import stats
 import posbench
 from posbench.analysis.comparison import build
 from posbench.analysis.table import read
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.reporting.protocols import sections_of_protocols
 from posbench.reporting.text import as_text
 from posbench.runs import find_runs
 
@@ -29,7 +29,7 @@ def losses_at(pack, experiment, scheme, length):
 
 def lengths(c):
     """Return the table by length as text, {scheme: {column: cell}}."""
-    section = next(s for s in PROTOCOLS["fixed"].sections(c, False) if s.title == "Perplexity by length: fixed")
+    section = next(s for s in sections_of_protocols(c, False) if s.title == "Perplexity by length: fixed")
     assert section.table is not None
     shown = as_text(section.table).set_index("scheme")
     return {str(scheme): {str(column): str(cell) for column, cell in row.items()} for scheme, row in shown.iterrows()}

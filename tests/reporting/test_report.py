@@ -168,7 +168,7 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_pat
     with pytest.raises(ConfigError, match=r"--by train\.lr"):
         written([experiment_copy, other_experiment], tmp_path)
     text, shown = written([experiment_copy, other_experiment], tmp_path, by="train.lr")
-    slow, fast = (comparison(place).losses.mean() for place in (experiment_copy, other_experiment))
+    slow, fast = (comparison(place).values.mean() for place in (experiment_copy, other_experiment))
     row = next(line for line in text.splitlines() if line.startswith("nope | "))
     assert re.search(rf"\*\*{slow['nope']:.3f}", row) and f"{fast['nope']:.2f}"[:4] in row
     assert slow["nope"] < fast["nope"] and "posbench: demo, fast by train.lr" in shown

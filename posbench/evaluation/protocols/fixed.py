@@ -11,13 +11,13 @@ import numpy as np
 
 from posbench.config import ConfigError, EvaluationConfig
 from posbench.data import Split
-from posbench.evaluation.protocols.by_length import ByLength
+from posbench.evaluation.protocols.windowed import Windowed
 from posbench.evaluation.windows import Window, choose_evenly, too_long
 
 JUST_PAST = (1, 10, 50, 100)  # tokens past the training length, at which the loss of absolute schemes rises
 
 
-class Fixed(ByLength):
+class Fixed(Windowed):
     """Evaluation protocol that scores the same targets at every length, with more context before them if longer.
 
     There are `evaluation.windows` groups of `evaluation.targets` tokens. At least `anchor` tokens are before the last
@@ -26,6 +26,7 @@ class Fixed(ByLength):
 
     name = "fixed"
     rank = 0
+    is_by_length: ClassVar[bool] = True
     caption = "Fixed targets: the same tokens are scored at every length, only the context before them grows."
     shares_targets: ClassVar[bool] = True
 

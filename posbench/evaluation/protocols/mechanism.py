@@ -30,8 +30,6 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.data import ProblemSplit
 from posbench.evaluation.protocols.order import bucket_edges, window_starts
 from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Scored
-from posbench.evaluation.protocols.section import ComparedRuns, Format, Plot, Section, Table, where
-from posbench.runs import run_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,120 +132,6 @@ class Mechanism(EvalProtocol):
         """Return the requested lengths, else the training length, each at most LONGEST."""
         return sorted({min(n, LONGEST) for n in super().lengths(asked, context_length, split, configured)})
 
-    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        heads = read_heads(compared.runs, compared.schemes, compared.training_length)
-        if heads.empty:
-            return []
-        note = (
-            "Shares of a head's attention, layer.head in brackets; ± is half of a 95 % interval over windows. Previous "
-            "token: on the token before. Induction: in a random sequence repeated once, on the token after the query's "
-            "first occurrence. First token: on the window's first "
-            "token, the mean of all heads. Only the first seed of each scheme is measured."
-        )
-        return [
-            Section("What heads do", table=heads_table(heads), note=note),
-            Section(
-                "", plots=head_plots(heads), note="The numbers are in mechanism.csv.", files={"mechanism.csv": heads}
-            ),
-        ]
-
-    def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
-        heads = read_heads(runs, schemes, length)
-        if heads.empty:
-            return []
-        note = (
-            f"What heads do in problems of {length} items, in the second half of their tokens: the largest share of a "
-            "head's attention on the token before (layer.head), and the mean share of all heads on the first token. "
-            "Only the first seed of each scheme is measured; see mechanism.csv."
-        )
-        plots = [replace(plot, name=f"{plot.name}-{task}") for plot in head_plots(heads)]
-        files = {"mechanism.csv": heads.assign(data=task)}
-        return [Section("", table=heads_table(heads), note=note), Section("", plots=plots, files=files)]
-
-
-def read_heads(runs: pd.DataFrame, schemes: Sequence[str], length: int) -> pd.DataFrame:
-    """Return the measures of attention heads that runs have stored, averaged over windows.
-
-    Arguments: runs, a row per run and its path; length, in tokens or items.
-    Returns: a row per scheme, measure, layer, head and distance (or channel pair), with the mean over windows (`value`)
-    and half of its 95 % interval (`value_windows`).
-    """
-    from scipy.special import stdtrit  # not needed to train or to score
-
-    stored = []
-    for scheme in schemes:
-        of_scheme = runs[runs["scheme"] == scheme].sort_values("seed")
-        for run in of_scheme.itertuples():
-            for result in run_at(str(run.path)).results()[0]:
-                if result.protocol == Mechanism.name and not result.key.under:
-                    stored.append((scheme, int(str(run.seed)), result))
-    lengths = [result.length for _, _, result in stored]
-    # At the stored length nearest to `length`, and of each scheme only the first seed that was scored at it.
-    nearest = min(lengths, key=lambda n: abs(n - length), default=length)
-    # Reversed, because a later entry of a dict replaces an earlier one.
-    first_result = {scheme: (seed, result) for scheme, seed, result in reversed(stored) if result.length == nearest}
-    tables = []
-    for scheme in schemes:
-        if scheme in first_result:
-            seed, result = first_result[scheme]
-            tables.append(result.windows.assign(scheme=scheme, seed=seed))
-    if not tables:
-        return pd.DataFrame(columns=[*PLACE, "value", "value_windows"])
-    rows = pd.concat(tables, ignore_index=True)
-    rows["value"] /= rows["queries"]  # from a sum over queries to their mean
-    windows = rows.groupby(PLACE, sort=False)["value"].agg(["mean", "sem", "size"]).reset_index()
-    windows["value_windows"] = windows["sem"] * stdtrit(windows["size"] - 1, 0.975)
-    return windows[[*PLACE, "mean", "value_windows"]].rename(columns={"mean": "value"})
-
-
-def heads_table(heads: pd.DataFrame) -> Table:
-    """Return a row per scheme: its best previous-token head, its best induction head, and the first token's share."""
-    rows = []
-    # Column -> the measure, and the distance in its column `first`: 1 is the token before.
-    places = {"previous token": ("attention", 1), "induction": ("induction", 0)}
-    for scheme, measured in heads.groupby("scheme", sort=False):
-        row: dict[str, Any] = {"scheme": str(scheme)}
-        for name, (measure, first) in places.items():
-            scored = where(measured, measure=measure, first=first).sort_values("value")
-            # The head with the largest share; none if this was not measured.
-            for _, best in scored.tail(1).iterrows():
-                row[name] = best["value"]
-                row[f"{name}: after"] = f" ± {best['value_windows']:.2f} ({best['layer']}.{best['head']})"
-        first_token = measured.loc[measured["measure"] == "first_token", "value"].mean()
-        rows.append(row | {"first token": first_token})
-    formats = {name: Format(digits=2, after=f"{name}: after") for name in places}
-    return Table.of(rows, {**formats, "first token": Format(digits=2)})
-
-
-def head_plots(heads: pd.DataFrame) -> list[Plot]:
-    """Return plots of each head's attention, norms and biases, as far as they were measured."""
-    biases = heads[heads["measure"] == "bias"].copy()
-    # A constant added to all scores of a query changes nothing, so biases are shown relative to distance 0.
-    biases["value"] -= biases.groupby(["scheme", "layer", "head"])["value"].transform("first")
-    # Schemes whose biases are the same at all distances are left out.
-    varied = biases.groupby("scheme")["value"].transform(lambda values: np.ptp(values) > 0).astype(bool)
-    plots = [
-        Plot(
-            "attention",
-            "heads",
-            "Share of a head's attention by distance; 0 is the token itself. The buckets of a head add up to 1.",
-            heads[heads["measure"] == "attention"],
-        ),
-        Plot(
-            "frequencies",
-            "heads by channel",
-            "Norm of the channel pairs of queries (blue) and keys (red), the fastest rotation first.",
-            heads[heads["measure"].isin(["q_norm", "k_norm"])],
-        ),
-        Plot(
-            "biases",
-            "heads, log scale",
-            "What the scheme adds to a head's scores by distance, nats, minus its value at distance 0.",
-            biases[varied],
-        ),
-    ]
-    return [plot for plot in plots if len(plot.points)]
-
 
 def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return the scores `previous_token`, `first_token` and `induction` of heads, a series by (layer, head) each."""
@@ -255,7 +139,8 @@ def scores(rows: pd.DataFrame) -> dict[str, pd.Series]:
     # Score -> its measure, and the distance in the column `first`: 1 is the token before.
     places = {"previous_token": ("attention", 1), "first_token": ("first_token", 0), "induction": ("induction", 0)}
     for name, (measure, first) in places.items():
-        measured = where(rows, measure=measure, first=first).groupby(["layer", "head"])
+        is_measured = (rows["measure"] == measure) & (rows["first"] == first)
+        measured = rows[is_measured].groupby(["layer", "head"])
         sums = measured[["value", "queries"]].sum()
         # The share of a head's attention, from 0 to 1, averaged over windows.
         by_name[name] = sums["value"] / sums["queries"]

@@ -6,12 +6,11 @@ from typing import ClassVar
 
 from posbench.config import EvaluationConfig
 from posbench.data import Split
-from posbench.evaluation.protocols.by_length import ByLength
-from posbench.evaluation.protocols.windowed import stretches
+from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
 
-class Nonoverlapping(ByLength):
+class Nonoverlapping(Windowed):
     """Evaluation protocol that scores windows back to back, on the same text at every length.
 
     The text is in stretches of `anchor` tokens, the longest length. Longer windows score better even for a model that
@@ -20,6 +19,7 @@ class Nonoverlapping(ByLength):
 
     name = "nonoverlapping"
     rank = 1
+    is_by_length: ClassVar[bool] = True
     caption = (
         "Non-overlapping windows: the text is cut into windows and every token scored. A longer window can gain "
         "already by having fewer tokens near its start."

@@ -23,26 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.config.units import DASH, short_count
 from posbench.data.text.copying import copied
-from posbench.evaluation.protocols.protocol import CONTEXT, Advance, EvalProtocol, Metric, Scored
-from posbench.evaluation.protocols.section import (
-    ComparedRuns,
-    Format,
-    Plot,
-    Section,
-    Table,
-    by_distance,
-    crossing,
-    in_order,
-)
+from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric, Scored
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
@@ -52,8 +40,6 @@ if TYPE_CHECKING:
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training
 ONSET = 0.05  # nats/token; a model has begun to use long-range order when FAR is worth this
-THRESHOLDS = (0.02, ONSET, 0.1)  # onsets at these are shown beside each other
-ONSETS = "When schemes begin to use long-range order"  # title of a section
 NEAR = (8, 16, 32)  # tokens; during training, the order of everything further back is scored for each of these
 WINDOWS = 64  # windows of the validation text for these scores
 REACH = 0.01  # nats/token that order must be worth, at the lower end of its interval, to count as used
@@ -137,139 +123,6 @@ class Order(EvalProtocol):
         worth = [row[FAR] for row in rows]
         return {FAR: worth[-1], "onset_tokens": onset(tokens, worth, ONSET)}
 
-    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        return [*self._by_distance(compared), *self._onset(compared)]
-
-    def _by_distance(self, compared: ComparedRuns) -> list[Section]:
-        cells, holes = compared.at(self.name, metric=LOST_ORDER), compared.holes.get((self.name, ""), [])
-        if cells.empty:
-            return [Section(CONTEXT, holes)] if holes else []
-        longest = cells[cells["length"] == cells["length"].max()]
-        nearest_length = min(set(cells["length"]), key=lambda n: abs(n - compared.training_length))
-        nearest = cells[cells["length"] == nearest_length]
-        distances = sorted(set(nearest["first"]))
-        # Only every other one of many distances, to keep the table narrow.
-        if len(distances) > 5:
-            distances = distances[::2]
-        table = by_distance(nearest[nearest["first"].isin(distances)], compared.schemes, "d={}")
-        table.frame.insert(1, "reach", table.frame["scheme"].map(reach(nearest)))
-        middles = np.sqrt(longest["first"] * longest["last"])  # of the buckets, on the log scale of the picture
-        points = in_order(longest.assign(x=middles, y=longest["value"]), compared.schemes)
-        plot = Plot(
-            self.name,
-            "distances",
-            "How much the loss rises when everything more than d tokens back is shuffled.",
-            points,
-            "distance d, tokens",
-            "loss without order, nats/token",
-        )
-        note = "Cells: rise in loss, in nats, when everything more than d tokens back is shuffled. "
-        note += f"Reach: the largest d whose interval is above {REACH}. "
-        latex = ("context", "Rise of the loss without the order of tokens more than d back, nats/token.")
-        return [Section(CONTEXT, holes, [plot], table, note, latex)]
-
-    def _onset(self, compared: ComparedRuns) -> list[Section]:
-        if not (compared.has_onsets and np.isfinite(compared.runs["onset_tokens"]).any()):
-            return []
-        lines = in_order(compared.logged(self.name, [FAR]), compared.schemes)
-        onsets = compared.onsets.melt(value_name="x").assign(y=ONSET)
-        plot = Plot(
-            "onset",
-            "panels",
-            "What order more than 32 tokens back is worth while training. Each line is a seed; dots: when it "
-            f"reaches {ONSET} nats.",
-            lines.rename(columns={"tokens": "x", FAR: "y"}),
-            "tokens trained on",
-            "nats/token",
-            onsets[np.isfinite(onsets["x"])],
-            line=ONSET,
-        )
-        note = (
-            f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Long-range "
-            "order: how many seeds reach that. p: exact sign-flip test over seeds, uncorrected; a seed that does not "
-            "reach it counts as the full budget. With n seeds that differ, p is at least 2/2^n."
-        )
-        other = (
-            "The same at other thresholds: median tokens until that order is worth as much, and in brackets how many "
-            "seeds get there."
-        )
-        return [
-            Section(ONSETS, plots=[plot], table=onset_table(compared), note=note, after_protocols=True),
-            Section("", table=threshold_table(lines, compared), note=other, after_protocols=True),
-        ]
-
-    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        if not all(group.has_onsets for group in groups.values()):
-            return []
-        rows = []
-        for name, group in groups.items():
-            # A seed that never begins counts as the full budget.
-            means = group.onsets.clip(upper=float(group.runs["tokens"].iloc[0])).mean()
-            row = {"group": name}
-            for scheme, mean in means.dropna().sort_index().items():
-                row[str(scheme)] = f"{short_count(round(mean))} ({count_onsets(group.onsets[scheme])})"
-            rows.append(row | {"mean of schemes": short_count(round(means.mean()))})
-        note = (
-            f"Mean tokens until order more than 32 tokens back is worth {ONSET} nats; in brackets, how many "
-            "seeds reach that. A seed that does not counts as the full budget."
-        )
-        return [Section(ONSETS, table=Table.of(rows), note=note)]
-
-
-def onset_table(compared: ComparedRuns) -> Table:
-    """Return a row per scheme: the tokens after which it began to use the order of tokens more than 32 back.
-
-    A seed that never began is shown as `>N`, with N the tokens it was trained on.
-    """
-    budget = float(compared.runs["tokens"].iloc[0])
-    text = partial(onset_text, budget=budget)
-    rows = []
-    p_column = f"p against {compared.baseline}"
-    # Of an even number of seeds the earlier of the middle two, so that half of all had begun by then.
-    medians = compared.onsets.quantile(0.5, interpolation="lower").dropna().sort_values(kind="stable")
-    # The test takes the budget as the onset of a seed that never began.
-    times = compared.onsets.clip(upper=budget)
-    for scheme, median in medians.items():
-        onsets = compared.onsets[scheme].dropna()
-        row: dict[str, Any] = {
-            "scheme": scheme,
-            "long-range order": count_onsets(onsets),
-            "median tokens": text(median),
-        }
-        row["each seed"] = ", ".join(map(text, onsets))
-        differences = (times[scheme] - times[compared.baseline]).dropna().to_numpy()
-        row[p_column] = math.nan  # the baseline is not tested against itself
-        if scheme != compared.baseline:
-            row[p_column] = flip_test(differences)
-        rows.append(row)
-    return Table.of(rows, {p_column: Format("p")})
-
-
-def threshold_table(lines: pd.DataFrame, compared: ComparedRuns) -> Table:
-    """Return a row per scheme: the median onset in tokens at each of THRESHOLDS, and how many seeds have one.
-
-    Arguments: lines, a row per run and scoring: scheme, seed, tokens, FAR.
-    """
-    rows = []
-    budget = float(compared.runs["tokens"].iloc[0])  # tokens that all runs were trained on
-    for scheme in compared.schemes:
-        runs = [run for _, run in lines[lines["scheme"] == scheme].groupby("seed")]
-        row = {"scheme": scheme}
-        for threshold in THRESHOLDS:
-            # Infinite if order is not worth it at the end.
-            onsets = pd.Series([onset(run["tokens"], run[FAR].to_numpy(), threshold) for run in runs])
-            median = float(onsets.quantile(0.5, interpolation="lower"))  # the earlier of the middle two
-            row[f"{threshold:g} nats"] = f"{onset_text(median, budget)} ({count_onsets(onsets)})"
-        rows.append(row)
-    return Table.of(rows)
-
-
-def onset_text(tokens: float, budget: float) -> str:
-    """Return an onset as text; `>12.3M` if there was none in a budget of 12.3 million tokens."""
-    if math.isfinite(tokens):
-        return short_count(round(tokens))
-    return f">{short_count(budget)}"
-
 
 def onset(tokens: Any, worth: Any, threshold: float) -> float:
     """Return the tokens until long-range order is worth `threshold`, or infinity."""
@@ -280,48 +133,17 @@ def onset(tokens: Any, worth: Any, threshold: float) -> float:
     return crossing(tokens, np.negative(worth), -threshold)
 
 
-def count_onsets(onsets: pd.Series) -> str:
-    """Return how many seeds use long-range order at the end, as text: `3/5`; a dash if none was scored."""
-    scored = onsets.dropna()
-    if scored.empty:
-        return DASH
-    return f"{np.isfinite(scored).sum()}/{len(scored)}"
-
-
-def flip_test(difference: np.ndarray) -> float:
-    """Return the exact two-sided p of a sign-flip test that the mean of `difference` (one number per seed) is 0.
-
-    If two schemes are equal, each seed's difference is equally often positive and negative, whatever the distribution
-    of times and the censoring at one budget.
-    """
-    # Exact, unlike a paired log-rank test: for five pairs that agree, its normal approximation gives 0.025, but the
-    # exact value is 2 of 2^5 choices, 0.0625.
-    difference = difference[difference != 0]  # pairs that are both censored, or equal, tell nothing
-    # All choices of signs, [2^n, n]: row m has -1 at i if bit i of m is set, and 1 elsewhere.
-    choice_numbers = np.arange(2 ** len(difference))[:, None]
-    signs = 1 - 2 * ((choice_numbers >> np.arange(len(difference))) & 1)
-    rounding = 1e-9 * np.abs(difference).sum()
-    # p is the share of all choices of signs whose mean is at least as far from 0.
-    return float((np.abs(signs @ difference) >= np.abs(difference.sum()) - rounding).mean())
-
-
-def reach(cells: pd.DataFrame) -> dict[str, str]:
-    """Return for each scheme how far back order matters: `16`; `≥ 64` if at all distances; `0` if at none.
-
-    It is the largest distance up to which the loss without order is at least REACH at the lower end of its interval.
-    """
-    reaches = {}
-    for scheme, places in cells.sort_values("first").groupby("scheme"):
-        # The lower of the intervals over seeds and over documents; `fmin` takes the other one if one is NaN.
-        lower_ends = np.fmin(places["value_low"].to_numpy(), (places["value"] - places["value_documents"]).to_numpy())
-        fails = np.flatnonzero(~(lower_ends >= REACH))  # NaN, an interval that is not known, fails too
-        last = places["last"].to_numpy()
-        reach = f"≥ {last[-1]}"
-        if len(fails):
-            first_failing = fails[0]
-            reach = str(last[first_failing - 1]) if first_failing else "0"
-        reaches[str(scheme)] = reach
-    return reaches
+def crossing(places: Any, values: Any, goal: float) -> float:
+    """Return where a curve first falls to `goal`, linear between its points; infinity if never."""
+    x, y = np.asarray(places), np.asarray(values)
+    at_or_below = np.flatnonzero(y <= goal)
+    if not len(at_or_below):
+        return math.inf
+    n = at_or_below[0]
+    # Nothing is known before the first point.
+    if n == 0:
+        return float(x[0])
+    return float(x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
 
 
 def window_starts(split: Split, length: int, count: int) -> list[int]:

@@ -12,14 +12,12 @@ import pandas as pd
 
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import perplexity_text
-from posbench.evaluation.protocols.section import ComparedRuns, Section
 from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
     from posbench.model.scored import ScoredModel
 
-CONTEXT = "What a model uses of its context"  # title of a section that several protocols share
 Advance = Callable[[int], object]  # called with the number of tokens that were read
 Scored = tuple[pd.DataFrame, dict[str, Any]]  # the rows and the header of a result
 Metric = tuple[str, Any, Any]  # its name, and for each stored row the sum of its values and their number
@@ -140,24 +138,6 @@ class EvalProtocol(ABC):
         if "bytes" in columns:
             losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))
         return losses
-
-    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return the sections of the report about this protocol's results, by default none.
-
-        Arguments: every_length, whether to show lengths that are neither a multiple nor a part of the training length.
-        """
-        return []
-
-    def task_sections(self, task: str, runs: pd.DataFrame, schemes: Sequence[str], length: int) -> list[Section]:
-        """Return the report's sections about the runs of a task, by default none.
-
-        Arguments: schemes, in the order to show; length, the longest trained length, in items.
-        """
-        return []
-
-    def group_sections(self, groups: Mapping[str, ComparedRuns]) -> list[Section]:
-        """Return the sections of a report that compares groups of runs, {value that a group shares: its runs}."""
-        return []
 
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return columns to add to a run's row of the summary, from its metrics.jsonl."""

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
-
 from posbench.config import Config, EvaluationConfig
 from posbench.data import ProblemSplit, Split
 from posbench.evaluation.protocols.accuracy import score_problems
 from posbench.evaluation.protocols.protocol import Advance, Scored
-from posbench.evaluation.protocols.section import ComparedRuns, Section, Table, half, in_order
 from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
@@ -51,30 +48,6 @@ class Validation(Windowed):
         targets, nll, right = int(rows["targets"].sum()), float(rows["nll"].sum()), int(rows["right"].sum())
         return rows, {"targets_total": targets, "nll_mean": nll / targets, "accuracy": right / targets}
 
-    def sections(self, compared: ComparedRuns, every_length: bool) -> list[Section]:
-        """Return a section for each text that runs were not trained on, with losses at the training length."""
-        # Other texts with figures, or with a note that figures are missing; "" is the runs' own.
-        texts = {*compared.at(None, text=None, under=None)["text"], *(text for _, text in compared.holes)} - {""}
-        sections = []
-        for text in sorted(texts):
-            cells = compared.at(None, compared.training_length, metric="loss", text=text)
-            cells = cells[cells["last"] == 0]
-            table: Table | None = None
-            note = f"Loss at {compared.training_length} tokens of context on text that the runs were not trained on; "
-            note += "not part of the ranking."
-            if len(cells):
-                # Protocols score different targets, so all losses are those of one: that which most schemes have.
-                schemes_of = cells.groupby("protocol")["scheme"].nunique()
-                protocol = str(schemes_of.idxmax())
-                others = sorted({*cells["scheme"]} - {*cells.loc[cells["protocol"] == protocol, "scheme"]})
-                table = losses_table(compared, in_order(cells[cells["protocol"] == protocol], compared.schemes))
-                note += f" Protocol {protocol}."
-                if others:
-                    note += f" Not scored by it: {', '.join(others)}."
-            holes = compared.holes.get((self.name, text), [])
-            sections.append(Section(f"On {text}", holes, table=table, note=note))
-        return sections
-
     def settings(self, config: Config) -> EvaluationConfig:
         """Return settings by which `train.validation_tokens` tokens are read, and at least one window."""
         tokens = max(config.train.validation_tokens, config.train.context_length)
@@ -92,14 +65,3 @@ class Validation(Windowed):
     ) -> list[int]:
         """Return only the training length, whatever lengths are requested or configured."""
         return [context_length]
-
-
-def losses_table(compared: ComparedRuns, cells: pd.DataFrame) -> Table:
-    """Return a row per scheme, the lowest loss first: its loss and its gap to the baseline."""
-    cells = cells.sort_values("value", kind="stable")
-    gap = f"gap to {compared.baseline}"
-    gaps = cells["gap"].mask(cells["scheme"] == compared.baseline, 0.0)
-    table = Table(cells[["scheme"]].copy())
-    table.add("loss", cells["value"], half(cells, "value"))
-    table.add(gap, gaps, half(cells, "gap"), sign=True)
-    return table

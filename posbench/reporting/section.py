@@ -11,53 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from posbench.runs import run_at
-
-
-@dataclass(frozen=True)
-class ComparedRuns:
-    """The runs that one report compares, and all numbers that were measured in them."""
-
-    runs: pd.DataFrame  # rows of the summary, one per compared run
-    wanted_baseline: str
-    losses: pd.DataFrame  # validation loss, nats/token: one row per seed, one column per scheme, best scheme first
-    cells: pd.DataFrame  # every figure: one row per scheme, protocol, length, bucket and so on (`cells.measure`)
-    holes: dict[tuple[str, str], list[str]]  # (protocol, text) -> which figures are left out, and why
-    doubt: str  # what intervals are over: seeds, or documents if there is only one seed
-
-    @property
-    def schemes(self) -> list[str]:
-        """Return the names of the schemes, best first."""
-        return list(self.losses.columns)
-
-    @property
-    def baseline(self) -> str:
-        """Return the scheme that gaps are measured against: the requested one, or the best one if that has no run."""
-        return self.wanted_baseline if self.wanted_baseline in self.schemes else self.schemes[0]
-
-    @property
-    def training_length(self) -> int:
-        return int(self.runs["train.context_length"].iloc[0])
-
-    @property
-    def has_onsets(self) -> bool:
-        """Return whether any run logged when it began to use long-range order. Continued runs do not log it."""
-        return bool(self.runs.get("onset_tokens", pd.Series(dtype=float)).notna().any())
-
-    @property
-    def onsets(self) -> pd.DataFrame:
-        """Return the tokens until each run used long-range order, infinite if never: seeds by schemes."""
-        return self.runs.pivot(index="seed", columns="scheme", values="onset_tokens")[self.schemes].sort_index()
-
-    def logged(self, kind: str, figures: Sequence[str]) -> pd.DataFrame:
-        """Return what the runs logged during training, as `curves` does, with scheme and seed."""
-        return curves(self.runs["path"], kind, figures).merge(self.runs[["path", "scheme", "seed"]], on="path")
-
-    def at(self, protocol: str | None = None, length: int | None = None, **equal: Any) -> pd.DataFrame:
-        """Return the rows of `cells`, the table of all figures, with these values. None accepts any."""
-        # By default figures of schemes as trained, on the runs' own text.
-        return where(self.cells, **{"under": "", "text": "", "protocol": protocol, "length": length, **equal})
-
 
 @dataclass(frozen=True)
 class Plot:
@@ -133,13 +86,6 @@ class Section:
     files: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # CSV files by their names
 
 
-def where(table: pd.DataFrame, **equal: Any) -> pd.DataFrame:
-    """Return the rows of a table in which the columns have the values passed here; None allows any value."""
-    for column, value in equal.items():
-        table = table if value is None else table[table[column] == value]
-    return table
-
-
 def joined(sections: Iterable[Section], schemes: Sequence[str]) -> list[Section]:
     """Return a report's sections, with successive ones of the same title joined, tables side by side."""
     joined_sections = []
@@ -205,30 +151,3 @@ def by_distance(cells: pd.DataFrame, schemes: Sequence[str], title: str) -> Tabl
 def half(cell: Any, name: str) -> Any:
     """Return half the width of the 95 % interval over seeds of the figure in column `name`."""
     return (cell[f"{name}_high"] - cell[f"{name}_low"]) / 2
-
-
-def curves(paths: Iterable[str], kind: str, figures: Sequence[str]) -> pd.DataFrame:
-    """Return what runs logged during training: columns path, step, tokens and `figures`.
-
-    Arguments: kind, of lines of metrics.jsonl, such as `validation`.
-    """
-    rows = []
-    for path in paths:
-        # If a step was logged twice, its first line counts: reversed, because a later entry of a dict replaces others.
-        rows_by_step = {row["step"]: row for row in reversed(run_at(path).logged) if row["kind"] == kind}
-        rows += [{"path": path, **rows_by_step[step]} for step in sorted(rows_by_step)]
-    numbers = ["step", "tokens", *figures]
-    return pd.DataFrame(rows, columns=["path", *numbers]).astype(dict.fromkeys(numbers, float))
-
-
-def crossing(places: Any, values: Any, goal: float) -> float:
-    """Return where a curve first falls to `goal`, linear between its points; infinity if never."""
-    x, y = np.asarray(places), np.asarray(values)
-    at_or_below = np.flatnonzero(y <= goal)
-    if not len(at_or_below):
-        return math.inf
-    n = at_or_below[0]
-    # Nothing is known before the first point.
-    if n == 0:
-        return float(x[0])
-    return float(x[n - 1] + (x[n] - x[n - 1]) * (y[n - 1] - goal) / (y[n - 1] - y[n]))
