@@ -327,7 +327,6 @@ def _continue(mapping: dict[str, Any]) -> None:
     positions or tokenizer and the user gave no others.
     """
     from posbench.data.text.tokenizer import CONVERT
-    from posbench.runs.folder_check import tokenizer_files
     from posbench.runs.start import start_of
     from posbench.schemes.building import FULL_ATTENTION, with_option, with_option_in_full_attention
     from posbench.schemes.entries import without_option
@@ -353,6 +352,8 @@ def _continue(mapping: dict[str, Any]) -> None:
             mapping["tokenizer"] = {"kind": "file", "path": str(source.tokenizer_file)} | options_of("tokenizer")
         # A task has a tokenizer of its own.
         elif mapping["data"].get("source") != "task":
+            from posbench.huggingface.files import tokenizer_files
+
             others = tokenizer_files(source.tokenizer_file.parent)
             raise ConfigError(
                 f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "

@@ -97,19 +97,20 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
 
     Raises: ConfigError if the model or its tokenizer cannot be read, or if a run of this name is of another model.
     """
+    from posbench.huggingface.files import check_adapter
     from posbench.huggingface.loading import Source, versions
-    from posbench.runs import folder_check
 
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError(f"{path} is a file of weights: give its folder, with config.json and tokenizer.json")
     folder = path if path.is_dir() else path.parent
-    folder_check.check_adapter(folder)
+    check_adapter(folder)
     source = Source(path)
     console.out(f"{source.name}: reading the model")
     source.content  # noqa: B018  (raises the error if there is no config.json)
     tokenizer = source.tokenizer_file(runs_dir / SUBJECTS / source.name)
     for note in source.check():
         console.out(note)
+    source.check_code()
     # `model` and `scheme` of this configuration are placeholders, because config.json describes the model.
     T = source.length
     words = [f"train.context_length={T}", "train.steps=1", "scheme=nope", f"scheme.name={source.name}"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -23,10 +23,12 @@ from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.stock import TransformersModel, transformers_model
 from posbench.model.decoder import Decoder
-from posbench.runs import Run
 from posbench.schemes.rescaling import LENGTH
 from posbench.schemes.rotary import Rotary
 from posbench.system.files import DISK_FULL, folder_beside, publish_folder, write_text
+
+if TYPE_CHECKING:
+    from posbench.runs import Run
 
 TOLERANCE = 1e-4  # share of the largest logit: float32 rounding in a dozen layers or more, with angles in float32
 _COMPARED_TOKENS = 256

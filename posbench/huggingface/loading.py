@@ -22,14 +22,15 @@ from transformers.utils import logging
 from posbench.catalogue.own_files import kinds_in
 from posbench.config import ConfigError
 from posbench.data.text.tokenizer import CONVERT
+from posbench.huggingface import files
+from posbench.huggingface.files import SAVE
 from posbench.huggingface.modeling import PosbenchForCausalLM
-from posbench.huggingface.rotations import change_rotations, rotations_in, trained_length
+from posbench.huggingface.rotations import change_rotations, head_width, rotations_in, trained_length
 from posbench.huggingface.subject import SubjectModel
 from posbench.model.rotations import Rotation
 from posbench.model.scored import ScoredModel
-from posbench.runs import folder_check, pretrained
-from posbench.runs.pretrained import SAVE
 from posbench.schemes.building import with_option
+from posbench.schemes.rescaling import ROPE_TYPES, check_lists
 from posbench.system.files import sum_of
 
 ADAPTER = 1  # version of this adapter; a change that may change a loss raises it
@@ -44,10 +45,10 @@ def _read_config(source: Source, changed_at: int) -> PreTrainedConfig:
 
 
 @lru_cache(maxsize=8)  # reading large weights takes as long as loading them
-def _digest(is_gguf: bool, files: tuple[tuple[Path, int], ...]) -> str:
+def _digest(is_gguf: bool, times: tuple[tuple[Path, int], ...]) -> str:
     # The times of the last change are part of the call, so that a changed file is read again.
-    paths = [path for path, _ in files]
-    return sum_of(paths[0]) if is_gguf else pretrained.digest(paths)
+    paths = [path for path, _ in times]
+    return sum_of(paths[0]) if is_gguf else files.digest(paths)
 
 
 def versions() -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Source:
             return self.config.to_dict()
         if not (self.path / "config.json").is_file():
             raise ConfigError(f"{self.path} has no config.json: {_COMPLETE}{self._gguf_hint()}")
-        return pretrained.read_json(self.path / "config.json")
+        return files.read_json(self.path / "config.json")
 
     def _gguf_hint(self) -> str:
         files = sorted(self.path.glob(f"*{GGUF}"))
@@ -111,8 +112,8 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the weights."""
-        files = [self.path] if self.is_gguf else pretrained.weight_files(self.path)
-        return _digest(self.is_gguf, tuple((file, file.stat().st_mtime_ns) for file in files))
+        paths = [self.path] if self.is_gguf else files.weight_files(self.path)
+        return _digest(self.is_gguf, tuple((path, path.stat().st_mtime_ns) for path in paths))
 
     @property
     def length(self) -> int:
@@ -143,13 +144,13 @@ class Source:
         if (self.folder / "chat_template.jinja").is_file():
             return True
         file = self.folder / "tokenizer_config.json"
-        return file.is_file() and bool(pretrained.read_json(file).get("chat_template"))
+        return file.is_file() and bool(files.read_json(file).get("chat_template"))
 
     def tokenizer_file(self, target: Path) -> Path:
         """Return the path of the model's `tokenizer.json`; a GGUF file's is written to the folder `target`."""
         if not self.is_gguf:
             if not (self.path / "tokenizer.json").is_file():
-                others = folder_check.tokenizer_files(self.path)
+                others = files.tokenizer_files(self.path)
                 raise ConfigError(f"{self.path} has no tokenizer.json{others}: {CONVERT}")
             return self.path / "tokenizer.json"
         with _explained(self):
@@ -163,22 +164,41 @@ class Source:
 
         Raises: ConfigError for what transformers would not load, or load wrongly.
         """
-        folder_check.check_adapter(self.folder)
         if self.is_gguf:
             return []
-        content, file = self.content, self.path / "config.json"
-        folder_check.check_numbers(content, file)
-        folder_check.check_rotation_lists(content, file)
-        if content.get("quantization_config") is not None:
+        file = self.path / "config.json"
+        files.check_numbers(self.content, file)
+        if self.content.get("quantization_config") is not None:
             raise ConfigError(f"{file} has a quantization_config: dequantise the model first ({SAVE})")
         # Only headers are read, so a check takes no memory.
-        files = pretrained.weight_files(self.path)
-        folder_check.check_number_types(files)
-        is_untied = bool(getattr(self.config, "tie_word_embeddings", False)) and folder_check.stores_another_head(files)
-        if files_named := kinds_in(content.get("scheme") or {}):
-            raise ConfigError(f"{file} names {next(iter(files_named))}, and posbench runs no code that a folder names")
-        _ = self.rotations  # reading them checks their types of layers
-        return folder_check.notes(self.path, content, is_untied)
+        files.check_number_types(files.weight_files(self.path))
+        notes = []
+        if self.has_two_tables:
+            notes.append(
+                f"{self.path} says tie_word_embeddings=true and stores an lm_head.weight that differs from the "
+                "embeddings: both are used, as transformers 5 does"
+            )
+        for layer_type, parameters in self.rotations.items():
+            channels = int(head_width(self.config) * parameters.get("partial_rotary_factor", 1))
+            check_lists(parameters, channels, f"{file}: ")
+            used = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+            kind = parameters["rope_type"]
+            unused = sorted({*parameters} - {*used, *ROPE_TYPES.get(kind, ())})
+            # Keys for one type of layer may have a meaning of their own in its class.
+            if unused and not layer_type:
+                notes.append(f"{file} has rotation keys that rope_type={kind} does not use: {', '.join(unused)}")
+        return notes
+
+    def check_code(self) -> None:
+        """Raise ConfigError if the scheme of a folder of posbench export is in a file of somebody's own."""
+        if names := kinds_in(self.content.get("scheme") or {}):
+            raise ConfigError(f"{self.path} names {next(iter(names))}, and posbench runs no code that a folder names")
+
+    @cached_property
+    def has_two_tables(self) -> bool:
+        """Return whether `config.json` ties the embedding and output tables, and the files store two that differ."""
+        is_tied = bool(getattr(self.config, "tie_word_embeddings", False))
+        return is_tied and files.stores_another_head(files.weight_files(self.path))
 
 
 def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype, device: torch.device) -> ScoredModel:
@@ -190,7 +210,7 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
     if isinstance(source.config, _POSBENCH):
         # Our own decoder inside it reads rescalings from its scheme.
         return _posbench_decoder(source, options, dtype, device)
-    config = _copy(source)
+    config = copied_config(source)
     with _explained(source):
         change_rotations(config, options, length, source.length, source.name)
     settings = json.dumps(rotations_in(config), sort_keys=True)  # tells changed configurations apart
@@ -202,7 +222,7 @@ def rotations_under(source: Source, options: Sequence[str], length: int) -> list
 
     Raises: ConfigError for options that it does not have.
     """
-    config = _copy(source)
+    config = copied_config(source)
     if isinstance(config, _POSBENCH):
         config.scheme = _posbench_scheme(config, options)
         config.build()  # raises ConfigError for options that the scheme does not have
@@ -216,16 +236,16 @@ _POSBENCH = PosbenchForCausalLM.config_class
 
 def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
     # Weights stay float32; `dtype` is the type of the activations, as in training.
-    config = _copy(source)
+    config = copied_config(source)
     config.scheme = _posbench_scheme(config, options)
-    model = _from_pretrained(source, config, torch.float32)
+    model = from_pretrained(source, config, torch.float32)
     decoder = model.decoder.to(device)
     decoder.compute_dtype = dtype
     return decoder
 
 
-def _copy(source: Source) -> Any:
-    # A copy, because options change it.
+def copied_config(source: Source) -> Any:
+    """Return a copy of the model's configuration, to be changed."""
     with _explained(source):
         return source.config.__class__.from_dict(source.config.to_dict())
 
@@ -255,13 +275,14 @@ def _load(
     if _Loaded.key != key or _Loaded.model is None:
         # The last model goes before the next one comes, so that memory holds one.
         _Loaded.key, _Loaded.model = (), None
-        model = _from_pretrained(source, config, dtype)
+        model = from_pretrained(source, config, dtype)
         _check_nested(source, model)
         _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device).eval())
     return _Loaded.model
 
 
-def _from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
+def from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    """Return the model of the class that `config` is for. Raises: ConfigError as `load`."""
     with _explained(source):
         # A GGUF file is named; of a folder only safetensors files are read.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -292,7 +313,7 @@ def _explained(source: Source) -> Iterator[None]:
         raise
     except Exception as error:  # transformers raises KeyError, TypeError and others for a configuration
         # A class with one rotation for all layers may fail on rotations for some of them, so these are named first.
-        nested_types = [] if source.is_gguf else folder_check.nested_rotations(source.content)
+        nested_types = [] if source.is_gguf else files.nested_rotations(source.content)
         if nested_types:
             raise ConfigError(_nested_refused(source, nested_types[0], "its class")) from error
         if source.is_gguf:
@@ -303,8 +324,8 @@ def _explained(source: Source) -> Iterator[None]:
         kind = f" (model_type={source.content.get('model_type')})"
         raise ConfigError(
             f"transformers {transformers.__version__} cannot load {source.path}{kind} without code from the folder: "
-            f"{type(error).__name__}: {_line(error)}. Install the version that the model needs, or save the model "
-            f"again with it ({SAVE})"
+            f"{type(error).__name__}: {_line(error)}. Correct config.json, install the version that the model needs, "
+            f"or save the model again with it ({SAVE})"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -336,25 +357,33 @@ def _check_tensors(source: Source, info: Mapping[str, Any], class_name: str) -> 
 
     transformers itself would fill missing tensors with random numbers, or only warn.
     """
-    files = [] if source.is_gguf else pretrained.weight_files(source.path)
-    stored_in = folder_check.stored_tensors(files)
+    stored_in = files.stored_tensors([] if source.is_gguf else files.weight_files(source.path))
 
     def file_of(name: str) -> Path:
         return stored_in[name].file if name in stored_in else source.path
 
     differences = []
-    for name, stored, expected in sorted(info["mismatched_keys"]):
-        differences.append(
-            f"{file_of(name)} has {name} {list(stored)}, and config.json{folder_check.asks_for(name, source.content)} "
-            f"makes it {list(expected)}: correct the one that is wrong"
-        )
-    for name in sorted(info["missing_keys"]):
-        is_head = name == "lm_head.weight"
-        reason = " (tie_word_embeddings=false)" if is_head else ""
-        differences.append(f"{source.path} lacks {name}{reason}: download the model again, or correct its config.json")
+    # Unknown names come before missing ones, because the missing tensors may be there by other names.
     for name in sorted(info["unexpected_keys"]):
         differences.append(
             f"{file_of(name)} has {name}, which {class_name} has not: rename it, or save the model again with "
             f"transformers, which leaves out what its class has not ({SAVE})"
         )
-    folder_check.check_none(differences)
+    for name, stored, expected in sorted(info["mismatched_keys"]):
+        vocabulary = ""
+        if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            vocabulary = f" says vocab_size={source.content['vocab_size']}, which"
+        differences.append(
+            f"{file_of(name)} has {name} {list(stored)}, and config.json{vocabulary} makes it {list(expected)}: "
+            "correct the one that is wrong"
+        )
+    for name in sorted(info["missing_keys"]):
+        is_head = name == "lm_head.weight"
+        reason = " (tie_word_embeddings=false)" if is_head else ""
+        differences.append(f"{source.path} lacks {name}{reason}: download the model again, or correct its config.json")
+    if not differences:
+        return
+    message = differences[0]
+    if len(differences) > 1:
+        message += f" ({len(differences) - 1} more tensors do not fit)"
+    raise ConfigError(message)

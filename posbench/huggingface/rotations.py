@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posbench.config import ConfigError
 from posbench.model.rotations import Rotation
-from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_values
+from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling, check_lists, check_values
 from posbench.schemes.rotary import inverse_frequencies
 
 INFINITE = 1e38  # a factor that makes a frequency 0 in float32
@@ -72,7 +72,7 @@ def change_rotations(
     parameters = rotations_in(config)
     by_type = _options_by_type(options, parameters, name)
     text = config.get_text_config()
-    width = _head_width(config) if parameters else 0  # without rotations it is not read, and may not be known
+    width = head_width(config) if parameters else 0  # without rotations it is not read, and may not be known
     new_settings = {}  # layer type -> its rope_parameters
     methods = {}  # layer type -> name and factor of its rescaling
     for layer_type, settings in parameters.items():
@@ -152,7 +152,7 @@ def _changed(
             changed = {**common, "rope_type": "default"}
         else:
             rescaling = Rescaling.of(value, options.get("factor"), trained)
-            rescaling.check_lists(channels)
+            check_lists(rescaling.parameters, channels)
             # A name, such as `yarn`, is a rescaling of posbench; a mapping has the parameters of transformers.
             if isinstance(value, str):
                 return _rescaled(rescaling, common, channels, length)
@@ -213,12 +213,13 @@ def _rotation(config: PreTrainedConfig, layer_type: str, method: tuple[str, floa
         text = config.get_text_config()
         frequencies, _ = ROPE_INIT_FUNCTIONS[kind](text, torch.device("cpu"), length, layer_type=layer_type or None)
     else:
-        channels = int(_head_width(config) * parameters.get("partial_rotary_factor", 1.0))
+        channels = int(head_width(config) * parameters.get("partial_rotary_factor", 1.0))
         frequencies = inverse_frequencies(channels, base)
     return Rotation(layer_type, base, *method, frequencies)
 
 
-def _head_width(config: PreTrainedConfig) -> int:
+def head_width(config: PreTrainedConfig) -> int:
+    """Return the number of channels of a head."""
     text = config.get_text_config()
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 

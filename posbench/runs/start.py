@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import Config, ConfigError
-from posbench.runs import checkpoint, fingerprints, folder_check, pretrained
+from posbench.runs import checkpoint, fingerprints
 from posbench.runs.finding import run_named, runs_named
 from posbench.runs.manifest import FINISHED, Manifest
-from posbench.runs.pretrained import Positions, described
 from posbench.runs.run import Run
+from posbench.schemes.entries import Positions, described
 from posbench.system.console import Say
 
 if TYPE_CHECKING:
@@ -188,8 +188,7 @@ def start_of(from_run: str | None, seed: int, runs_dir: str | Path) -> Start | N
     if from_run is None:
         return None
     path, runs_dir, folder = Path(from_run).expanduser(), Path(runs_dir), None
-    folder_check.check_adapter(path)
-    if (path / "config.json").is_file():
+    if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return _start_from_folder(path)
     if at_step := re.fullmatch(r"step=(\d+)", path.name):
         # A checkpoint is in <run>/checkpoints/step=<n>.
@@ -266,27 +265,22 @@ def _start_from_run(run: Run, folder: Path | None) -> Start:
 
 
 def _start_from_folder(folder: Path) -> Start:
-    config = pretrained.read_config(folder)
-    folder_check.check_config(config, folder / "config.json")
-    files = pretrained.weight_files(folder)
-    # This name becomes a part of the name of a folder, so other characters are replaced.
-    name = re.sub(r"[^\w.+-]", "_", folder.resolve().name).lstrip("_.+-")
-    sizes = pretrained.sizes(config, name)
-    positions = folder_check.positions_in(config)
-    is_untied = sizes["tied_embeddings"] and folder_check.stores_another_head(files)
-    # transformers 5 uses both tables too.
-    if is_untied:
-        sizes["tied_embeddings"] = False
-    folder_check.check_tensors(files, config, positions, sizes["tied_embeddings"])
+    # transformers is optional, so it is imported when a folder is read.
+    from posbench.huggingface import continuing
+
+    source, notes = continuing.checked_source(folder)
+    sizes = continuing.sizes(source)
+    load = partial(continuing.load_weights, source, sizes["tied_embeddings"])
+    load()  # tensors that do not fit are refused before any text is read
     return Start(
-        name=name,
-        scheme=name,
-        positions=positions,
+        name=source.name,
+        scheme=source.name,
+        positions=continuing.positions(source),
         model=sizes,
-        load=partial(pretrained.load_weights, files, sizes["tied_embeddings"]),
-        digest=pretrained.digest(files),
+        load=load,
+        digest=source.digest,
         tokenizer_file=folder / "tokenizer.json",
-        notes=folder_check.notes(folder, config, is_untied),
+        notes=notes,
     )
 
 

@@ -18,6 +18,7 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.schemes.base import Scheme, Shape, check_hooks, require_integer
 from posbench.schemes.composite import Interleaved, JointProperties
 from posbench.schemes.entries import Entry, members_of, parts_of, schemes_in, with_members
+from posbench.schemes.rescaling import check_lists
 from posbench.schemes.rotary import Rotary
 
 FULL_ATTENTION = "full_attention"  # the members of a scheme that have no window, as transformers calls such layers
@@ -174,7 +175,7 @@ class _Builder:
             scheme = cls(replace(self.shape, attention=_kind_of_attention(entry)), **options).float()
         # Checked here, because subclasses of Rotary set their width after its constructor.
         if isinstance(scheme, Rotary) and scheme.rescaling is not None:
-            scheme.rescaling.check_lists(scheme.width)
+            check_lists(scheme.rescaling.parameters, scheme.width)
         if window is not None:
             scheme.window = require_integer(WINDOW, window, 1, "tokens that a query sees")
         # Share every parameter with the first such layer, except what is per layer or belongs to a member scheme.

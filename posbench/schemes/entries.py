@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from posbench.config import ConfigError
 from posbench.schemes.rescaling import BY_WINDOW
 
 Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The position scheme of a trained model, and the lengths that it may be used at."""
+
+    row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
+    described: str  # the scheme in one line
+    length: int | None = None  # longest input in the model's own training, tokens; None: not known
+
+    @property
+    def trained_length(self) -> int | None:
+        """Return L of the formulas for positions, tokens: `length`, or less if the model continued another."""
+        return (self.row or {}).get("trained_length") or self.length
+
+    def checked_row(self, from_run: str) -> dict[str, Any]:
+        """Return the scheme's settings, as in a YAML file. Raises: ConfigError if posbench has no such scheme."""
+        if self.row is not None:
+            return self.row
+        raise ConfigError(
+            f"train.from_run={from_run} has positions {self.described}, which posbench lacks: name the scheme to train "
+            "it with, such as scheme=nope, or scheme=qk_rope scheme.base=..."
+        )
+
+
+def described(entry: Entry) -> str:
+    """Return a scheme's settings as one line of JSON, without name and learning rate."""
+    return json.dumps({key: value for key, value in entry.items() if key not in ("name", "lr", "lr_factor")})
 
 
 def schemes_in(option: Any) -> list[Entry]:

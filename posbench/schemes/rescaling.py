@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -61,7 +61,8 @@ _LEAST: dict[str, float] = {  # key -> the least number that it can be
     "mscale_all_dim": 0,
 }
 _LISTS = ("short_factor", "long_factor")
-_POSITIVE = ("low_freq_factor", "high_freq_factor", "beta_slow", "beta_fast", "attention_factor")
+_ROTATION = ("rope_theta", "partial_rotary_factor")  # keys of every type
+_POSITIVE = ("low_freq_factor", "high_freq_factor", "beta_slow", "beta_fast", "attention_factor", *_ROTATION)
 
 RescaleOption = str | Mapping[str, Any]  # a name in `RESCALINGS`, or `rope_parameters`
 
@@ -99,16 +100,6 @@ class Rescaling:
             factor = 1
         # Without a factor, it follows the input's length, which brings the longest position into the trained range.
         return cls(option, {"rope_type": RESCALINGS[option], "factor": factor, LENGTH: context_length})
-
-    def check_lists(self, channels: int) -> None:
-        """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`."""
-        for key in _LISTS:
-            factors = self.parameters.get(key)
-            if factors is not None and len(factors) != channels // 2:
-                raise ConfigError(
-                    f"{key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
-                    f"{channels // 2}"
-                )
 
     @property
     def rope_type(self) -> str:
@@ -238,16 +229,18 @@ def _check_keys(parameters: Mapping[str, Any]) -> None:
         )
 
 
-def check_values(parameters: Mapping[str, Any]) -> None:
+def check_values(parameters: Mapping[str, Any], place: str = "scheme.rescale") -> None:
     """Raise ConfigError for a value in `rope_parameters` from which no sensible frequencies or scores follow.
 
-    Keys that are missing or null are not read.
+    Keys that are missing or null are not read, except a base that is null. Arguments: place,
+    the beginning of the message.
     """
     for key in (*_LEAST, *_POSITIVE, *_LISTS, "truncate"):
         value = parameters.get(key)
-        if value is None:
+        is_null_base = key == "rope_theta" and key in parameters
+        if value is None and not is_null_base:
             continue
-        least = _LEAST.get(key)
+        least = _LEAST.get(key, 0)
         # Its factor is only the ratio of two lengths in config.json: below 1, attention is not scaled.
         if key == "factor" and parameters.get("rope_type") == "longrope":
             least = 1e-6
@@ -261,7 +254,7 @@ def check_values(parameters: Mapping[str, Any]) -> None:
         else:
             is_valid, expected = _is_number(value) and value >= least, f"a number, {least} or more"
         if not is_valid:
-            raise ConfigError(f"scheme.rescale has {key}={value!r}, which must be {expected}")
+            raise ConfigError(f"{place} has {key}={value!r}, which must be {expected}")
     # The other way round, slow pairs would stay and fast ones would be rescaled.
     kind = parameters.get("rope_type")
     ends = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
@@ -269,11 +262,25 @@ def check_values(parameters: Mapping[str, Any]) -> None:
         slow, fast = (parameters.get(key) or default for key, default in zip(ends[kind], (_SLOW, _FAST), strict=True))
         if slow >= fast:
             raise ConfigError(
-                f"scheme.rescale with rope_type={kind} has {ends[kind][0]}={slow}, which must be below "
+                f"{place} with rope_type={kind} has {ends[kind][0]}={slow}, which must be below "
                 f"{ends[kind][1]}={fast}: both are turns in the training length"
             )
 
 
-def _is_number(value: object) -> bool:
+def check_lists(parameters: Mapping[str, Any], channels: int, place: str = "") -> None:
+    """Raise ConfigError unless the factors of `longrope` are one for each pair of the rotated `channels`.
+
+    Arguments: place, the beginning of the message.
+    """
+    for key in _LISTS:
+        factors = parameters.get(key)
+        if factors is not None and len(factors) != channels // 2:
+            raise ConfigError(
+                f"{place}{key} has {len(factors)} entries, and {channels} channels a head are rotated: it needs "
+                f"{channels // 2}"
+            )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     # A YAML `true` is an int in Python.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

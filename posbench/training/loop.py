@@ -37,12 +37,12 @@ from posbench.model.decoder import Decoder, build_model
 from posbench.model.rotations import is_rescaled, rotations_of, show_rotations
 from posbench.runs import Manifest, Run, checkpoint, fingerprints
 from posbench.runs.manifest import Costs
-from posbench.runs.pretrained import described
 from posbench.runs.results import ResultKey, perplexity
 from posbench.runs.run import initial_loss
 from posbench.runs.start import Start, continued_start, start_at, trunk_start
 from posbench.runs.tracking import Tracker, open_tracker
 from posbench.schemes.building import seed_of, unused_schemes
+from posbench.schemes.entries import described
 from posbench.system.console import RunBar, Say
 from posbench.system.console import console as new_console
 from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
