@@ -16,6 +16,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -328,16 +330,15 @@ def _continue(mapping: dict[str, Any]) -> None:
     """
     from posbench.data.text.tokenizer import CONVERT
     from posbench.runs.start import start_of
-    from posbench.schemes.building import FULL_ATTENTION, with_option, with_option_in_full_attention
-    from posbench.schemes.entries import without_option
+    from posbench.schemes.building import with_option
 
     words = HydraConfig.get().overrides.task
     keys = {word.lstrip("+").partition("=")[0] for word in words}
 
-    # Return the options of a group that the user gave, such as `base` for `scheme.base=1e4`, with their values.
-    def options_of(group: str) -> dict[str, Any]:
-        options = {key.split(".")[1] for key in keys if key.startswith(f"{group}.")}
-        return {option: mapping[group][option] for option in options}
+    # Return the settings of a group that the user gave, such as `base` for `scheme.base=1e4`, with their values.
+    def settings_of(group: str) -> dict[str, Any]:
+        names = [key.removeprefix(f"{group}.") for key in keys if key.startswith(f"{group}.")]
+        return {name: reduce(getitem, name.split("."), mapping[group]) for name in names}
 
     if sizes := [word for word in words if word.startswith(("model=", "model."))]:
         raise ConfigError(f"train.from_run decides the model's sizes: leave out {' '.join(sizes)}")
@@ -349,7 +350,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     # be the one that `data` and `tokenizer` make.
     if source.tokenizer_file is not None and not keys & {"tokenizer", "tokenizer.kind"}:
         if source.tokenizer_file.is_file() or "tokenizer.path" in keys:
-            mapping["tokenizer"] = {"kind": "file", "path": str(source.tokenizer_file)} | options_of("tokenizer")
+            mapping["tokenizer"] = {"kind": "file", "path": str(source.tokenizer_file)} | settings_of("tokenizer")
         # A task has a tokenizer of its own.
         elif mapping["data"].get("source") != "task":
             from posbench.huggingface.files import tokenizer_files
@@ -365,15 +366,8 @@ def _continue(mapping: dict[str, Any]) -> None:
     if "scheme" not in keys and chosen_scheme == _DEFAULT_SCHEME:
         # Without `lr`: a learning rate of the source's own would replace this run's train.lr.
         source_scheme = {key: value for key, value in source.positions.checked_row(from_run).items() if key != "lr"}
-        # The factor of the source's own rescaling does not belong to another one.
-        if "scheme.rescale" in keys:
-            source_scheme = without_option(source_scheme, "factor")
-        options = options_of("scheme")
-        full_attention = options.pop(FULL_ATTENTION, None) or {}
         # A factor after the rescaling that it is for.
-        for option, value in sorted(full_attention.items(), key=lambda item: item[0] == "factor"):
-            source_scheme = with_option_in_full_attention(source_scheme, option, value)
-        for option, value in options.items():
+        for option, value in sorted(settings_of("scheme").items(), key=lambda item: item[0].endswith("factor")):
             source_scheme = with_option(source_scheme, option, value)
         mapping["scheme"] = source_scheme
     if "scheme.name" not in keys:

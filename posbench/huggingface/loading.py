@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging
 
@@ -29,7 +28,7 @@ from posbench.huggingface.rotations import change_rotations, head_width, rotatio
 from posbench.huggingface.subject import SubjectModel
 from posbench.model.rotations import Rotation
 from posbench.model.scored import ScoredModel
-from posbench.schemes.building import with_option
+from posbench.schemes.building import with_options
 from posbench.schemes.rescaling import ROPE_TYPES, check_lists
 from posbench.system.files import sum_of
 
@@ -223,8 +222,8 @@ def rotations_under(source: Source, options: Sequence[str], length: int) -> list
     Raises: ConfigError for options that it does not have.
     """
     config = copied_config(source)
-    if isinstance(config, _POSBENCH):
-        config.scheme = _posbench_scheme(config, options)
+    if isinstance(source.config, _POSBENCH):
+        config.scheme = with_options(config.scheme, options)
         config.build()  # raises ConfigError for options that the scheme does not have
         return []
     with _explained(source):
@@ -236,8 +235,8 @@ _POSBENCH = PosbenchForCausalLM.config_class
 
 def _posbench_decoder(source: Source, options: Sequence[str], dtype: torch.dtype, device: torch.device) -> ScoredModel:
     # Weights stay float32; `dtype` is the type of the activations, as in training.
-    config = copied_config(source)
-    config.scheme = _posbench_scheme(config, options)
+    config: Any = copied_config(source)
+    config.scheme = with_options(config.scheme, options)
     model = from_pretrained(source, config, torch.float32)
     decoder = model.decoder.to(device)
     decoder.compute_dtype = dtype
@@ -248,15 +247,6 @@ def copied_config(source: Source) -> Any:
     """Return a copy of the model's configuration, to be changed."""
     with _explained(source):
         return source.config.__class__.from_dict(source.config.to_dict())
-
-
-def _posbench_scheme(config: Any, options: Sequence[str]) -> dict[str, Any]:
-    """Return the scheme in the configuration of an exported model with changed options, such as `rescale=yarn`."""
-    scheme = dict(config.scheme)
-    for option in options:
-        key, _, value = option.partition("=")
-        scheme = with_option(scheme, key, OmegaConf.from_dotlist([f"value={value}"])["value"])
-    return scheme
 
 
 class _Loaded:

@@ -275,26 +275,16 @@ class Run:
         from omegaconf import OmegaConf
 
         from posbench.catalogue.choices import read_row
-        from posbench.schemes.building import (
-            FULL_ATTENTION,
-            WINDOW,
-            layer_entries,
-            with_option,
-            with_option_in_full_attention,
-        )
-        from posbench.schemes.entries import without_option
+        from posbench.schemes.building import WINDOW, layer_entries, with_options
 
         mapping = self.config.to_mapping()
         scheme, data = mapping["scheme"], mapping["data"]
-        names = {option.partition("=")[0] for option in options}
-        # The factor of the rescaling that the run was trained with does not belong to another one.
-        if "rescale" in names and "factor" not in names:
-            scheme = without_option(scheme, "factor")
-        # A new scheme first, because other options then belong to it; a factor after the rescaling that it is for.
-        for option in sorted(options, key=lambda word: (not word.startswith("scheme="), ".factor=" in word)):
-            name, parsed_option = option.partition("=")[0], OmegaConf.from_dotlist([option])
+        scheme_words = []
+        # A new scheme first, because other options then belong to it.
+        for option in sorted(options, key=lambda word: not word.startswith("scheme=")):
+            name, _, value = option.partition("=")
             if name == "scheme":
-                row = read_row(str(parsed_option[name]))
+                row = read_row(value)
                 # The new scheme has the run's kind of attention unless it names one.
                 row = replace(row, attention=row.attention or self.config.scheme.attention)
                 layers = self.config.model.num_layers
@@ -310,16 +300,10 @@ class Run:
                 inherited = {key: value for key, value in scheme.items() if key in (WINDOW, "trained_length")}
                 scheme = replace(row, name=scheme["name"]).to_mapping() | inherited
             elif name in self.config.data.options:
-                data = data | {name: parsed_option[name]}
-            elif name.startswith(f"{FULL_ATTENTION}."):
-                # An option for the layers without a window: `inner` is its name there.
-                inner = name.removeprefix(f"{FULL_ATTENTION}.")
-                scheme = with_option_in_full_attention(scheme, inner, OmegaConf.select(parsed_option, name))
-            # A setting inside another, such as `rescale.beta_fast`.
-            elif "." in name:
-                scheme = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(scheme), parsed_option))
+                data = data | {name: OmegaConf.from_dotlist([option])[name]}
             else:
-                scheme = with_option(scheme, name, parsed_option[name])
+                scheme_words.append(option)
+        scheme = with_options(scheme, scheme_words)
         return Config.from_mapping({**mapping, "scheme": scheme, "data": data})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -250,52 +250,59 @@ def _key(entry: SchemeConfig) -> str:
     return json.dumps({"kind": entry.kind, "attention": attention, **entry.options}, sort_keys=True, default=str)
 
 
-def takes_option(entry: Entry, option: str) -> bool:
-    """Return whether a scheme, or a scheme that it is made of, has the option."""
-    return has_option(entry, option) or any(has_option(part, option) for part in parts_of(entry))
+def with_options(entry: Entry, words: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of a scheme with changed options, such as `["rescale=yarn", "factor=4"]`. See `with_option`."""
+    from omegaconf import OmegaConf
+
+    scheme = dict(entry)
+    # A factor after the rescaling that it is for.
+    for word in sorted(words, key=lambda word: "factor=" in word):
+        name = word.partition("=")[0]
+        scheme = with_option(scheme, name, OmegaConf.select(OmegaConf.from_dotlist([word]), name))
+    return scheme
 
 
 def with_option(entry: Entry, option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a scheme with the option set."""
-    # If only its members have the option, it is set in each of them.
-    if has_option(entry, option) or not takes_option(entry, option):
-        return {**entry, option: value}
+    """Return a copy of a scheme with an option set, in the scheme or else in its members that have the option.
 
-    def changed(member: Entry) -> Entry:
-        return with_option(member, option, value) if takes_option(member, option) else member
-
-    return with_members(entry, changed)
-
-
-def with_option_in_full_attention(entry: Entry, option: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a scheme with the option set in its parts without a window.
-
-    A new `rescale` drops the `factor` of the one before it; `rescale.beta_fast` changes one key of a mapping. Raises:
-    ConfigError if no part has the option.
+    `rescale.beta_fast` is a key of a mapping, and `full_attention.rescale` only for parts without a window. A new
+    `rescale` drops the `factor` of the previous one. Raises: ConfigError if no part without a window has the option.
     """
-
+    is_scoped = option.startswith(f"{FULL_ATTENTION}.")
+    path = option.removeprefix(f"{FULL_ATTENTION}.")
+    name, _, key = path.partition(".")
     is_taken = False
-    name, _, key = option.partition(".")
 
     def changed(part: Entry) -> dict[str, Any]:
         nonlocal is_taken
-        if part.get(WINDOW) is not None:
+        if is_scoped and part.get(WINDOW) is not None:
             return dict(part)
-        with_changed_members = with_members(part, changed)
-        if has_option(part, name) and (not key or isinstance(part.get(name), Mapping)):
-            is_taken = True
-            with_changed_members[name] = {**part[name], key: value} if key else value
-            if option == "rescale":
-                with_changed_members.pop("factor", None)
-        return with_changed_members
+        lacks_mapping = bool(key) and not isinstance(part.get(name), Mapping)
+        if lacks_mapping or not has_option(part, name):
+            return with_members(part, changed)
+        is_taken = True
+        return _with_value(part, name, key, value)
 
     scheme = changed(entry)
-    if not is_taken:
+    if is_taken:
+        return scheme
+    if is_scoped:
         raise ConfigError(
-            f"{FULL_ATTENTION}.{option}={value}: no layer of {entry.get('name')} without a window takes {option}: give "
-            f"{option}={value} for all of its layers"
+            f"{option}={value}: no layer of {entry.get('name')} without a window takes {path}: give {path}={value} for "
+            "all of its layers"
         )
-    return scheme
+    # An option that no part has is refused when the scheme is built.
+    return _with_value(entry, name, key, value)
+
+
+def _with_value(entry: Entry, name: str, key: str, value: Any) -> dict[str, Any]:
+    changed = dict(entry)
+    if name == "rescale" and not key:
+        changed.pop("factor", None)
+    if key:
+        previous = entry.get(name)
+        value = {**(previous if isinstance(previous, Mapping) else {}), key: value}
+    return {**changed, name: value}
 
 
 def has_option(entry: Mapping[str, Any], option: str) -> bool:

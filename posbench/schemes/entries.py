@@ -71,13 +71,6 @@ def with_members(entry: Entry, change: Callable[[Entry], Entry]) -> dict[str, An
     return changed
 
 
-def without_option(entry: Entry, option: str) -> dict[str, Any]:
-    """Return a copy of a scheme without the option, in it and in the schemes that it is made of."""
-    changed = with_members(entry, lambda member: without_option(member, option))
-    changed.pop(option, None)
-    return changed
-
-
 def with_factor(entry: Entry, factor: float) -> dict[str, Any]:
     """Return a copy of a scheme in which rescaled rotations without a factor get a fixed `factor`."""
     changed = with_members(entry, lambda member: with_factor(member, factor))

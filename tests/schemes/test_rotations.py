@@ -10,7 +10,7 @@ from posbench.config import ConfigError, SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.reference.rotations import rotation
 from posbench.schemes import Shape, build_scheme
-from posbench.schemes.building import with_option_in_full_attention
+from posbench.schemes.building import with_option
 from posbench.schemes.rescaling import RESCALINGS
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
@@ -136,9 +136,9 @@ def test_an_option_goes_to_the_layers_without_a_window_only():
     near = {"name": "window_qk_rope", "kind": "rotary", "sites": ["q", "k"], "window": 64}
     far, nope = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}, {"name": "nope", "kind": "nope"}
     row = {"name": "both", "kind": "interleaved", "layers": [near, far, nope]}
-    changed = with_option_in_full_attention(row, "rescale", "yarn")
+    changed = with_option(row, "full_attention.rescale", "yarn")
     assert changed["layers"] == [near, {**far, "rescale": "yarn"}, nope]
-    same = with_option_in_full_attention({**row, "layers": [near, {**far, "base": 500}]}, "base", 500)
+    same = with_option({**row, "layers": [near, {**far, "base": 500}]}, "full_attention.base", 500)
     assert same["layers"] == [near, {**far, "base": 500}]  # the value that it has already
     with pytest.raises(ConfigError, match=r"full_attention\.rescale=yarn: no layer of both without a window takes"):
-        with_option_in_full_attention({**row, "layers": [near, nope]}, "rescale", "yarn")
+        with_option({**row, "layers": [near, nope]}, "full_attention.rescale", "yarn")
