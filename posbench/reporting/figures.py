@@ -196,71 +196,10 @@ def matrix(plot: Plot, look: Looks) -> Figure:
     return figure
 
 
-def training(plot: Plot, look: Looks) -> Figure:
-    """Draw the loss during training, mean over seeds. Arguments: plot, with points scheme, seed, x and y."""
-    # Means of parts, because single batches are too noisy to compare.
-    part = np.ceil(50 * plot.points["x"] / plot.points["x"].max())  # 1 to 50
-    means = plot.points.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
-    # The steep start would leave no room for the differences.
-    later = means.loc[(means["part"] > 2) & np.isfinite(means["y"]), "y"]
-
-    def finish(axes: Axes) -> None:
-        _token_axis(axes)
-        axes.set_ylim(top=later.max())
-        axes.set_ylabel(plot.y_label)
-
-    return _lines(means, look, finish, plot.x_label, 3.6)
-
-
-def curves(plot: Plot, look: Looks) -> Figure:
-    """Draw gaps during training. Arguments: plot, with points scheme, x and y."""
-    # Early gaps would set the scale and hide the late ones.
-    points = plot.points[plot.points["x"] >= 0.1 * plot.points["x"].max()]
-
-    def finish(axes: Axes) -> None:
-        _token_axis(axes)
-        axes.axhline(0, color=INK, linewidth=0.6)
-        axes.set_ylabel(plot.y_label)
-
-    return _lines(points, look, finish, plot.x_label, 3.6, sharey=False)
-
-
-def _token_axis(axes: Axes) -> None:
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-    axes.margins(x=0)
-
-
-def by_length(plot: Plot, look: Looks) -> Figure:
-    """Draw perplexity against length, both on log scales, with the training length marked.
-
-    Arguments: plot, with `points` (scheme, x, y and, to draw bands, low and high) and `line`, the training length.
-    """
-    lengths = sorted(set(plot.points["x"]))
-
-    def finish(axes: Axes) -> None:
-        log_numbers(axes)
-        length_axis(axes, lengths, int(plot.line))
-        axes.set_ylabel("perplexity")
-
-    bands = plot.points if "low" in plot.points else None
-    return _lines(plot.points, look, finish, "length, tokens", 4.1, bands=bands)
-
-
-def by_characters(plot: Plot, look: Looks) -> Figure:
-    """Draw bits per byte against the length in characters, on a log scale, a line per model."""
-
-    def finish(axes: Axes) -> None:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
-        axes.set_ylabel("bits per byte")
-
-    return _lines(plot.points, look, finish, "length, characters", 4.1)
-
-
 def panels(plot: Plot, look: Looks) -> Figure:
     """Draw a panel per scheme and a line per seed, with a dot at which each line reaches a level.
 
-    Arguments: plot, with `points` (scheme, seed, x, y), `marks` (scheme, x, y: the dots) and the level (`line`).
+    Arguments: plot, with `points` (scheme, seed, x, y), `marks` (scheme, x, y: the dots) and the level.
     """
     assert plot.marks is not None
     schemes = list(dict.fromkeys(plot.points["scheme"]))
@@ -272,7 +211,7 @@ def panels(plot: Plot, look: Looks) -> Figure:
             axes.plot(points["x"], points["y"], line, color=colour, linewidth=1.1)
         dots = plot.marks[plot.marks["scheme"] == scheme]
         axes.plot(dots["x"], dots["y"], "o", color=colour, markeredgewidth=0)
-        axes.axhline(plot.line, color=INK, linewidth=0.6)
+        axes.axhline(plot.level, color=INK, linewidth=0.6)
         axes.set_title(scheme)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     panels[len(panels) // 2].set_ylabel(plot.y_label)
@@ -280,55 +219,67 @@ def panels(plot: Plot, look: Looks) -> Figure:
     return figure
 
 
-def by_rate(plot: Plot, look: Looks) -> Figure:
-    """Draw mean loss against the learning rates tried, a line per scheme, with a dot for each seed.
+def lines(plot: Plot, look: Looks) -> Figure:
+    """Draw a line per scheme, at most MOST_LINES per panel, with names at the ends.
 
-    Open dots are runs that never used the order of distant tokens. Arguments: plot, with `points` (scheme, train.lr,
-    loss, onset_tokens).
+    Arguments: plot, with `points` (scheme, x, y and, to draw bands, low and high), scales and labels; `marks` (scheme,
+    x, y, is_open) are dots; `line` is a vertical line, and `level` a horizontal one.
     """
-    # Diverged runs have no finite loss to draw.
-    runs = plot.points[np.isfinite(plot.points["loss"])]
-    means = (
-        runs.groupby(["scheme", "train.lr"])["loss"].mean().rename("y").reset_index().rename(columns={"train.lr": "x"})
-    )
-    best = means.groupby("scheme")["y"].transform("min")
-    rates = sorted(set(means["x"]))
-
-    def finish(axes: Axes) -> None:
-        for line in axes.get_lines():
-            # A line is labelled with its scheme.
-            seeds = runs[runs["scheme"] == line.get_label()]
-            colour: Any = line.get_color()
-            for never, dots in seeds.groupby(np.isinf(seeds["onset_tokens"].astype(float))):
-                face = "white" if never else colour
-                edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "markerfacecolor": face}
-                axes.plot(dots["train.lr"], dots["loss"], "o", color=colour, label="_seed", alpha=0.7, **edge)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axes.minorticks_off()
-        axes.set_ylabel("loss, nats/token")
-
-    # Best scheme first, so that a panel holds neighbours.
-    ordered = means.assign(best=best).sort_values(["best", "scheme", "x"], kind="stable")
-    return _lines(ordered, look, finish, "learning rate", 3.8)
-
-
-def by_distance(plot: Plot, look: Looks) -> Figure:
-    """Draw a line per scheme: nats against distance or position, on log scales, with a line at zero.
-
-    Arguments: plot, with `points` (scheme, x, y) and axis labels.
-    """
-
-    def finish(axes: Axes) -> None:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    by_scheme = dict(iter(plot.points.groupby("scheme", sort=False)))
+    num_panels = max(1, math.ceil(len(by_scheme) / MOST_LINES))
+    height = 3.8 if num_panels == 1 else 0.5 + 2.6 * num_panels
+    figure, panels = new_figure(height, rows=num_panels, sharey=True)
+    # Panels are filled in order, so each holds schemes that follow each other.
+    lines_per_panel = math.ceil(len(by_scheme) / num_panels)
+    panel_of = {scheme: panels[n // lines_per_panel] for n, scheme in enumerate(by_scheme)}
+    for scheme, line in by_scheme.items():
+        colour, dashes, marker = look[str(scheme)]
+        # About eight markers per line; more would hide it.
+        line_options: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
+        x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
+        panel_of[scheme].plot(x, y, dashes, markeredgewidth=0, label=scheme, **line_options)
+    for mark in [] if plot.marks is None else plot.marks.to_dict("records"):
+        colour = look[mark["scheme"]][0]
+        edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "alpha": 0.7, "color": colour}
+        edge["markerfacecolor"] = "white" if mark["is_open"] else colour
+        panel_of[mark["scheme"]].plot(mark["x"], mark["y"], "o", label="_seed", **edge)
+    for axes in panels:
+        _set_scales(axes, plot)
         axes.set_ylabel(plot.y_label)
+        if math.isfinite(plot.level):
+            axes.axhline(plot.level, color=INK, linewidth=0.6)
+    if "low" in plot.points:
+        for scheme, axes in panel_of.items():
+            band = by_scheme[scheme].sort_values("x")
+            axes.set_autoscale_on(False)  # keep the scales of the lines
+            axes.fill_between(band["x"], band["low"], band["high"], color=look[str(scheme)][0], alpha=0.12, linewidth=0)
+    panels[-1].set_xlabel(plot.x_label)
+    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
+    for axes in panels:
+        name_lines(figure, axes)
+    return figure
+
+
+def _set_scales(axes: Axes, plot: Plot) -> None:
+    places = sorted(set(plot.points["x"]))
+    if plot.x_scale == "tokens":
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+        axes.margins(x=0)
+    elif plot.x_scale == "lengths":
+        length_axis(axes, places, int(plot.line))
+    elif plot.x_scale == "rates":
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [f"{rate:g}" for rate in places])
+        axes.minorticks_off()
+    else:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_length(int(value))))
+    if plot.y_scale == "log":
+        log_numbers(axes)
+    elif plot.y_scale == "symlog":
         # Symmetric log: figures span powers of ten on both sides of zero.
         axes.set_yscale("symlog", linthresh=0.01, linscale=0.5)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.axhline(0, color=INK, linewidth=0.6)
-
-    return _lines(plot.points, look, finish, plot.x_label, 3.8)
 
 
 def cells(plot: Plot, look: Looks) -> Figure:
@@ -439,59 +390,13 @@ def by_head(plot: Plot, look: Looks | None = None) -> Figure:
 KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "gaps": gaps,
     "matrix": matrix,
-    "training": training,
-    "curves": curves,
-    "rates": by_rate,
+    "lines": lines,
     "panels": panels,
-    "distances": by_distance,
-    "lengths": by_length,
-    "characters": by_characters,
     "cells": cells,
     "heads": by_head,
     "heads by channel": by_head,
     "heads, log scale": by_head,
 }
-
-
-def _lines(
-    points: pd.DataFrame,
-    look: Looks,
-    finish: Callable[[Axes], None],
-    label: str,
-    height: float,
-    sharey: bool = True,
-    bands: pd.DataFrame | None = None,
-) -> Figure:
-    """Draw a line per scheme through `points` (scheme, x, y), at most MOST_LINES per panel, with names at the ends.
-
-    Arguments: finish, called with each panel once its lines are drawn; label, of the x axis; height, in inches, of a
-    figure with one panel; bands, areas around the lines (scheme, x, low, high).
-    """
-    lines = dict(iter(points.groupby("scheme", sort=False)))
-    num_panels = max(1, math.ceil(len(lines) / MOST_LINES))
-    if num_panels > 1:
-        height = 0.5 + 2.6 * num_panels
-    figure, panels = new_figure(height, rows=num_panels, sharey=sharey)
-    # Panels are filled in order, so each holds schemes that follow each other.
-    lines_per_panel = math.ceil(len(lines) / num_panels)
-    for n, (scheme, line) in enumerate(lines.items()):
-        colour, dashes, marker = look[str(scheme)]
-        # About eight markers per line; more would hide it.
-        line_options: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
-        x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
-        panels[n // lines_per_panel].plot(x, y, dashes, markeredgewidth=0, label=scheme, **line_options)
-    for axes in panels:
-        finish(axes)
-    if bands is not None:
-        for n, scheme in enumerate(lines):
-            band, axes = bands[bands["scheme"] == scheme].sort_values("x"), panels[n // lines_per_panel]
-            axes.set_autoscale_on(False)  # keep the scales of the lines
-            axes.fill_between(band["x"], band["low"], band["high"], color=look[str(scheme)][0], alpha=0.12, linewidth=0)
-    panels[-1].set_xlabel(label)
-    figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
-    for axes in panels:
-        name_lines(figure, axes)
-    return figure
 
 
 def name_lines(figure: Figure, axes: Axes) -> None:

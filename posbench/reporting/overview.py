@@ -286,7 +286,8 @@ def bits_per_byte(models: Sequence[ModelComparison]) -> Section:
         note += "Models with different tokenizers read different windows of the same text."
         # Only models as they are; with options the lines would be too many.
         points = rows[rows["scheme"].isin([c.name for c in models])].assign(y=lambda cells: cells["value"])
-        plots = [Plot("models", "characters", "Bits per byte of each model as it is, by length in characters.", points)]
+        caption = "Bits per byte of each model as it is, by length in characters."
+        plots = [Plot("models", "lines", caption, points, "length, characters", "bits per byte")]
     renamed = Table(table.frame.rename(columns={"scheme": "model"}), table.formats)
     return Section("", plots=plots, table=renamed, note=note)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -147,7 +148,7 @@ def page_about(
         runs=runs,
         setup=setup_lines,
         notes=[*notes, *(line for line in holes if line not in shown)],
-        numbers=[row for c in comparisons for row in c.numbers],
+        numbers=_numbers(comparisons, by),
         files=files_of(comparisons, by),
         holes=[] if by else holes,
         left_out=left_out,
@@ -162,6 +163,14 @@ def _title(comparisons: Sequence[Comparison], by: str) -> str:
     if by and len(titles) > 3:
         title = f"{len(titles)} experiments"
     return f"{title} by {by}" if by else title
+
+
+def _numbers(comparisons: Sequence[Comparison], by: str) -> list[dict[str, Any]]:
+    rows = []
+    for c in comparisons:
+        group = {"group": c.group} if by else {}
+        rows += [group | row for row in c.numbers]
+    return rows
 
 
 def named(comparisons: Sequence[Comparison], of_each: Sequence[Sequence[Section]]) -> Iterator[Section]:

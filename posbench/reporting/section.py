@@ -23,7 +23,10 @@ class Plot:
     x_label: str = ""
     y_label: str = ""
     marks: pd.DataFrame | None = None  # further points, which the kind draws as dots
-    line: float = math.nan  # where a line is drawn, such as the training length; NaN means none
+    line: float = math.nan  # where a vertical line is drawn, such as the training length; NaN means none
+    level: float = math.nan  # where a horizontal line is drawn
+    x_scale: str = "log"  # of the kind `lines`: tokens, lengths, rates or log
+    y_scale: str = "linear"  # of the kind `lines`: linear, log or symlog
 
 
 @dataclass(frozen=True)

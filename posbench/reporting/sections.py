@@ -207,8 +207,20 @@ def learning_rates(c: Comparison, search: RateSearch) -> Section:
     table = rate_table(search)
     if isinstance(c, TaskComparison):
         return Section("Learning rates", table=table, note=prose("rates_of_task"))
-    caption = "Loss against the learning rate: each seed, and the mean as a line. Open: never used long-range order."
-    plot = Plot("rates", "rates", caption, search.table)
+    # Best scheme first, so that a panel holds neighbours; diverged runs have no finite loss to draw.
+    runs = search.table[np.isfinite(search.table["loss"])].rename(columns={"train.lr": "x", "loss": "y"})
+    means = runs.groupby(["scheme", "x"])["y"].mean().reset_index()
+    means["best"] = means.groupby("scheme")["y"].transform("min")
+    plot = Plot(
+        "rates",
+        "lines",
+        "Loss against the learning rate: each seed, and the mean as a line. Open: never used long-range order.",
+        means.sort_values(["best", "scheme", "x"], kind="stable"),
+        "learning rate",
+        "loss, nats/token",
+        runs.assign(is_open=np.isinf(runs["onset_tokens"].astype(float))),
+        x_scale="rates",
+    )
     return Section("Learning rates", plots=[plot], table=table, note=prose("rates", c, search))
 
 
@@ -233,18 +245,23 @@ def rate_table(search: RateSearch) -> Table:
 
 def while_training(c: SeedComparison) -> list[Section]:
     """Return a section with the training losses, and the gaps in validation loss if there are any."""
-    x_label = "tokens trained on"
     logged = in_order(c.logged("train", ["loss"]), c.schemes).rename(columns={"tokens": "x", "loss": "y"})
     if logged.empty:
         return []
+    # Means of parts, because single batches are too noisy to compare.
+    part = np.ceil(50 * logged["x"] / logged["x"].max())  # 1 to 50
+    means = logged.groupby(["scheme", part.rename("part")], sort=False)[["x", "y"]].mean().reset_index()
+    # The steep start would leave no room for the differences.
+    points = means[(means["part"] > 2) & np.isfinite(means["y"])]
     caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
-    plots = [Plot("training", "training", caption, logged, x_label, "training loss, nats/token")]
+    x_label, y_label = "tokens trained on", "training loss, nats/token"
+    plots = [Plot("training", "lines", caption, points, x_label, y_label, x_scale="tokens")]
     validation = c.logged("validation", ["loss"])
     # Two validations make no curve.
     if len(c.schemes) > 1 and validation.groupby("scheme")["tokens"].nunique().max() > 2:
-        label = f"gap to {c.baseline}, nats/token"
-        caption = f"Gap to {c.baseline} on validation text."
-        plots.append(Plot("curves", "curves", caption, gap_curves(c, validation), x_label, label))
+        y_label, caption = f"gap to {c.baseline}, nats/token", f"Gap to {c.baseline} on validation text."
+        gaps = gap_curves(c, validation)
+        plots.append(Plot("curves", "lines", caption, gaps, x_label, y_label, level=0, x_scale="tokens"))
     return [Section("While training", plots=plots)]
 
 
@@ -259,7 +276,9 @@ def gap_curves(c: SeedComparison, validation: pd.DataFrame) -> pd.DataFrame:
     paired = others.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
     paired["y"] = paired["loss"] - paired["loss_baseline"]
     means = paired.groupby(["scheme", "tokens"])["y"].mean().reset_index().rename(columns={"tokens": "x"})
-    return in_order(means, c.schemes, "x")
+    # Early gaps would set the scale and hide the late ones.
+    late = means[means["x"] >= 0.1 * means["x"].max()]
+    return in_order(late, c.schemes, "x")
 
 
 def costs(c: SeedComparison) -> Section:

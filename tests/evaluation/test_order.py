@@ -21,11 +21,11 @@ from posbench.evaluation.protocols.order import (
     bucket_edges,
     losses,
     sequences,
-    threshold_table,
     window_starts,
     worth_beyond_near,
 )
 from posbench.model.decoder import Decoder, build_model
+from posbench.reporting.protocols.order import threshold_table
 
 ORDER = PROTOCOLS["order"]
 VOCABULARY, LENGTH = 16, 64

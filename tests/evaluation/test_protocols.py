@@ -125,9 +125,9 @@ class Halves(EvalProtocol):
     def tokens_read(self, settings, length, anchor):
         return 2 * length
 
-    def sections(self, compared, every_length):
-        points = compared.at("halves").assign(x=[1, 2], y=[2.5, 1.0])
-        return [Section("By half", plots=[Plot("halves", "distances", "Loss by half.", points)], note="Two halves.")]
+    def sections(self, comparison):
+        points = comparison.at("halves").assign(x=[1, 2], y=[2.5, 1.0])
+        return [Section("By half", plots=[Plot("halves", "lines", "Loss by half.", points)], note="Two halves.")]
 
 
 def test_a_protocol_is_one_class(config, monkeypatch):

@@ -139,6 +139,13 @@ class EvalProtocol(ABC):
             losses.append(("bits_per_byte", columns["nll"] / math.log(2), columns["bytes"].astype(float)))
         return losses
 
+    def sections(self, comparison: Any) -> Sequence[Any]:
+        """Return the sections (`posbench.reporting.section`) that a report shows of a protocol of one's own.
+
+        Arguments: comparison, with the runs and their figures (`posbench.analysis.comparison.Comparison`).
+        """
+        return []
+
     def of_training(self, logged: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Return columns to add to a run's row of the summary, from its metrics.jsonl."""
         return {}

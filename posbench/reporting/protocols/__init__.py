@@ -23,6 +23,8 @@ def sections_of_protocols(c: Comparison, every_length: bool) -> list[Section]:
             sections += module.sections(c)
         elif protocol.is_by_length:
             sections += by_length.sections(protocol, c, every_length)
+        else:
+            sections += protocol.sections(c)
     return sorted(sections, key=lambda section: section.after_protocols)  # stable: otherwise in the protocols' order
 
 

@@ -66,7 +66,17 @@ def _plot(protocol: EvalProtocol, c: Comparison, cells: pd.DataFrame) -> Plot:
         points = points.assign(low=np.exp(points["value_low"]), high=np.exp(points["value_high"]))
         caption += " Bands are 95 % intervals over seeds."
     points = in_order(points, c.schemes, "x")
-    return Plot(f"perplexity-{protocol.name}", "lengths", caption, points, line=c.training_length)
+    return Plot(
+        f"perplexity-{protocol.name}",
+        "lines",
+        caption,
+        points,
+        "length, tokens",
+        "perplexity",
+        line=c.training_length,
+        x_scale="lengths",
+        y_scale="log",
+    )
 
 
 def _other_options(protocol: EvalProtocol, c: Comparison) -> list[Section]:

@@ -42,11 +42,13 @@ def _by_distance_section(c: Comparison) -> list[Section]:
     points = in_order(longest.assign(x=middles, y=longest["value"]), c.schemes)
     plot = Plot(
         "order",
-        "distances",
+        "lines",
         "How much the loss rises when everything more than d tokens back is shuffled.",
         points,
         "distance d, tokens",
         "loss without order, nats/token",
+        level=0,
+        y_scale="symlog",
     )
     note = "Cells: rise in loss, in nats, when everything more than d tokens back is shuffled. "
     note += f"Reach: the largest d whose interval is above {REACH}. "
@@ -68,7 +70,7 @@ def _onset_sections(c: Comparison) -> list[Section]:
         "tokens trained on",
         "nats/token",
         onsets[np.isfinite(onsets["x"])],
-        line=ONSET,
+        level=ONSET,
     )
     note = (
         f"Tokens until order more than 32 tokens back is worth {ONSET} nats a token; >: not by the end. Long-range "
