@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +14,7 @@ from statistics import mode
 from tempfile import TemporaryDirectory
 
 import joblib
+import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -31,7 +31,7 @@ from posbench.runs import FINISHED, UNREADABLE, Run, state_of
 from posbench.runs.pack import PackedRun
 from posbench.runs.results import Result, row_name
 from posbench.runs.tracking import offline_hint, open_tracker
-from posbench.system.console import Say, plain_table
+from posbench.system.console import Say
 from posbench.system.signals import CommandSignals, Stopped, ending_with_command
 
 
@@ -287,80 +287,49 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
 
 def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]) -> None:
-    tables: dict[tuple[str, str], list[tuple[Run, Result]]] = {}
-    for run, result in evaluations:
-        title = run.config.experiment_name
-        if result.key.data:
-            title += f" on {result.key.data}"
-        tables.setdefault((title, result.protocol), []).append((run, result))
-    for (title, protocol), of_table in tables.items():
-        _show(console, title, protocol, of_table, asked)
+    """Print a table for each experiment, text and protocol: a row for each scheme, and a column for each length."""
+    rows = pd.DataFrame(
+        {
+            "title": run.config.experiment_name + (f" on {result.key.data}" if result.key.data else ""),
+            "protocol": result.protocol,
+            "scheme": row_name(run.config.scheme.name, result.key.options),
+            "seed": run.config.seed,
+            "length": result.length,
+            "header": result.header,
+            "windows": result.windows_digest,
+        }
+        for run, result in evaluations
+    )
+    if len(rows):
+        for (title, protocol), table in rows.groupby(["title", "protocol"], sort=False):
+            _show(console, str(title), PROTOCOLS[str(protocol)], table, asked)
 
 
-def _cell(protocol: EvalProtocol, results: Sequence[Result], usual_digest: str | None) -> str:
-    if not results:
-        return "–"
-    cell = protocol.headline_of([result.header for result in results])
-    # A star marks a number over other windows, or in another number format, than the usual one.
-    if protocol.is_compared and any(result.windows_digest != usual_digest for result in results):
-        cell += "*"
-    return cell
-
-
-def _show(
-    console: Console, title: str, protocol: str, evaluations: Sequence[tuple[Run, Result]], asked: Sequence[int]
-) -> None:
-    eval_protocol = PROTOCOLS[protocol]
-    scored_lengths = {result.length for _, result in evaluations}
-    # Requested lengths have a column even if no model can read them.
-    if eval_protocol.is_by_length:
-        scored_lengths.update(asked)
-    lengths = sorted(scored_lengths)
-    of_row: dict[str, list[tuple[int, Result]]] = {}  # each result with its seed
-    for run, result in evaluations:
-        name = row_name(run.config.scheme.name, result.key.options)
-        of_row.setdefault(name, []).append((run.config.seed, result))
-    targets = sorted({result.header["targets_total"] for _, result in evaluations})
-    scored_targets = f"{targets[0]:,}"
+def _show(console: Console, title: str, protocol: EvalProtocol, table: pd.DataFrame, asked: Sequence[int]) -> None:
+    targets = sorted({header["targets_total"] for header in table["header"]})
+    counted = f"{targets[0]:,}"
     if len(targets) > 1:
-        scored_targets += f" to {targets[-1]:,}"
-    counted = f"{protocol}, {scored_targets} {eval_protocol.count_column}"
-    console.out(f"\n{title}: {eval_protocol.headline} by length in {eval_protocol.unit} ({counted})")
-    seeds = {}
-    for row, seeded in of_row.items():
-        different = sorted({seed for seed, _ in seeded})
-        seeds[row] = ",".join(map(str, different))
-    seeds_differ = len(set(seeds.values())) > 1
-    # Columns are eight characters wide, except the one with the schemes' names.
-    seeds_width = 8 if seeds_differ else 0
-    num_fitting = max(2, (console.width - max(map(len, of_row)) - seeds_width) // 8)
-    # Every n-th length, counted from the end, so that the longest is always shown.
-    step = math.ceil(len(lengths) / num_fitting)
-    shown = lengths[::-step][::-1]
-    titles = ["scheme", "seeds"] if seeds_differ else ["scheme"]
-    table = plain_table(*titles, *map(short_length, shown))
-    digests: dict[int, list[str]] = {}
-    for _, result in evaluations:
-        digests.setdefault(result.length, []).append(result.windows_digest)
-    # The commonest windows and number format of each length; results with others get a star.
-    usual_digests = {length: mode(of_length) for length, of_length in digests.items()}
-    has_mark = False
-    for row, seeded in of_row.items():
-        cells = [seeds[row]] if seeds_differ else []
-        for length in shown:
-            results = [result for _, result in seeded if result.length == length]
-            cells.append(_cell(eval_protocol, results, usual_digests.get(length)))
-        has_mark = has_mark or any(cell.endswith("*") for cell in cells)
-        table.add_row(row, *cells)
-    console.print(table)
-    if has_mark:
+        counted += f" to {targets[-1]:,}"
+    counted = f"{protocol.name}, {counted} {protocol.count_column}"
+    console.out(f"\n{title}: {protocol.headline} by length in {protocol.unit} ({counted})")
+    # The commonest windows and number format of each length; means with others get a star.
+    is_unusual = table["windows"] != table.groupby("length")["windows"].transform(mode)
+    table = table.assign(star=(is_unusual & protocol.is_compared).map({True: "*", False: ""}))
+    cells = table.groupby(["scheme", "length"])
+    shown = (cells["header"].agg(protocol.headline_of) + cells["star"].max()).unstack()
+    # Requested lengths have a column even if no model can read them.
+    lengths = sorted({*table["length"], *(asked if protocol.is_by_length else ())})
+    shown = shown.reindex(index=table["scheme"].unique(), columns=lengths).rename(columns=short_length)
+    seeds = table.groupby("scheme")["seed"].agg(lambda seeds: ",".join(map(str, sorted(set(seeds)))))
+    if seeds.nunique() > 1:
+        shown.insert(0, "seeds", seeds)
+    console.out(shown.rename_axis(index=None, columns="scheme").to_string(na_rep="–", line_width=console.width))
+    if is_unusual.any() and protocol.is_compared:
         console.out(
             "*: other windows or another number format than the rest of the column, so do not compare it. "
             "evaluation.* or the dtype of these runs differs."
         )
-    if len(shown) < len(lengths):
-        console.out(f"{len(shown)} of {len(lengths)} lengths fit this terminal; all are stored, for `posbench report`.")
-    if seeds_differ:
-        console.print(
+    if seeds.nunique() > 1:
+        console.out(
             "Each row is the mean over its own seeds; `posbench report` compares over the seeds that all rows have."
         )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from posbench.config import Config, ConfigError, EvaluationConfig
-from posbench.config.units import short_length
+from posbench.config.units import duration, short_length
 from posbench.data import Dataset
 from posbench.evaluation import subject_models
 from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, Scored, protocol_named
@@ -26,8 +25,6 @@ from posbench.runs.results import BFLOAT16, FILE_CHANGED, Result, ResultKey, row
 from posbench.system.console import Say
 from posbench.system.device import Device, choose_device, exhaustion_explained
 
-_ANNOUNCED = 5_000  # tokens; before more are read, the time is estimated
-_TRIAL = 256  # tokens of the window for it
 Begin = Callable[..., object]  # called with `description` and `total` (tokens, about) before each length is scored
 Tell = Callable[[Result, bool], object]  # called with each result and whether it is new
 
@@ -91,13 +88,6 @@ def evaluate_run(
     """
     _check(run, corpus, request)
     stored = {result.key: result for result in run.results()[0]}
-    clock: _Clock | None = None
-    # Scoring a subject takes minutes and often prints into a log, which shows no bar.
-    if run.manifest.subject is not None:
-        total = _tokens_to_score(run, corpus, request, stored)
-        clock = _Clock(total, notice)
-        if total > _ANNOUNCED:
-            _announce(run, corpus, request, total, notice)
     results = []
     # The first variant is the run without changed options.
     for variant in request.variants:
@@ -106,8 +96,9 @@ def evaluate_run(
             if result is None:
                 begin(description=part.description, total=part.tokens)
                 result = part.scorer.score(part.protocol, part.key, advance)
-                if clock is not None:
-                    clock.passed(part, float(result.header["seconds"]))
+                # Scoring a subject takes minutes and often prints into a log, which shows no bar.
+                if run.manifest.subject is not None:
+                    notice(f"{run.config.scheme.name}: {part.description} in {duration(result.header['seconds'])}")
             # A later part with the same key is then not scored again.
             stored[result.key] = result
             tell(result, part.stored is None)
@@ -165,53 +156,6 @@ def _planned(
             if not is_usable:
                 stored_result = None
             yield _Part(scorer, protocol, key, stored_result, tokens_read)
-
-
-def _tokens_to_score(run: Run, corpus: Dataset, request: Request, results: Mapping[ResultKey, Result]) -> int:
-    total = 0
-    with suppress(ConfigError):  # it is raised again when its turn comes, after what can be scored
-        for variant in request.variants:
-            parts = _planned(run, corpus, variant, results, lambda text: None)
-            total += sum(part.tokens for part in parts if part.stored is None)
-    return total
-
-
-class _Clock:
-    # Says how long each length took, and how long the rest will take at the same speed.
-
-    def __init__(self, tokens: int, notice: Say) -> None:
-        self.left, self.notice = tokens, notice
-
-    def passed(self, part: _Part, seconds: float) -> None:
-        self.left -= part.tokens
-        rest = ""
-        if self.left > 0:
-            rest = f", about {_duration(self.left * seconds / max(1, part.tokens))} left"
-        self.notice(f"{part.scorer.run.config.scheme.name}: {part.description} in {_duration(seconds)}{rest}")
-
-
-def _announce(run: Run, corpus: Dataset, request: Request, total: int, notice: Say) -> None:
-    # Say about how long the scoring of a subject will take, from the time of one short window.
-    import torch
-
-    scorer = _SubjectScorer(run, corpus, replace(request, under=()))
-    length = min(_TRIAL, scorer.longest or _TRIAL)  # a model with a table of positions reads no more
-    model = scorer.model(length, scorer.device())
-    tokens = torch.full((1, length), 0, device=model.device)
-    seconds = []
-    for _ in range(2):  # the first one also fills caches
-        began = time.perf_counter()
-        with torch.no_grad():
-            model.nll(tokens, tokens, last=1)
-        seconds.append(time.perf_counter() - began)
-    notice(
-        f"{run.config.scheme.name}: {total:,} tokens to read, about {_duration(seconds[-1] * total / length)} "
-        f"(at the speed of a window of {length}; long ones are slower; --length and evaluation.windows decide)"
-    )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _check(run: Run, corpus: Dataset, request: Request) -> None:
