@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
-from posbench.catalogue.own_files import snake_case
+from posbench.catalogue.own_files import is_class_path, snake_case
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
+_PACKAGE = Path(__file__).parents[1]
 Classes = dict[str, type[T] | EntryPoint]  # by name; a class of another package is an entry point until it is needed
 
 
@@ -25,6 +27,25 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
             if isinstance(value, type) and issubclass(value, base) and value is not base:
                 classes[snake_case(value.__name__)] = value
     return classes
+
+
+def check_known(key: str, name: str, folder: str, group: str) -> None:
+    """Raise ConfigError if `name` is neither a module in a folder of posbench nor an entry point in `group`.
+
+    Nothing is imported. A class in a file is known. Arguments: key, the setting that gives the name.
+    """
+    files = {file.stem for file in (_PACKAGE / folder).glob("*.py")}
+    # The module of the base class is named like the folder, in the singular.
+    ours = files - {"__init__", Path(folder).name.removesuffix("s")}
+    known = [*ours, *(point.name for point in entry_points(group=group))]
+    if name not in known and not is_class_path(name):
+        raise ConfigError(_unknown(key, name, known))
+
+
+def _unknown(key: str, name: str, known: Iterable[str]) -> str:
+    example = f"my_{key.rpartition('.')[2]}.py:Name"
+    listed = ", ".join(sorted(known))
+    return f"{key}={name!r} is not known{nearest(name, known)} (known: {listed}; one of your own is a class, {example})"
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
@@ -40,10 +61,7 @@ def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type
     Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
     """
     if name not in classes:
-        raise ConfigError(
-            f"{key}={name!r} is not known{nearest(name, classes)} (known: {', '.join(classes)}; one of your own is a "
-            f"class in a file, my_{base.__name__.lower()}.py:Name)"
-        )
+        raise ConfigError(_unknown(key, name, classes))
     # An entry point is loaded only now, so that a package that is not used costs nothing.
     cls = classes[name]
     return cls if isinstance(cls, type) else cls.load()
@@ -75,7 +93,8 @@ def check_options(key: str, kind: str, cls: Callable[..., Any], options: Mapping
 def _options(cls: Callable[..., Any]) -> list[inspect.Parameter]:
     # The first parameter is the decoder's shape.
     parameters = list(inspect.signature(cls).parameters.values())[1:]
-    options = [option for option in parameters if option.kind not in (option.VAR_POSITIONAL, option.VAR_KEYWORD)]
+    no_options = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    options = [option for option in parameters if option.kind not in no_options]
     # `**options` stands for the options of the class that this one extends.
     if isinstance(cls, type) and any(option.kind is option.VAR_KEYWORD for option in parameters):
         known = {option.name for option in options}

@@ -46,6 +46,7 @@ from omegaconf.errors import (
 )
 
 from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
+from posbench.catalogue.classes import check_known
 from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files
 from posbench.config import (
     Config,
@@ -62,6 +63,7 @@ from posbench.config import (
 VERSION_BASE = "1.3"
 GROUPS = ("scheme", "model", "data", "tokenizer", "train", "evaluation", "tracking", "experiment")
 _TASK_GROUPS = ("schema@_global_", *(f"{group}@_global_.{group}" for group in ("model", "train", "evaluation")))
+_OPEN = ("train.optimizer_options", "evaluation.protocol_options")  # settings without a schema
 _TASK_EXPERIMENT = "experiment=task"
 _DEFAULT_SCHEME = "qk_rope"  # the scheme in conf/config.yaml
 _CONFIG_DIR = "--config-dir="
@@ -131,8 +133,9 @@ def hydra_word(word: str) -> str:
     Raises: ConfigError for a list of schemes.
     """
     key, equals, value = word.partition("=")
-    # The rates are merged with an experiment's instead of replacing them, which `++` tells Hydra.
-    if key == "train.lr_of" and value.startswith("{"):
+    # The rates are merged with an experiment's instead of replacing them, and options of one's own classes are not in
+    # the schema: `++` tells Hydra both.
+    if (key == "train.lr_of" and value.startswith("{")) or key.startswith(_OPEN):
         return f"++{word}"
     # Hydra would silently use the last scheme of a list.
     if key == "scheme" and value.startswith("["):
@@ -283,6 +286,7 @@ def checked_config(composed: DictConfig) -> Config:
     trust_files(mapping["scheme"])
     mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])
     trust_files(mapping["train"])
+    check_known("train.optimizer", mapping["train"]["optimizer"], "training/optimizers", "posbench.optimizers")
     # Some settings follow from a task's problems, or from the model that the run continues.
     if mapping["data"].get("source") == "task":
         _compute_windows(mapping)

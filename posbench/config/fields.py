@@ -18,7 +18,6 @@ from posbench.config.rules import (
     at_least,
     between,
     check_name,
-    class_name,
     learning_rates,
     list_of,
     one_of,
@@ -325,7 +324,8 @@ class TrainConfig(Group):
     # wsd: {scheme: {arm: [overrides]}}, runs that go on, changed, from where the decay of this one begins; overrides
     # in `every` hold for all of them; null means none
     arms: Any = None
-    optimizer: str = ruled(class_name("adamw", "muon"), "adamw")  # or a class in a file, my_optimizer.py:Lion
+    optimizer: str = "adamw"  # or muon, or a class in a file, my_optimizer.py:Lion
+    optimizer_options: dict[str, Any] = field(default_factory=dict)  # of an optimizer of one's own, by name
     matrix_lr_factor: float = ruled(between(0.01, 100), 1)  # factor on the rate of attention's and SwiGLU's matrices
     momentum: float = ruled(between(0, 0.9999999), 0.95)  # muon: share of the last momentum in the next
     ns_steps: int = ruled(between(0, 20), 5)  # muon: steps of orthogonalisation; 0 means none, a control

@@ -98,17 +98,6 @@ def one_of(*known: str) -> Rule:
     return rule
 
 
-def class_name(*known: str) -> Rule:
-    """Return a rule that accepts the words in `known` and a class in a file, such as `my_optimizer.py:Lion`."""
-
-    def rule(key: str, value: Any) -> Any:
-        if re.fullmatch(r".+\.py:\w+", str(value)):
-            return value
-        return one_of(*known)(key, value)
-
-    return rule
-
-
 def list_of(rule: Rule) -> Rule:
     """Return a rule that applies `rule` to each member of a list."""
 

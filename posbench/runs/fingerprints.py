@@ -48,7 +48,7 @@ _TRAIN_NOT_IN_IDENTITY = (
     "keep_schedule",
 )
 # Newer settings of `train` with what older runs used. They are recorded only if they differ, so that all runs agree.
-TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1, "drawn_length": None}
+TRAIN_DEFAULTS = {"optimizer": "adamw", "matrix_lr_factor": 1, "drawn_length": None, "optimizer_options": {}}
 _MUON_SETTINGS = ("momentum", "ns_steps")  # AdamW does not read them
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -48,6 +48,7 @@ from posbench.system.console import console as new_console
 from posbench.system.device import Device, choose_device, exhaustion_explained, keep_freed_memory, training_advice
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
+from posbench.training.optimizers import optimizer_class
 from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (
     LoopState,
@@ -167,14 +168,9 @@ def _introduce(config: Config, manifest: Manifest, say: Say) -> None:
         line += f", {epochs:.2g} epochs of a text of {short_count(manifest.text_tokens)}"
     say(line)
     # None: AdamW trains all parameters.
-    if manifest.optimizer and config.train.optimizer == "muon":
-        say(
-            f"muon trains {manifest.optimizer['muon_share']:.0%} of the parameters, the matrices of "
-            f"attention and SwiGLU, in {manifest.optimizer['dtype']}; AdamW trains the rest"
-        )
-    elif manifest.optimizer:
-        facts = ", ".join(f"{name}={value}" for name, value in manifest.optimizer.items())
-        say(f"train.optimizer={config.train.optimizer}: {facts}")
+    if manifest.optimizer:
+        described = optimizer_class(config.train).described(manifest.optimizer)
+        say(f"train.optimizer={config.train.optimizer}: {described}")
     # `Config` has put the scheme's entry in train.lr_of into scheme.lr. None: it has no entry.
     if config.train.lr_of and config.scheme.lr is None:
         say(

@@ -23,7 +23,8 @@ from posbench.config import Config, TrainConfig
 from posbench.data import Batch, vocab_size
 from posbench.model.decoder import build_model
 from posbench.system.plain import plain_code
-from posbench.training.optimizers.muon import Muon, orthogonal_updates
+from posbench.training.optimizers import AdamW, Muon, optimizer_class
+from posbench.training.optimizers.muon import orthogonal_updates
 from posbench.training.processes import Loss
 from posbench.training.schedule import learning_rate
 from posbench.training.step import TrainingStep
@@ -37,7 +38,7 @@ _NAMES = ("experiment_name", "runs_dir", "seed", "tracking")
 def stack_key(config: Config) -> str | None:
     """Return a text that is equal for runs that can train as one, or None for a run that must train alone."""
     # Only these optimizers have stacked code. Runs that continue a model, or mask documents, train alone.
-    if config.train.optimizer not in ("adamw", "muon") or config.train.from_run or config.data.document_mask:
+    if optimizer_class(config.train) not in (AdamW, Muon) or config.train.from_run or config.data.document_mask:
         return None
     # All other settings must be equal.
     mapping = config.to_mapping()

@@ -42,8 +42,9 @@ class TrainingStep:
         if device.compiled and not device.is_stacked:  # a stack compiles its whole step
             self.model.compile_blocks()
         self.loss = self.processes.wrap(self.model, config.launch.strategy)
-        optimizer = optimizer_class(config.train.optimizer)
-        self.optimizer = optimizer(self.model, config.train, config.scheme.lr_factor)
+        optimizer = optimizer_class(config.train)
+        options = config.train.optimizer_options
+        self.optimizer = optimizer(self.model, config.train, config.scheme.lr_factor, **options)
 
     def __call__(self, n: int, batch: Batch, observe: Observer = unobserved) -> Tensor:
         """Take one training step: forward and backward over micro-batches, then the optimizer.

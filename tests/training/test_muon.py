@@ -225,9 +225,12 @@ def test_an_optimizer_of_ones_own_is_one_class_in_a_file(config, tmp_path, monke
         "import torch\n"
         "from posbench.training.optimizers import Optimizer\n\n\n"
         "class Sign(Optimizer):\n"
+        "    def __init__(self, *given, size=1.0, bias=0.0):\n"
+        "        super().__init__(*given)\n"
+        "        self.size, self.bias = size, bias\n\n"
         "    def update(self, divisor, healthy):\n"
         "        for name, weight in self.weights.items():\n"
-        "            step = self.rates[name] * (weight.grad / divisor).sign()\n"
+        "            step = self.size * self.rates[name] * (weight.grad / divisor + self.bias).sign()\n"
         "            weight.sub_(torch.where(healthy, step, 0.0))\n"
     )
     run = train(config("train.optimizer=mine.py:Sign"))
@@ -235,7 +238,12 @@ def test_an_optimizer_of_ones_own_is_one_class_in_a_file(config, tmp_path, monke
     assert run.manifest.loss < run.logged[0]["loss"]
     with pytest.raises(ConfigError, match=r"mine\.py has no Optimizer 'Sing'.*did you mean 'Sign'"):
         train(config("train.optimizer=mine.py:Sing", "experiment_name=other"))
-    assert optimizer_class("adamw") is AdamW
+    still = train(config("train.optimizer=mine.py:Sign", "train.optimizer_options.size=0", "experiment_name=still"))
+    assert still.manifest.identity["train.optimizer_options.size"] == 0
+    assert still.manifest.loss == pytest.approx(still.logged[0]["loss"], abs=0.1) != run.manifest.loss
+    with pytest.raises(ConfigError, match=r"optimizer_options\.beta is not an option of .* \(options: size, bias\)"):
+        train(config("train.optimizer=mine.py:Sign", "train.optimizer_options.beta=1", "experiment_name=other"))
+    assert optimizer_class(compose(["train.optimizer=adamw"]).train) is AdamW
 
 
 def test_what_an_own_optimizer_records_is_said_and_stands_in_the_report(config, tmp_path, monkeypatch, capsys):

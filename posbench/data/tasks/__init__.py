@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from posbench.catalogue.classes import check_options, class_named, classes_in
+from posbench.catalogue.classes import check_options, class_named, classes_in, with_packages
 from posbench.catalogue.own_files import load, parse_class_path
 from posbench.config import ConfigError, TaskConfig
 from posbench.data.tasks.task import Task
@@ -27,7 +27,11 @@ def build_task(config: TaskConfig) -> Task:
     """
     is_ours = parse_class_path(config.task) is None
     base: type = Task
-    cls = class_named(config.task, dict(tasks()), "data.task", base) if is_ours else load(config.task, base)
+    cls = (
+        class_named(config.task, with_packages(tasks(), "posbench.tasks"), "data.task", base)
+        if is_ours
+        else load(config.task, base)
+    )
     check_options("data", config.task, cls.__init__, config.options)
     try:
         task = cls(**config.options)

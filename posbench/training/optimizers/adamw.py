@@ -24,6 +24,7 @@ class AdamW(Optimizer):
         config: TrainConfig,
         scheme_lr_factor: float = 1.0,
         names: Collection[str] | None = None,
+        /,
     ) -> None:
         super().__init__(model, config, scheme_lr_factor)
         groups: dict[tuple[float, float], list[str]] = {}  # (factor of the rate, weight decay) -> names

@@ -94,7 +94,7 @@ def flops_per_step(model: nn.Module, steps: int) -> int:
 class Muon(Optimizer):
     """Muon for the layers' matrices, AdamW for the rest."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0, /) -> None:
         super().__init__(model, config, scheme_lr_factor)
         assert not self.is_sharded, "the configuration refuses it"
         self.rows = layer_matrices(model)
@@ -117,6 +117,11 @@ class Muon(Optimizer):
             "own_matrices": sum(sizes[name] for name in self.own_matrices),
             "dtype": str(dtype).removeprefix("torch."),
         }
+
+    @staticmethod
+    def described(record: Mapping[str, Any]) -> str:
+        share, dtype = record["muon_share"], record["dtype"]
+        return f"{share:.0%} of the parameters, the matrices of attention and SwiGLU, in {dtype}; AdamW trains the rest"
 
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
         self.adamw.rates = self.rates

@@ -8,13 +8,18 @@ One of your own is a class in a file, `posbench train train.optimizer=my_optimiz
                 step = self.rates[name] * (weight.grad / divisor).sign()
                 weight.sub_(torch.where(healthy, step, 0.0))
 
+Its options are the constructor's keywords, `train.optimizer_options.beta=0.95`:
+
+        def __init__(self, *given, beta=0.9):
+            super().__init__(*given)
+
 Moments that must survive a resume go into `self.moments[name]`, a dict of tensors for each parameter.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -58,7 +63,7 @@ class Optimizer(ABC):
     rate of this step}; decays, {name: weight decay}; moments, {name: {moment: tensor}}, saved in checkpoints.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, scheme_lr_factor: float = 1.0, /) -> None:
         self.config = config
         self.parameters = dict(model.named_parameters())
         self.weights = {name: shard_of(p) for name, p in self.parameters.items()}
@@ -77,6 +82,11 @@ class Optimizer(ABC):
     def record(self) -> dict[str, Any] | None:
         """Return facts for the run's manifest, or None if there is nothing to say."""
         return None
+
+    @staticmethod
+    def described(record: Mapping[str, Any]) -> str:
+        """Return what a run says about its optimizer before it begins. Arguments: record, as above."""
+        return ", ".join(f"{name}={value}" for name, value in record.items())
 
     @abstractmethod
     def update(self, divisor: Tensor, healthy: Tensor) -> None:
