@@ -16,9 +16,8 @@ except ModuleNotFoundError as error:
         "checkout: pip install -e '.[huggingface]')"
     ) from error
 
-from posbench.huggingface.configuration import PosbenchConfig
 from posbench.huggingface.export import Export, export_model, export_run
-from posbench.huggingface.modeling import PosbenchForCausalLM
+from posbench.huggingface.modeling import PosbenchConfig, PosbenchForCausalLM
 
 __all__ = ["Export", "PosbenchConfig", "PosbenchForCausalLM", "export_model", "export_run"]
 

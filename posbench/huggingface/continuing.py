@@ -16,7 +16,7 @@ from posbench.config import ConfigError
 from posbench.huggingface.files import SAVE, check_adapter, weight_files
 from posbench.huggingface.loading import Source, copied_config, from_pretrained
 from posbench.huggingface.rotations import rotations_in, trained_length
-from posbench.model.names import from_hugging_face
+from posbench.huggingface.stock import from_hugging_face
 from posbench.schemes.entries import Positions, described
 from posbench.schemes.rescaling import LENGTH, ROPE_TYPES, Rescaling
 

@@ -19,8 +19,7 @@ from transformers.utils import logging
 
 from posbench.config import Config, ConfigError
 from posbench.data.text.tokenizer import find_bos
-from posbench.huggingface.configuration import PosbenchConfig
-from posbench.huggingface.modeling import PosbenchForCausalLM
+from posbench.huggingface.modeling import PosbenchConfig, PosbenchForCausalLM
 from posbench.huggingface.stock import TransformersModel, transformers_model
 from posbench.model.decoder import Decoder
 from posbench.schemes.rescaling import LENGTH

@@ -49,6 +49,7 @@ from posbench.system.device import Device, choose_device, exhaustion_explained, 
 from posbench.system.files import locked, write_text
 from posbench.system.signals import StopSignals
 from posbench.training.optimizers import optimizer_class
+from posbench.training.optimizers.optimizer import learning_rate
 from posbench.training.processes import Processes, check_divides, joined_processes
 from posbench.training.resume import (
     LoopState,
@@ -58,7 +59,6 @@ from posbench.training.resume import (
     now,
     report_changes,
 )
-from posbench.training.schedule import learning_rate
 from posbench.training.step import Died, Observer, TrainingStep, unobserved
 
 ECHO_SECONDS = 2.0  # torchrun repeats a signal that all processes received within this time

@@ -25,8 +25,8 @@ from posbench.model.decoder import build_model
 from posbench.system.plain import plain_code
 from posbench.training.optimizers import AdamW, Muon, optimizer_class
 from posbench.training.optimizers.muon import orthogonal_updates
+from posbench.training.optimizers.optimizer import learning_rate
 from posbench.training.processes import Loss
-from posbench.training.schedule import learning_rate
 from posbench.training.step import TrainingStep
 
 _WARMUP = 3  # steps of a stack before its graph is recorded

@@ -30,8 +30,8 @@ from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.schemes import Gates, Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
+from posbench.schemes.biases import buckets_of
 from posbench.schemes.path import reflected
-from posbench.schemes.t5 import buckets_of
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
 from tests.rows import Float64
 

@@ -18,7 +18,7 @@ from posbench.runs.fingerprints import identity
 from posbench.training import train
 from posbench.training.optimizers import AdamW, Muon, optimizer_class
 from posbench.training.optimizers.muon import orthogonal
-from posbench.training.schedule import learning_rate
+from posbench.training.optimizers.optimizer import learning_rate
 from posbench.verify import certificate_config
 
 DEVICE = {"type": "cpu", "dtype": "float32", "compiled": False}

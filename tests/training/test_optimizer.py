@@ -11,8 +11,7 @@ from torch import nn
 from posbench.composition.compose import compose
 from posbench.schemes import Scheme, Shape
 from posbench.training.optimizers import AdamW
-from posbench.training.optimizers.optimizer import decayed_parameters
-from posbench.training.schedule import learning_rate
+from posbench.training.optimizers.optimizer import decayed_parameters, learning_rate
 
 
 def _settings(**changes):

@@ -35,10 +35,9 @@ from posbench.data.text.corpus import (
     open_splits,
     write_contents,
 )
+from posbench.data.text.installed import Sotu, StandardLibrary
 from posbench.data.text.overlap import WARN_ABOVE, measure_overlap
-from posbench.data.text.sotu import Sotu
 from posbench.data.text.sources import Files, Hub, Source, Splitter
-from posbench.data.text.stdlib import StandardLibrary
 from posbench.data.text.tokenizer import (
     TOKENIZERS,
     bos_token,

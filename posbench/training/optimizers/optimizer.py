@@ -18,6 +18,7 @@ Moments that must survive a resume go into `self.moments[name]`, a dict of tenso
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,7 +30,6 @@ from posbench.config import TrainConfig
 from posbench.model.layers import layer_matrices
 from posbench.runs.checkpoint import put_together, shard_like, shard_of
 from posbench.schemes import Scheme
-from posbench.training.schedule import learning_rate
 
 OF_SCHEME = "scheme."  # beginning of the names of a position scheme's parameters
 
@@ -144,3 +144,23 @@ class Optimizer(ABC):
             p = self.parameters[name]
             own_part = value if value.ndim == 0 else shard_like(value, p)
             self.moments[name][key] = own_part.to(p.device)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of step `step` (0-based): linear warm-up, then cosine, constant or wsd.
+
+    `cosine` falls to `lr_end_ratio * lr` (Loshchilov and Hutter 2017); `wsd` stays at the peak and falls to the same
+    rate over the last `decay_ratio` of the steps (Hu et al. 2024, arXiv 2404.06395).
+    """
+    # A branch, which starts from a longer run's checkpoint, has the longer run's warm-up.
+    total, warmup = config.num_steps, config.warmup_steps
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    end = config.lr_end_ratio * config.lr
+    if config.schedule == "cosine":
+        progress = (step - warmup) / max(1, total - 1 - warmup)
+        return end + (config.lr - end) * (1 + math.cos(math.pi * progress)) / 2
+    decay_begins = config.decay_begins if config.schedule == "wsd" else total  # a constant rate never decays
+    if step < decay_begins:
+        return config.lr
+    return config.lr + (end - config.lr) * (step - decay_begins + 1) / (total - decay_begins)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from posbench.data import prepare
 from posbench.data.text import overlap
 from posbench.data.text.corpus import SPLITS
+from posbench.data.text.installed import is_table
 from posbench.data.text.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
-from posbench.data.text.stdlib import is_table
 
 
 def grams_by_hand(text):

@@ -1,4 +1,4 @@
-"""Smear: add a part of the previous token's embedding to each embedding (karpathy/nanochat, nanochat/gpt.py)."""
+"""Mix the previous token into embeddings or keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from posbench.schemes.base import Scheme, Shape, require_integer
 from posbench.schemes.earlier import Earlier
+from posbench.schemes.frequencies import PartialRotary
+from posbench.schemes.rotary import TemperedTurn, Turn
 from posbench.system.torch_internals import as_dtype
 
 
 class Smear(Scheme):
     """Smear: `e_t := e_t + s sigmoid(w . n_t) e_{t-1}`, with n_t the first channels of `e_t / rms(e_t)`.
+
+    Add a part of the previous token's embedding to each embedding (karpathy/nanochat, nanochat/gpt.py).
 
     e is the token embeddings. nanochat normalises embeddings before it smears them; here only the gate reads them
     normalised. w is initialised like the model's matrices and s to 0, so the scheme starts as NoPE.
@@ -39,3 +43,22 @@ class Smear(Scheme):
         """Return the FLOPs per token of the gate and of adding the previous embedding, shared among the layers."""
         # They are spent once, before the first layer, and each layer reports its share.
         return 2.0 * (self.w.numel() + self.shape.d_model) / self.shape.num_layers
+
+
+class KeyOffset(PartialRotary):
+    """Key offset: rotate the first channels of q and k, and take the other channels of k_t from k_{t-1}.
+
+    Take the unrotated part of each key from the previous token (KellerJordan/modded-nanogpt, PR 169).
+
+    A query can then find a token by the one before it, which otherwise needs two layers (induction). The first token of
+    a window or document gets zeros there, unlike in modded-nanogpt.
+
+    Options: those of `PartialRotary`; `fraction` is the rotated part (0.5 in modded-nanogpt).
+    """
+
+    looks_back = 1
+    keeps_norms = False
+
+    def k(self, x: Tensor, pos: Turn | TemperedTurn, earlier: Earlier) -> Tensor:  # type: ignore[override]
+        # modded-nanogpt keeps the first token's own channels, and reads across documents.
+        return torch.cat((super().k(x, pos)[..., : self.width], earlier(1)[..., self.width :]), dim=-1)

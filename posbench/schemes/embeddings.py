@@ -1,4 +1,4 @@
-"""Sines and cosines of the position, added once to the token embeddings (Vaswani et al. 2017, arXiv 1706.03762)."""
+"""Add positions to the token embeddings, once, before the first layer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,33 @@ from posbench.config import ConfigError
 from posbench.schemes.base import Scheme, Shape, require_number
 
 
+class Learned(Scheme):
+    """Learned positions: add row `p` of a table [longest, C] to the embedding of the token at position `p`.
+
+    A learned vector for each position, added once to the token embeddings (Gehring et al. 2017, arXiv 1705.03122).
+
+    The table has the standard deviation of the token embeddings. It covers the training length, or for tasks the
+    longest problem that may be tested; later positions are not defined.
+    """
+
+    is_relative = False
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.table = self.normal(shape.longest or shape.context_length, shape.d_model)
+
+    @property
+    def longest(self) -> int:
+        return len(self.table)
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + self.table[pos].to(x.dtype).reshape(-1, *x.shape[1:])
+
+
 class Sinusoidal(Scheme):
     """Sinusoidal positions: add `a sin(p / base ** (2i / C))` to channel `2i`, and the cosine to channel `2i + 1`.
+
+    Sines and cosines of the position, added once to the token embeddings (Vaswani et al. 2017, arXiv 1706.03762).
 
     Options: `amplitude`, in standard deviations of the token embeddings at initialisation, `a = amplitude *
     embedding_std`; 1 is the paper's proportion. `base`, 10000 as in the paper.
