@@ -1,4 +1,4 @@
-"""Use posbench models in Hugging Face's transformers.
+"""Exchange models with Hugging Face's transformers: export ours, score theirs, continue theirs.
 
 `import posbench.huggingface` registers our class with `AutoConfig` and `AutoModelForCausalLM`. Models exported as a
 class of transformers itself need no import.
