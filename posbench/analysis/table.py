@@ -23,7 +23,7 @@ import pandas as pd
 import yaml
 
 from posbench.config import ConfigError, SchemeConfig
-from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION, EvalProtocol
+from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION, EvalProtocol, protocol_of
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
 from posbench.runs.fingerprints import comparable_fingerprint, flat
 from posbench.runs.results import Result, perplexity
@@ -174,7 +174,8 @@ def _final(manifest: Manifest, stored: Sequence[Result]) -> Result | None:
     longest = manifest.identity["train.context_length"]
     up_to_trained = []
     for result in stored:
-        if PROTOCOLS[result.protocol].is_by_length and not result.key.under and result.length <= longest:
+        protocol = protocol_of(result)
+        if protocol and protocol.is_by_length and not result.key.under and result.length <= longest:
             up_to_trained.append(result)
     return max(up_to_trained, key=lambda result: result.length, default=None)
 
@@ -255,9 +256,9 @@ def _unreadable(run: Run, reason: str) -> dict[str, Any]:
 def _add_results(number: int, manifest: Manifest, stored: Iterable[Result], rows: _Rows) -> None:
     for result in stored:
         # A protocol that is not registered here, or whose scores are not compared between schemes, has no rows.
-        if not getattr(PROTOCOLS.get(result.protocol), "is_compared", False):
+        protocol, result_key = protocol_of(result), result.key
+        if protocol is None or not protocol.is_compared:
             continue
-        protocol, result_key = PROTOCOLS[result.protocol], result.key
         columns: Any = {name: result.table[name].to_numpy() for name in result.table.column_names}
         # A row without targets has no mean.
         has_targets = columns[protocol.count_column] > 0

@@ -17,6 +17,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import yaml
+
 from posbench.config import ConfigError, nearest
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ T = TypeVar("T")
 _MODULE = "posbench_scheme_"  # prefix of the names of modules that are made from such files
 _NAMING = ("kind", "task", "optimizer")  # keys of a mapping that may name a class in a file
 _EXAMPLES = {"scheme": "my_scheme.py:Faded", "data": "my_task.py:Sums"}
+_WITH_OPTIONS = re.compile(r"(.+\.py:\w+)((?::\w+=[^:]*)*)")  # a class in a file, and its options
 _OTHER_DTYPE = re.compile(r"dtype|scalar type|BFloat16")  # in torch's errors about numbers of two formats
 _trusted: set[Path] = set()  # files that may be imported, because the words of this process named them
 _stand_ins: set[Path] = set()  # files given by --scheme-file
@@ -42,6 +45,15 @@ def parse_class_path(kind: str) -> SchemeFile | None:
     if not path.endswith(".py"):
         return None
     return SchemeFile(Path(path).expanduser(), class_name)
+
+
+def with_options(word: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the class and the options of `my_protocol.py:Edges:width=8:steps=2`, or None if it names no file."""
+    match = _WITH_OPTIONS.fullmatch(word)
+    if match is None:
+        return None
+    pairs = [option.partition("=") for option in match[2].split(":")[1:]]
+    return match[1], {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def as_recorded(kind: Any) -> Any:

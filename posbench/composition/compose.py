@@ -47,7 +47,7 @@ from omegaconf.errors import (
 
 from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
 from posbench.catalogue.classes import check_known
-from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files
+from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files, with_options
 from posbench.config import (
     Config,
     ConfigError,
@@ -286,6 +286,8 @@ def checked_config(composed: DictConfig) -> Config:
     trust_files(mapping["scheme"])
     mapping["train"]["optimizer"] = as_recorded(mapping["train"]["optimizer"])
     trust_files(mapping["train"])
+    of_files = filter(None, map(with_options, mapping["evaluation"]["protocols"] or ()))
+    trust_files([{"kind": class_path} for class_path, _ in of_files])
     check_known("train.optimizer", mapping["train"]["optimizer"], "training/optimizers", "posbench.optimizers")
     # Some settings follow from a task's problems, or from the model that the run continues.
     if mapping["data"].get("source") == "task":

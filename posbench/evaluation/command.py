@@ -23,7 +23,7 @@ from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import Begin, evaluate_run
 from posbench.evaluation.ngram import add_ngrams
-from posbench.evaluation.protocols import PROTOCOLS
+from posbench.evaluation.protocols import PROTOCOLS, protocol_of
 from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -194,8 +194,11 @@ def _track(run: Run, say: Say) -> None:
     if tracker.record is None:
         return
     figures = dict(manifest.figures)  # with the figures of training, because an offline recording replaces its summary
-    for result in (result for result in run.results()[0] if result.protocol in PROTOCOLS):
-        result_figures = PROTOCOLS[result.protocol].figures(result.header)
+    for result in run.results()[0]:
+        protocol = protocol_of(result)
+        if protocol is None:
+            continue
+        result_figures = protocol.figures(result.header)
         suffix = "@".join(map(str, (result.length, *result.key.under)))
         figures |= {f"eval/{result.protocol}/{name}@{suffix}": value for name, value in result_figures.items()}
     tracker.summary(figures)

@@ -13,7 +13,7 @@ from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import duration, short_length
 from posbench.data import Dataset
 from posbench.evaluation import subject_models
-from posbench.evaluation.protocols import PROTOCOLS, Advance, EvalProtocol, Scored, protocol_named
+from posbench.evaluation.protocols import Advance, EvalProtocol, Scored, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
 from posbench.model.decoder import Decoder
@@ -46,7 +46,7 @@ def score_split(
     Returns: the rows (such as document, start, targets, nll in nats, bytes), and a header with nll_mean (nats per
     target) and, if bytes are counted, bits_per_byte.
     """
-    eval_protocol = PROTOCOLS[protocol]
+    eval_protocol = protocol_named(protocol)
     began = time.perf_counter()
     split = corpus.splits[split_name]
     rows, figures = eval_protocol.score(model, corpus, split, length, settings, anchor or length, advance)
@@ -63,6 +63,8 @@ def score_split(
         "device": str(model.device),
         "code": code_fingerprint(),
     }
+    if eval_protocol.place:
+        header["protocol_place"] = eval_protocol.place
     if eval_protocol.shares_targets:
         header["anchor"] = anchor or length
     return rows, header

@@ -96,7 +96,7 @@ class Request:
 
     def __post_init__(self) -> None:
         # Imported here: the command line reads this module, and `--help` needs no torch.
-        from posbench.evaluation.protocols import NGRAM, protocol_named
+        from posbench.evaluation.protocols import trust_protocols
         from posbench.evaluation.texts import text_named
 
         data = self.data
@@ -108,10 +108,7 @@ class Request:
             data = text_named(words)
         lengths = [word for length in self.lengths for word in str(length).split(",")]
         protocols = [name for names in self.protocols for name in names.split(",")]
-        for name in protocols:
-            # n-gram models are no protocol, but are asked for like one.
-            if name != NGRAM:
-                protocol_named(name)
+        trust_protocols(protocols)
         checked = {
             "lengths": tuple(scored_length("--length", word) for word in lengths),
             "protocols": tuple(protocols),
@@ -147,10 +144,11 @@ class Request:
 
     def protocols_of(self, configured: Sequence[str]) -> Sequence[str]:
         """Return the requested protocols, by default those of `configured` that apply."""
-        from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named
+        from posbench.evaluation.protocols import NGRAM, VALIDATION, protocol_named, trust_protocols
 
         if self.protocols:
-            return [name for name in self.protocols if name != NGRAM]
+            # Again, because this may be a worker.
+            return [name for name in trust_protocols(self.protocols) if name != NGRAM]
         if self.data is not None:
             # On another text: the loss, and with lengths the protocols by length.
             by_length = (name for name in configured if self.lengths and protocol_named(name).is_by_length)

@@ -29,7 +29,8 @@ class EvalProtocol(ABC):
     A report shows losses as perplexity unless a subclass changes it.
     """
 
-    name: ClassVar[str]
+    name: str
+    place: str = ""  # of a protocol of one's own: its file, class and options, as results record them
     rank: ClassVar[int] = 99  # protocols are listed and reported from the lowest rank to the highest
     caption: ClassVar[str]  # a sentence for the report that says what is scored, if `is_by_length`
     split: ClassVar[str] = "test"  # split of the text to score
