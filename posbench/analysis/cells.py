@@ -88,7 +88,7 @@ def measure(
     figures: list[dict[str, Any]] = []
     for place, of_schemes in places.items():
         figures += _figures(place, of_schemes, places, baseline, training_length)
-    frame = pd.DataFrame(figures, columns=CELL_COLUMNS)
+    frame = pd.DataFrame(figures, columns=["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"])
     perplexities = np.exp(np.minimum(frame["value"], 700.0))  # a larger loss would overflow
     # Column 10 is the one after `value`.
     frame.insert(10, "perplexity", np.where(frame["metric"] == "loss", perplexities, math.nan))
@@ -200,7 +200,6 @@ def _note_missing_lengths(rows: pd.DataFrame, runs: pd.DataFrame, holes: dict[tu
 _FIGURES = [f"{name}{end}" for name in ("value", "gap", "change") for end in ("", "_low", "_high", "_documents")]
 
 _SEED_RANGE = ("lowest", "highest")
-CELL_COLUMNS = ["scheme", *_PLACE, "seeds", *_FIGURES, *_SEED_RANGE, "targets", "documents"]
 
 
 def cells_of(rows: pd.DataFrame) -> Iterator[tuple[str, Cell]]:

@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.agreement import check_agreement, finished_runs
-from posbench.analysis.cells import CELL_COLUMNS, means
+from posbench.analysis.cells import means, measure
 from posbench.analysis.comparison import Comparison
 from posbench.analysis.search import RateSearch, choose_rates
 from posbench.analysis.table import curves
 from posbench.config import ConfigError
 from posbench.config.units import DASH, group_text
-from posbench.evaluation.protocols import ACCURACY
+from posbench.evaluation.protocols import ACCURACY, VALIDATION
 from posbench.evaluation.protocols.order import crossing
 from posbench.runs.results import MARKS
 
@@ -190,7 +190,9 @@ def _compared(
     if not by:
         runs, search = choose_rates(runs)
     name, trained = str(runs["data.name"].iloc[0]), _longest(runs["data.lengths"].iloc[0])
-    rows = rows[rows["run"].isin(runs.index) & (rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
+    rows = rows[rows["run"].isin(runs.index)]
+    of_others = rows[~rows["protocol"].isin([ACCURACY.name, VALIDATION.name])]
+    rows = rows[(rows["protocol"] == ACCURACY.name) & (rows["at_step"] == 0)]
     # Accuracy at the longest trained length shows whether a run has learnt the task, so runs without it are left out.
     at_trained = rows[(rows["length"] == trained) & (rows["under"] == "")]
     evaluated = runs[runs.index.isin(at_trained["run"])]
@@ -210,14 +212,15 @@ def _compared(
             f"the runs of {name} were scored on different problems at {trained} items, the longest trained length: "
             "evaluate them with the same settings, or report them separately"
         )
+    holes: dict[tuple[str, str], list[str]] = {}
     scores, steps = _scores(evaluated, rows[is_shared], trained)
     first = evaluated.iloc[0]  # all runs of a task have the same lengths, chance and goal
     comparison = TaskComparison(
         runs=runs,
         schemes=[],
         wanted_baseline="",
-        cells=pd.DataFrame(columns=CELL_COLUMNS),
-        holes={},
+        cells=measure(of_others, evaluated, "", trained, notes, holes),
+        holes=holes,
         left_out=left_out,
         notes=notes,
         group=group,

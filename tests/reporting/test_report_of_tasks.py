@@ -45,6 +45,10 @@ def frames(
                     "at_step": 0,
                     "windows_digest": f"{length}",
                     "length": length,
+                    "text": "",
+                    "anchor": 0,
+                    "first": 0,
+                    "last": 0,
                 }
                 key |= {"scheme": scheme, "seed": seed, "under": eval_options}
                 for document in range(50):

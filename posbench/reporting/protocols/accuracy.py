@@ -48,7 +48,7 @@ def task_map(t: TaskComparison) -> Plot:
     """Return a picture of coloured cells, schemes by lengths: the median accuracy of the seeds that learnt."""
     points = _cells(t, t.medians.reindex(index=t.schemes, columns=t.lengths))
     notes = {scheme: f"{t.learnt_text(scheme)} learnt" for scheme in t.limits}
-    points["note"] = points["row"].map(notes).fillna("not learnt")
+    points["note"] = [notes.get(scheme, "not learnt") for scheme in points["row"]]
     seeds = t.scores[t.scores["under"] == ""]
     marks = pd.DataFrame({"row": seeds["scheme"], "column": seeds["length"].map(str)})
     # A dot per seed is further right for a higher accuracy, from chance (left) to 1.
