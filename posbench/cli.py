@@ -301,8 +301,7 @@ def prepare(
     config = compose(_words(words, ctx, config_dir))
     # Imported after `compose`, because a wrong override is reported sooner without them.
     from posbench.data import prepare as prepare_text
-    from posbench.data.text.copying import copying_lines
-    from posbench.data.text.overlap import overlap_lines
+    from posbench.data.text.overlap import copying_lines, overlap_lines
 
     corpus = prepare_text(config, check=check)
     results = console()

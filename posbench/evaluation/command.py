@@ -254,7 +254,7 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
 
     Raises: ConfigError if no run has the options.
     """
-    from posbench.evaluation import subject_models
+    from posbench.evaluation.subjects import check_options
     from posbench.model.architecture import build_architecture
 
     requests = []
@@ -269,7 +269,7 @@ def _requests(runs: Sequence[Run], request: Request, notice: Say) -> list[Reques
                 if run.manifest.subject is None:
                     build_architecture(run.config_under(variant.under))
                 else:
-                    subject_models.check_options(run, variant.under)
+                    check_options(run, variant.under)
             requests.append(run_request)
         except ConfigError as error:
             requests.append(replace(run_request, under=()))

@@ -12,12 +12,11 @@ from typing import Any
 from posbench.config import Config, ConfigError, EvaluationConfig
 from posbench.config.units import duration, short_length
 from posbench.data import Dataset
-from posbench.evaluation import subject_models
+from posbench.evaluation import subjects
 from posbench.evaluation.protocols import Advance, EvalProtocol, Scored, protocol_named
 from posbench.evaluation.request import Request
 from posbench.model.architecture import Architecture, build_architecture
-from posbench.model.decoder import Decoder
-from posbench.model.scored import ScoredModel
+from posbench.model.decoder import Decoder, ScoredModel
 from posbench.runs import Run
 from posbench.runs.checkpoint import weights_digest
 from posbench.runs.fingerprints import code_fingerprint
@@ -314,8 +313,8 @@ class _SubjectScorer(_Scorer):
         return subject.get("longest")
 
     def changes_nothing(self, length: int) -> bool:
-        return subject_models.changes_nothing(self.run, self.request.under, length)
+        return subjects.changes_nothing(self.run, self.request.under, length)
 
     def model(self, length: int, device: Device) -> ScoredModel:
-        source = subject_models.source_of(self.run)
-        return subject_models.load(source, self.request.under, length, device)
+        source = subjects.source_of(self.run)
+        return subjects.load_subject(source, self.request.under, length, device)

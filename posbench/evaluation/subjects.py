@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,20 +28,20 @@ from posbench.composition.compose import compose
 from posbench.config import Config, ConfigError
 from posbench.data.text.corpus import Corpus
 from posbench.data.text.preparation import prepare_held_out
-from posbench.evaluation import subject_models
 from posbench.evaluation.request import Request
+from posbench.model.decoder import ScoredModel
 from posbench.model.rotations import show_rotations
-from posbench.model.scored import ScoredModel
 from posbench.runs import FINISHED, Manifest, Run, run_folder
 from posbench.runs.finding import LAST_SUBJECTS, SUBJECTS, runs_named
 from posbench.runs.fingerprints import code_fingerprint, config_fingerprint, identity
 from posbench.runs.manifest import FORMAT, Fingerprints
-from posbench.system.device import choose_device
+from posbench.system.device import Device, choose_device
 from posbench.system.files import write_json, write_text
 from posbench.version import __version__
 
 if TYPE_CHECKING:
     from posbench.huggingface.loading import Source
+    from posbench.model.rotations import Rotation
 
 WINDOWS = 16  # windows for each length, unless the user gives evaluation.windows or evaluation.order_windows
 _SETTING = "evaluation."  # beginning of a word on the command line that is not a name but a setting for subjects
@@ -128,7 +128,7 @@ def _subject(path: Path, settings: Sequence[str], request: Request, runs_dir: Pa
     elif request.data is not None:
         config = replace(config, data=request.data)
     device = choose_device(replace(config.train, device=request.device, dtype=request.dtype))
-    model = subject_models.load(source, (), T, device)  # checks the tensors before any text is read
+    model = load_subject(source, (), T, device)  # checks the tensors before any text is read
     console.out(f"{source.name}: preparing data={config.data.name}")
     corpus = prepare_held_out(config, console.out, whole=True)
     if corpus.vocab_size > model.vocab_size:
@@ -166,7 +166,7 @@ def _manifest(
 ) -> Manifest:
     device = choose_device(config.train).describe()
     tokens = corpus.test.tokens[:_COUNTED]
-    facts = subject_models.facts(model)
+    facts = facts_of(model)
     settings = identity(config, device)
     settings |= {f"subject.{name}": version for name, version in versions.items()}
     settings |= {"subject.family": source.content.get("model_type"), "subject.config": source.config_digest}
@@ -234,8 +234,97 @@ def _show_positions(run: Run, request: Request, console: Console) -> None:
     for variant in request.variants:
         heading = " ".join(variant.under) or "as in config.json"
         try:
-            in_use = subject_models.rotations(run, variant.under, length)
+            in_use = rotations_in_use(run, variant.under, length)
         except ConfigError:
             continue  # the model is then scored only as it is, with a line that says why
         rows += [(heading, rotation) for rotation in in_use]
     show_rotations(rows, length, console)
+
+
+# ---------------------------------------------------------------- a subject's model, through transformers
+
+
+def source_of(run: Run) -> Source:
+    """Return where the model of a subject is. Raises: ConfigError if it is gone or has changed since it was scored."""
+    # transformers is optional, so it is imported when a subject is first read.
+    from posbench.huggingface.loading import Source
+
+    subject = run.manifest.subject
+    assert subject is not None
+    source = Source(Path(subject["path"]))
+    if not source.path.exists():
+        raise ConfigError(f"{source.path}, the model of {run.name}, is gone: put it back, or delete {run.path}")
+    source.content  # noqa: B018  (raises the error if there is no config.json)
+    if source.digest != run.weights_digest:
+        raise ConfigError(f"the weights in {source.path} have changed since {run.name} was scored")
+    return source
+
+
+def load_subject(source: Source, options: Sequence[str], length: int, device: Device) -> ScoredModel:
+    """Return a model with changed options, for windows of `length` tokens.
+
+    Raises: ConfigError for tensors that do not fit.
+    """
+    from posbench.huggingface.loading import load
+
+    return load(source, options, length, device.dtype, device.torch)
+
+
+def check_options(run: Run, options: Sequence[str]) -> None:
+    """Raise ConfigError if a subject's model does not have these options."""
+    rotations_in_use(run, options, run.config.train.context_length)
+
+
+def rotations_in_use(run: Run, options: Sequence[str], length: int) -> list[Rotation]:
+    """Return the rotations that a subject uses at `length` tokens, with changed options.
+
+    The list is empty for a model without rotations, and for an export of posbench's own class.
+    """
+    from posbench.huggingface.loading import rotations_under
+
+    return rotations_under(source_of(run), options, length)
+
+
+def changes_nothing(run: Run, options: Sequence[str], length: int) -> bool:
+    """Return whether options only rescale by length / training length, up to the training length."""
+    names = {option.partition("=")[0].rpartition(".")[2] for option in options}  # without types of layers
+    # A value in braces is a mapping, which may change more than the factor.
+    if names != {"rescale"} or any("{" in option for option in options):
+        return False
+    if length > run.config.train.context_length:
+        return False
+    # Up to the training length the factor is 1, unless the model's own rotation is rescaled.
+    changed, unchanged = rotations_in_use(run, options, length), rotations_in_use(run, (), length)
+    keeps_rotations = all(new.factor == 1 and old.method == "none" for new, old in zip(changed, unchanged, strict=True))
+    # Without rotations nothing is known of the options, such as for an export of posbench's own class.
+    return keeps_rotations and bool(changed)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that a loaded model gives about itself."""
+
+    class_name: str
+    parameters: dict[str, int]  # in the embedding tables, and in the rest
+    longest: int | None  # the longest input in tokens, for learned positions; None: no limit
+
+
+def facts_of(model: Any) -> Facts:
+    """Return facts about a loaded model."""
+    from posbench.model.decoder import Decoder
+
+    if isinstance(model, Decoder):
+        module = model
+        longest, name = model.scheme.longest, "PosbenchForCausalLM"
+        tables = [model.embedding.weight, model.unembedding.weight]
+    else:
+        module = model.model
+        longest, name = model.longest, type(module).__name__
+        output_layer = module.get_output_embeddings()
+        tables = [module.get_input_embeddings().weight]
+        if output_layer is not None:  # None: the class has no output layer that it gives
+            tables.append(output_layer.weight)
+    total = sum(parameter.numel() for parameter in module.parameters())
+    distinct = {id(table): table for table in tables}  # a tied table counts once
+    embedding = sum(table.numel() for table in distinct.values())
+    return Facts(name, {"embedding": embedding, "body": total - embedding}, longest)

@@ -12,7 +12,7 @@ import pandas as pd
 
 if TYPE_CHECKING:
     from posbench.data import Split
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from posbench.huggingface.files import SAVE
 from posbench.huggingface.modeling import PosbenchForCausalLM
 from posbench.huggingface.rotations import change_rotations, head_width, rotations_in, trained_length
 from posbench.huggingface.subject import SubjectModel
+from posbench.model.decoder import ScoredModel
 from posbench.model.rotations import Rotation
-from posbench.model.scored import ScoredModel
 from posbench.schemes.building import with_options
 from posbench.schemes.rescaling import ROPE_TYPES, check_lists
 from posbench.system.files import sum_of

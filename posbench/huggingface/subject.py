@@ -23,7 +23,7 @@ _CACHED_EXACTLY = {"full_attention", "sliding_attention"}
 
 
 class SubjectModel:
-    """A model of transformers as the protocols need it (`posbench.model.scored.ScoredModel`)."""
+    """A model of transformers as the protocols need it (`posbench.model.decoder.ScoredModel`)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from types import MethodType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -339,3 +339,34 @@ def build_model(
     model.bos_id = bos_id if config.data.document_mask else None
     initialise(model, config.seed)
     return model
+
+
+class ScoredModel(Protocol):
+    """A model that protocols score: posbench's decoder, or a model of transformers (`posbench.huggingface`)."""
+
+    piece: int | None  # longer windows are read in pieces of this many tokens; None means whole
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of the activations."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the rows of the embedding table."""
+
+    @property
+    def num_heads(self) -> int:
+        """Return the query heads of a layer."""
+
+    def nll(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        offset: int = 0,
+        last: int | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of the `last` targets of each window, [B, last] float32 in nats; None means all."""

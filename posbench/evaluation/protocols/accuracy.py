@@ -18,7 +18,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric
 
 if TYPE_CHECKING:
     from posbench.config import EvaluationConfig
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 BEYOND = (1, 1.25, 2, 4)  # lengths to score, as multiples of the longest trained length
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from posbench.attention.kernels import Scoring
-    from posbench.model.decoder import Decoder
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import Decoder, ScoredModel
 
 WINDOWS = 32  # at most; `evaluation.windows` can lower it
 LONGEST = 1024  # tokens of a window: attention is computed in float64, and time grows with the square of the length

@@ -29,13 +29,13 @@ import numpy as np
 import pandas as pd
 
 from posbench.config import ConfigError, EvaluationConfig
-from posbench.data.text.copying import copied
+from posbench.data.text.overlap import copied
 from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Metric, Scored
 from posbench.evaluation.windows import choose_evenly, losses_of, too_long
 
 if TYPE_CHECKING:
     from posbench.data import Corpus, Split
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 FAR = "order_beyond_32"  # key of the rows of metrics.jsonl that decides the onset
 FAR_FIRST, FAR_LAST = 33, 64  # distances d over which order beyond 32 is averaged, in results and while training

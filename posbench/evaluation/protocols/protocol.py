@@ -16,7 +16,7 @@ from posbench.evaluation.windows import too_long
 from posbench.runs.results import perplexity
 
 if TYPE_CHECKING:
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 Advance = Callable[[int], object]  # called with the number of tokens that were read
 Scored = tuple[pd.DataFrame, dict[str, Any]]  # the rows and the header of a result

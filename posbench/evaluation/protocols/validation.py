@@ -14,7 +14,7 @@ from posbench.evaluation.protocols.windowed import Windowed, stretches
 from posbench.evaluation.windows import Window
 
 if TYPE_CHECKING:
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 
 class Validation(Windowed):

@@ -14,7 +14,7 @@ from posbench.evaluation.protocols.protocol import Advance, EvalProtocol, Scored
 from posbench.evaluation.windows import Window, choose_evenly, losses_of, tabulate_windows, too_long, window_counts
 
 if TYPE_CHECKING:
-    from posbench.model.scored import ScoredModel
+    from posbench.model.decoder import ScoredModel
 
 
 class Windowed(EvalProtocol):

@@ -1,18 +1,30 @@
-"""The share of held-out 13-grams that also occur in train equals a count with sets of words."""
+"""The share of held-out 13-grams that also occur in train equals a count with sets of words.
+
+The share that a copier predicts equals a loop that follows the definition word by word.
+"""
 
 import json
 import random
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.data import prepare
 from posbench.data.text import overlap
-from posbench.data.text.corpus import SPLITS
+from posbench.data.text.corpus import SPLITS, Split
 from posbench.data.text.installed import is_table
-from posbench.data.text.overlap import GRAM_WORDS, gram_hashes, near_duplicates, overlap_lines
+from posbench.data.text.overlap import (
+    DISTANCES,
+    GRAM_WORDS,
+    MATCHES,
+    copied_share,
+    gram_hashes,
+    near_duplicates,
+    overlap_lines,
+)
 
 
 def grams_by_hand(text):
@@ -72,3 +84,40 @@ def test_rows_of_literals_are_a_table_and_code_and_prose_are_not():
     code = "def area(sides):\n    return sides[0] * sides[1]  # of a rectangle\n" * 50
     assert is_table(table) and not is_table(code) and is_table(table + code[: len(table) // 2])
     assert not is_table('"""' + "A docstring is prose, though it is a literal.\n" * 50 + '"""')
+
+
+LENGTH = 48
+
+
+def split_of(tokens):
+    ends = np.array([0, len(tokens)])
+    return Split("train", tokens.astype(np.uint16), ends, ends[1:], None)
+
+
+def predicted(window, distance, least):
+    """Predict the last token by the longest match in the window before it."""
+    *context, target = window.tolist()
+    best = (-1, -1)
+    for place in range(len(context) - distance):
+        match = 0
+        while match < place and context[place - 1 - match] == context[-1 - match]:
+            match += 1
+        best = max(best, (match, place))
+    return best[0] >= least and context[best[1]] == target
+
+
+def test_the_share_is_that_of_a_plain_loop():
+    tokens = np.random.default_rng(0).integers(0, 3, 5 * 2 * LENGTH)
+    tokens[60:90] = tokens[40:70]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, LENGTH + 1)
+    targets = [start + n for start in range(0, len(tokens), 2 * LENGTH) for n in range(LENGTH)]
+    share = copied_share(split_of(tokens), LENGTH)
+    for m, least in enumerate(MATCHES):
+        for n, distance in enumerate(DISTANCES[:2]):
+            hits = [predicted(windows[start], distance, least) for start in targets]
+            assert share[m, n] == np.mean(hits), (least, distance)
+    assert share[0, 0] > 0.1 and not share[:, 2:].any()  # 64 tokens back is out of sight
+
+
+def test_text_shorter_than_two_contexts_has_no_share():
+    assert not copied_share(split_of(np.arange(30)), LENGTH).any()
