@@ -209,9 +209,9 @@ def gaps(runs: Mapping[str, Run]) -> pd.DataFrame:
         fixed = [r for r in run.results()[0] if r.protocol == "fixed" and r.key.data is None]
         results[name] = _as_it_is(_on_the_same_targets(fixed))
     # The names of the models: the first is the one that the others are compared with.
-    first, *others = results
+    first, *other_names = results
     rows = []
-    for name in others:
+    for name in other_names:
         for length in sorted(results[name].keys() & results[first].keys()):
             model, baseline = results[name][length], results[first][length]
             if model.windows_digest == baseline.windows_digest:  # the same text, tokenizer and number format

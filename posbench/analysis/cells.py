@@ -134,9 +134,9 @@ def _leave_out(
     holes.setdefault(place, []).append(line)
 
 
-def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+def means(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return token-weighted means of the rows with equal values in the columns `by`, indexed by these."""
-    sums = rows.groupby(list(by), observed=True)[["value", "count"]].sum()
+    sums = rows.groupby(list(columns), observed=True)[["value", "count"]].sum()
     return sums["value"] / sums["count"]
 
 
@@ -165,8 +165,8 @@ def on_the_same_targets(
         other_lengths = sorted(set(group["length"]) - set(same_targets["length"]))
         if other_lengths:
             reason = f"is left out: it was scored on other targets than {anchor} tokens"
-            wanted = sorted({*other_lengths, *same_targets["length"], anchor})
-            _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, scored=wanted)
+            to_score = sorted({*other_lengths, *same_targets["length"], anchor})
+            _leave_out(holes, runs, (str(protocol), str(text)), other_lengths, reason, scored=to_score)
     if not chosen:
         return rows
     return pd.concat(chosen)
@@ -261,10 +261,10 @@ def _figures(
     for name, reference in references.items():
         pairs = {}
         for scheme, cell in cells.items():
-            other = reference.get(scheme)
+            subtracted = reference.get(scheme)
             # A cell has no difference to itself: the baseline has no gap, and the training length no change.
-            if other is not None and other is not cell and set(cell.seeds) & set(other.seeds):
-                pairs[scheme] = cell, other
+            if subtracted is not None and subtracted is not cell and set(cell.seeds) & set(subtracted.seeds):
+                pairs[scheme] = cell, subtracted
         for scheme, difference in zip(pairs, differences_of(name, list(pairs.values())), strict=True):
             rows[scheme] |= difference
     return rows.values()

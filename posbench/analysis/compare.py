@@ -17,27 +17,27 @@ from posbench.config.units import group_text
 
 
 def compare_runs(
-    summary: pd.DataFrame, rows: pd.DataFrame, by: str = "", baseline: str | None = None, margin: float = MARGIN
+    summary: pd.DataFrame, rows: pd.DataFrame, group_by: str = "", baseline: str | None = None, margin: float = MARGIN
 ) -> Sequence[Comparison]:
     """Return the comparisons of a report.
 
-    Arguments: summary, a row per run; rows, the tidy table; by, settings with commas whose values are groups of runs;
+    Arguments: summary, a row per run; rows, the tidy table; group_by, settings with commas whose values are groups;
     baseline and margin, as of `build`.
     Raises: ConfigError if no run is finished, runs differ in other settings, or a setting is unknown.
     """
-    if is_of_subjects(summary) and not by:
+    if is_of_subjects(summary) and not group_by:
         return compare_models(summary, rows)
     if is_of_tasks(summary):
-        return compare_tasks(summary, rows, by)
-    if by:
-        return _groups(summary, rows, by, baseline, margin)
+        return compare_tasks(summary, rows, group_by)
+    if group_by:
+        return _groups(summary, rows, group_by, baseline, margin)
     return [build(summary, rows, baseline, margin)]
 
 
 def _groups(
-    summary: pd.DataFrame, rows: pd.DataFrame, by: str, baseline: str | None, margin: float
+    summary: pd.DataFrame, rows: pd.DataFrame, group_by: str, baseline: str | None, margin: float
 ) -> list[SeedComparison]:
-    columns = by.split(",")
+    columns = group_by.split(",")
     if "data.name" in columns and "data.name" not in summary:  # runs do not record it as a setting
         paths = summary.groupby("fingerprint.data")["path"].first()
         texts = {fingerprint: config_of(str(path))["data"]["name"] for fingerprint, path in paths.items()}
@@ -49,11 +49,11 @@ def _groups(
     finished = set(finished_runs(summary)[0].index)
     groups = []
     # pandas makes a tuple of each value if it gets a list, even of one column
-    keys = columns if len(columns) > 1 else by
+    keys = columns if len(columns) > 1 else group_by
     for value, of_value in summary.groupby(keys, sort=True):
         # A group without a finished run has nothing to compare.
         if finished & set(of_value.index):
-            groups.append(build(of_value, rows, baseline, margin, by, group=group_text(value)))
+            groups.append(build(of_value, rows, baseline, margin, group_by, group=group_text(value)))
     return groups
 
 

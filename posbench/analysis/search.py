@@ -88,9 +88,9 @@ class RateSearch:
 
     def is_late_at_best(self, scheme: str) -> bool:
         """Return whether seeds are late (use no long-range order) at the best rate, and none at the other."""
-        best, other = self.kept(scheme)
+        best, second = self.kept(scheme)
         using, seeds = self.using_order(scheme, best)
-        using_at_other, seeds_at_other = self.using_order(scheme, other)
+        using_at_other, seeds_at_other = self.using_order(scheme, second)
         # Above 0, because without seeds that say so nothing is known of the other rate.
         return using < seeds and 0 < using_at_other == seeds_at_other
 
@@ -128,10 +128,10 @@ class RateSearch:
     @property
     def table(self) -> pd.DataFrame:
         """Return the runs with a column `is_kept`: whether the search kept the run's rate for more seeds."""
-        kept = {scheme: self.kept(scheme) for scheme in self.losses}
+        kept_rates = {scheme: self.kept(scheme) for scheme in self.losses}
         is_kept = []
         for scheme, rate in zip(self.runs["scheme"], self.runs["train.lr"], strict=True):
-            is_kept.append(rate in kept[scheme])
+            is_kept.append(rate in kept_rates[scheme])
         return self.runs.assign(is_kept=is_kept)
 
     def is_complete(self, schemes: Iterable[str]) -> bool:

@@ -73,18 +73,18 @@ def holm(p: Any, size: int = 0) -> Floats:
     return adjusted
 
 
-def beats(best: Floats, kept: Sequence[Floats]) -> Floats:
+def beats(best: Floats, at_kept_rates: Sequence[Floats]) -> Floats:
     """Return the p-value of the claim that one scheme beats another at each rate that the other's search kept.
 
     It is the largest one-sided paired p over the kept rates (an intersection-union test), doubled because either scheme
     may win. With one kept rate this is the two-sided paired t-test, for the winner.
-    Arguments: best [..., seeds], losses of the first scheme at its best rate; kept, losses [..., seeds] of the other
-    scheme with the same seeds, an array per kept rate, infinite if a run diverged.
+    Arguments: best [..., seeds], losses of the first scheme at its best rate; at_kept_rates, losses [..., seeds] of the
+    other scheme with the same seeds, an array per kept rate, infinite if a run diverged.
     """
     with np.errstate(invalid="ignore"):  # infinite losses are subtracted
         # Per kept rate: whether every loss is finite, and the one-sided p.
         is_finite, at_rates = [], []
-        for losses in kept:
+        for losses in at_kept_rates:
             differences = losses - best
             finite = np.isfinite(differences).all(-1)
             # Differences that are all the same say nothing about noise.
@@ -247,7 +247,7 @@ def fixed_pairs(groups: Iterable[str]) -> set[frozenset[str]]:
 
 def pairs_of(schemes: Iterable[str], losses: pd.DataFrame) -> set[frozenset[str]]:
     """Return the pairs of each of these schemes with every column of `losses`."""
-    return {frozenset((scheme, other)) for scheme in schemes for other in losses.columns}
+    return {frozenset((scheme, partner)) for scheme in schemes for partner in losses.columns}
 
 
 def _test(difference: Floats, margin: float) -> dict[str, Any]:
@@ -354,7 +354,7 @@ def beaten_by(scheme: str, order: list[str], pairs: pd.DataFrame, test: str = "p
 def conclusions(order: list[str], pairs: pd.DataFrame) -> Mapping[str, Any]:
     """Return which claimed pairs are decided, equal and open.
 
-    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes that it beats by more than
+    Keys: pairs (number of tested claims), decided (their number), beats (scheme -> schemes it beats by more than
     the margin), small (decided, but below the margin), equal and open (lists of pairs, the scheme with the lower loss
     first), has_letters (whether all pairs are claimed).
     """

@@ -137,8 +137,8 @@ def _compared_options(model: pd.DataFrame, rows: pd.DataFrame) -> ModelCompariso
     )
 
 
-def _without_marks(under: object) -> str:
-    return " ".join(word for word in str(under).split() if word not in MARKS)
+def _without_marks(options: object) -> str:
+    return " ".join(word for word in str(options).split() if word not in MARKS)
 
 
 def _check_versions(comparisons: list[ModelComparison]) -> None:

@@ -73,8 +73,8 @@ def read(places: Iterable[str | Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     if summary.empty:
         return pd.DataFrame(columns=["experiment", "scheme", "seed", "status", "loss"]), rows.frame()
     settings = settings_of(summary)  # the last columns
-    others = [column for column in summary if column not in settings]
-    return summary[[*others, *settings]], rows.frame()
+    measured = [column for column in summary if column not in settings]
+    return summary[[*measured, *settings]], rows.frame()
 
 
 def settings_of(summary: pd.DataFrame) -> list[str]:

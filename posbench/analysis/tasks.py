@@ -159,20 +159,19 @@ class TaskComparison(Comparison):
         return f"{counts['learnt']}/{counts['seeds']}"
 
 
-def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, by: str = "") -> list[TaskComparison]:
-    """Return a comparison for each task of these runs, each scheme at its best rate; with `by`, for each group of runs.
+def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, group_by: str = "") -> list[TaskComparison]:
+    """Return a comparison for each task of these runs, each scheme at its best rate; with `group_by`, for each group.
 
-    Arguments: summary, a row per run; rows, the tidy table; by, a setting such as train.lr whose values the groups
-    share.
+    Arguments: summary, a row per run; rows, the tidy table; group_by, a setting such as train.lr.
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     runs, left_out = finished_runs(summary)
-    groups = {group_text(value): of_value for value, of_value in runs.groupby(by)} if by else {"": runs}
+    groups = {group_text(value): of_value for value, of_value in runs.groupby(group_by)} if group_by else {"": runs}
     comparisons: list[TaskComparison] = []
     for group, of_group in groups.items():
         of_tasks = []
         for _, of_task in of_group.groupby("data.name", sort=False):
-            of_tasks.append(_compared(of_task, rows, left_out, by, group))
+            of_tasks.append(_compared(of_task, rows, left_out, group_by, group))
             left_out = []  # each line once
         if not any(of_tasks):
             raise ConfigError(
@@ -183,11 +182,11 @@ def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, by: str = "") -> li
 
 
 def _compared(
-    runs: pd.DataFrame, rows: pd.DataFrame, left_out: list[str], by: str, group: str
+    runs: pd.DataFrame, rows: pd.DataFrame, left_out: list[str], group_by: str, group: str
 ) -> TaskComparison | None:
     # Return the comparison of one task's runs, or None if none was scored at the longest trained length.
     search: RateSearch | None = None
-    if not by:
+    if not group_by:
         runs, search = choose_rates(runs)
     name, trained = str(runs["data.name"].iloc[0]), _longest(runs["data.lengths"].iloc[0])
     rows = rows[rows["run"].isin(runs.index)]
@@ -201,7 +200,7 @@ def _compared(
         notes.append(f"{path}: not evaluated at {trained} items, the longest trained length")
     if evaluated.empty:
         return None
-    check_agreement(evaluated, by)
+    check_agreement(evaluated, group_by)
     rows = rows[rows["run"].isin(evaluated.index)]
     is_shared = rows.groupby(["under", "length"], observed=True)["windows_digest"].transform("nunique") == 1
     if not is_shared.all():

@@ -136,8 +136,8 @@ class Judgement:
 
     def _elsewhere_text(self) -> str:
         texts = []
-        for place, other in self.elsewhere.items():
-            texts.append(f"in {Path(place).name} {other['verdict']}, {number(other['gap'], sign=True)}; ")
+        for place, judged in self.elsewhere.items():
+            texts.append(f"in {Path(place).name} {judged['verdict']}, {number(judged['gap'], sign=True)}; ")
         return "".join(texts)
 
     def _beyond_text(self) -> str:
@@ -253,11 +253,11 @@ def _at_one_rate(
     # Return the verdict of the experiment's own runs, without its search, or None if they have several rates.
     names = {judgement.scheme, judgement.baseline}
     is_of_search = summary["path"].map(lambda path: _is_below(path, search_folder(folder_of(place))))
-    own = summary[~is_of_search].assign(searched=False)
-    if not names <= set(own.loc[own["status"] == FINISHED, "scheme"]):
+    own_runs = summary[~is_of_search].assign(searched=False)
+    if not names <= set(own_runs.loc[own_runs["status"] == FINISHED, "scheme"]):
         return None
     try:
-        c = build(own, rows, judgement.baseline, margin=options.equal_below)
+        c = build(own_runs, rows, judgement.baseline, margin=options.equal_below)
     # They have several rates or other settings, so they are no table of their own.
     except ConfigError:
         return None
@@ -274,17 +274,18 @@ def _confirmed_elsewhere(
     elsewhere = {}
     for other_place in options.also:
         # Without `also`, or judging the other place would judge all of them again.
-        [other], _ = judge_all(other_place, replace(options, also=()), console)
+        [judged], _ = judge_all(other_place, replace(options, also=()), console)
         figures = ("verdict", "reason", "gap", "gap_low", "gap_high")
-        elsewhere[str(other_place)] = {name: getattr(other, name) for name in figures}
+        elsewhere[str(other_place)] = {name: getattr(judged, name) for name in figures}
         # The first experiment in which it is not better decides the verdict.
-        if judgement.verdict.startswith("better") and other.verdict != "better":
+        name = Path(other_place).name
+        if judgement.verdict.startswith("better") and judged.verdict != "better":
             judgement = replace(
                 judgement,
-                verdict=other.verdict,
-                reason=f"better in {Path(place).name}, but {other.verdict} in {Path(other_place).name}: {other.reason}",
-                go_on=other.go_on,
-                next_commands=other.next_commands,
+                verdict=judged.verdict,
+                reason=f"better in {Path(place).name}, but {judged.verdict} in {name}: {judged.reason}",
+                go_on=judged.go_on,
+                next_commands=judged.next_commands,
             )
     return replace(judgement, elsewhere=elsewhere)
 
@@ -327,10 +328,10 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     if options.beside:
         reference = folder_of(Path(options.beside))
         is_first = runs["path"].map(lambda path: _is_below(path, reference))
-    kept, reasons = runs[is_first], dict[Any, str]()
-    if kept.empty:
+    comparable, reasons = runs[is_first], dict[Any, str]()
+    if comparable.empty:
         raise ConfigError(f"the baseline {baseline!r} has no finished run here: train it, or name another")
-    if differing := differ(kept):
+    if differing := differ(comparable):
         raise ConfigError(
             f"{disagreement('be one baseline', differing)}\nMove the folders of the runs that you do not mean out of "
             "the experiment, or name another scheme with --baseline"
@@ -340,12 +341,12 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
     # One run with other settings must not stop the judgement of all candidates. If two candidates, or two seeds of one,
     # differ only from each other, the first is kept.
     for run in runs.index[~is_first]:
-        with_run = pd.concat([kept, runs.loc[[run]]])
+        with_run = pd.concat([comparable, runs.loc[[run]]])
         if differing := differ(with_run):
             settings = [f"{name}: {values}" for name, values in differing]
             reasons[run] = f"it differs in {'; '.join(settings)}"
         else:
-            kept = with_run
+            comparable = with_run
     if options.beside and len(reasons) == (~is_first).sum():
         return summary  # the reference refuses them all, with the command that trains a comparable run
     is_stray = summary.index.isin(list(reasons))
@@ -447,7 +448,7 @@ def _decision(
     # The first planned number of seeds that is not reached yet.
     next_look = next((look for look in (*drops, *looks) if len(losses) < look), 0)
     if deaths:
-        reasons = [f"seed {seed} diverged: {why}" for seed, why in deaths.items()]
+        reasons = [f"seed {seed} diverged: {reason}" for seed, reason in deaths.items()]
         return _Decision("failed", "; ".join(reasons), math.nan, tested, next_look, go_on=False)
     if outcome != "open":
         return _Decision(outcome, f"decided by the test of {tested} seeds", p, tested, next_look, go_on=False)
@@ -599,26 +600,26 @@ def _next_commands(
     """
     common = [seed for seed in seeds[names[0]] if seed in seeds[names[1]]]
     # Seeds that one of them already has come first, so that few runs complete the pairs.
-    wanted = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]
+    to_train = list(dict.fromkeys([*common, *seeds[names[0]], *seeds[names[1]], *planned]))[: len(planned)]
     commands, place = list[list[str]](), list[str]()
     for name in names:
-        missing = [seed for seed in wanted if seed not in seeds[name]]
+        missing = [seed for seed in to_train if seed not in seeds[name]]
         paths = c.runs[c.runs["scheme"] == name]["path"].to_list()
         words = run_at(paths[0]).manifest.command if paths else None
         if words is None:
             return []
         place = place or [word for word in words if _key(word) in OF_PLACE]  # runs beside a reference stay together
-        others = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
+        settings = [word for word in words if _key(word) not in (*OF_PLACE, "seed")]
         # With a learning-rate search, the search's own command.
         if c.search and name in c.unfinished:
-            searched = [word for word in others if _key(word) != "scheme.lr"]
+            searched = [word for word in settings if _key(word) != "scheme.lr"]
             planned_words = []
             # Without these words the search would have the usual number of seeds.
             if c.search.planned != PLANNED_SEEDS:
                 planned_words.append(f"seed={','.join(map(str, range(c.search.planned)))}")
             commands.append(["posbench", "tune", *searched, f"experiment_name={c.title}", *planned_words])
         elif missing and not c.search:
-            commands.append(["posbench", "train", "-m", *others, *place, f"seed={','.join(map(str, missing))}"])
+            commands.append(["posbench", "train", "-m", *settings, *place, f"seed={','.join(map(str, missing))}"])
     return commands
 
 
@@ -689,5 +690,5 @@ def _warnings_of_pair(c: SeedComparison, names: Sequence[str], gaps: Floats) -> 
             for rate in c.search.kept(scheme):
                 using, seeds = c.search.using_order(scheme, rate)
                 counts_at.append(f"{using} of {seeds} seeds at {rate:g}")
-            best, other = counts_at
-            yield f"{scheme} uses long-range order with {best}, its best rate, and {other}, so its pairs are open"
+            best, at_second = counts_at
+            yield f"{scheme} uses long-range order with {best}, its best rate, and {at_second}, so its pairs are open"

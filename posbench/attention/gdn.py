@@ -57,18 +57,18 @@ def delta_rule(
         # The state passes from chunk to chunk.
         u_v, u_k = solution.split((v.shape[-1], k.shape[-1]), dim=-1)
         to_end = ((last - total).exp() * k).mT
-        kept, removed, added = last.exp().mT, to_end @ u_k, to_end @ u_v
+        decay, removed, added = last.exp().mT, to_end @ u_k, to_end @ u_v
         state = torch.zeros_like(added[:, :, 0]) if state is None else state
         entering = []  # M before each chunk
         for n in range(q.shape[2]):
             entering.append(state)
-            state = kept[:, :, n] * state - removed[:, :, n] @ state + added[:, :, n]
-        before = torch.stack(entering, dim=2)
+            state = decay[:, :, n] * state - removed[:, :, n] @ state + added[:, :, n]
+        states = torch.stack(entering, dim=2)
         # Outputs: products within the chunk, and what the state before it holds.
         q = q.unflatten(1, (k.shape[1], -1))  # [B, Hkv, heads that share a key head, N, L, D]
         # One dimension more, for the heads that share a key head.
-        u, before, k, total = (x[:, :, None] for x in (u_v - u_k @ before, before, k, total))
-        return (decayed_products(q, k, total) @ u + (q * total.exp()) @ before).flatten(1, 2), state
+        u, states, k, total = (x[:, :, None] for x in (u_v - u_k @ states, states, k, total))
+        return (decayed_products(q, k, total) @ u + (q * total.exp()) @ states).flatten(1, 2), state
 
     return in_chunks(sum_chunks, [q, k, v, log_decay, strength], state)
 

@@ -50,7 +50,7 @@ COMPILED_FROM = 1024  # shortest window, in tokens, for which inference on a GPU
 
 
 class Scoring(NamedTuple):
-    """What the scores of softmax attention consist of besides q . k, and which keys are hidden."""
+    """The parts of softmax scores besides q . k, and which keys are hidden."""
 
     scale: float  # multiplies q . k
     bias: Bias | None = None  # a function (b, h, i, j) of sequence, head, query row and key row, added to the scores

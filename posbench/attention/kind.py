@@ -83,7 +83,7 @@ def _with_heads(gates: Any, heads: int, also_one: bool = False) -> Any:
 class Kind(nn.Module, ABC):
     """A kind of attention, such as softmax attention: it mixes values for each query and applies a scheme.
 
-    `parts` are the tensors that it projects; `mix` calls the hooks of a position scheme. The constructor's arguments
+    `parts` are the tensors it projects; `mix` calls the hooks of a position scheme. The constructor's arguments
     after `shape` are the options of `scheme.attention`. `shared_kv` makes the value equal to the key BEFORE the hooks,
     after the key's norm (`model.qk_norm`) if there is one; there is then no projection for values.
     """

@@ -48,8 +48,8 @@ class _OwnKeys(Softmax):
 
     def flops_per_token(self, length: int, scheme: Scheme) -> float:
         """Return the FLOPs per token of attention in one layer, with the products by the kind's own matrices."""
-        own = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
-        return super().flops_per_token(length, scheme) + 2.0 * own
+        own_parameters = sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
+        return super().flops_per_token(length, scheme) + 2.0 * own_parameters
 
 
 class Latent(_OwnKeys):

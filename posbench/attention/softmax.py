@@ -153,9 +153,9 @@ def _mean_keys(length: int, window: int | None) -> float:
     # The first queries see fewer keys than the window.
     if length == 0:
         return 0.0
-    seen = min(length, window or length)
+    visible = min(length, window or length)
     # Each query sees `seen` keys, except the first `seen` queries, which see half as many on average.
-    return seen - seen**2 / (2 * length)
+    return visible - visible**2 / (2 * length)
 
 
 def _bias_within_documents(

@@ -23,7 +23,7 @@ def classes_in(package: str, base: type[T]) -> dict[str, type[T]]:
     classes = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         for value in vars(import_module(f"{package}.{module.name}")).values():
-            # A module also holds the classes that it imports: these are found twice, under one name.
+            # A module also holds the classes it imports: these are found twice, under one name.
             if isinstance(value, type) and issubclass(value, base) and value is not base:
                 classes[snake_case(value.__name__)] = value
     return classes
@@ -57,7 +57,7 @@ def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:
 def class_named(name: str, classes: Classes[T], key: str, base: type[T]) -> type[T]:
     """Return the class that `name` means, imported if it is another package's.
 
-    Arguments: key, the setting that names it, such as `scheme.kind`; base, the class that it must extend.
+    Arguments: key, the setting that names it, such as `scheme.kind`; base, the class it must extend.
     Raises: ConfigError with the nearest name, and for a package whose class cannot be imported.
     """
     if name not in classes:

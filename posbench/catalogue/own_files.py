@@ -108,8 +108,8 @@ def kinds_in(row: Any) -> list[str]:
     kinds: list[str] = []
     # A list or a mapping may hold further schemes, at any depth.
     if isinstance(row, Mapping):
-        named = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
-        kinds = [kind for kind in named if parse_class_path(kind) is not None]
+        class_paths = [row[key] for key in _NAMING if isinstance(row.get(key), str)]
+        kinds = [kind for kind in class_paths if parse_class_path(kind) is not None]
         row = list(row.values())
     if isinstance(row, list):
         for value in row:

@@ -361,9 +361,9 @@ def _continue(mapping: dict[str, Any]) -> None:
         elif mapping["data"].get("source") != "task":
             from posbench.huggingface.files import tokenizer_files
 
-            others = tokenizer_files(source.tokenizer_file.parent)
+            existing = tokenizer_files(source.tokenizer_file.parent)
             raise ConfigError(
-                f"train.from_run={from_run} has no tokenizer.json{others}, which says what its token ids mean: give "
+                f"train.from_run={from_run} has no tokenizer.json{existing}, which says what its token ids mean: give "
                 f"tokenizer=file tokenizer.path=.../tokenizer.json ({CONVERT})"
             )
     # The source's scheme, with the options that the user gave, unless the user or an experiment chose a scheme. An
@@ -372,7 +372,7 @@ def _continue(mapping: dict[str, Any]) -> None:
     if "scheme" not in keys and chosen_scheme == _DEFAULT_SCHEME:
         # Without `lr`: a learning rate of the source's own would replace this run's train.lr.
         source_scheme = {key: value for key, value in source.positions.checked_row(from_run).items() if key != "lr"}
-        # A factor after the rescaling that it is for.
+        # A factor after the rescaling it is for.
         for option, value in sorted(settings_of("scheme").items(), key=lambda item: item[0].endswith("factor")):
             source_scheme = with_option(source_scheme, option, value)
         mapping["scheme"] = source_scheme

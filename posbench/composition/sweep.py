@@ -192,7 +192,7 @@ class SweepJob:
         except Stopped as stopped:
             if os.getpid() == self.command_pid:
                 raise
-            # The command says that it has stopped.
+            # The command says it has stopped.
             outcome, is_stopped = Outcome(name, JobFailed(str(stopped))), True
         finally:
             SWEEP_CLOCK.set(None)
@@ -222,7 +222,7 @@ def run_name(config: Config) -> str:
 
 
 class Job(NamedTuple):
-    """One run (job) of a sweep: its overrides, and the configuration that they make."""
+    """A run (job) of a sweep: its overrides, and the configuration that they make."""
 
     words: Sequence[str]
     config: Config
@@ -514,7 +514,7 @@ def _refuse_sweeps_of_sweeps(key: str, override: Override) -> None:
 
 
 def _overrides(composed: DictConfig) -> dict[str, Override]:
-    # Return {key: override} of the command line, and of the experiment's sweep for keys that it does not have.
+    # Return {key: override} of the command line, and of the experiment's sweep for keys it does not have.
     by_origin: Any = OmegaConf.to_container(composed.hydra.overrides, resolve=False)
     words = [word.lstrip("+") for word in [*by_origin["task"], *by_origin["hydra"]]]
     # `hydra.sweeper.params` count only if the user names an experiment or sets them: otherwise these are the sweep of
@@ -525,7 +525,7 @@ def _overrides(composed: DictConfig) -> dict[str, Override]:
         params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
     swept = [hydra_word(f"{key}={value}") for key, value in params.items()]
     overrides: dict[str, Override] = {}
-    # The command line comes last, so that it takes precedence.
+    # The command line comes last, so it takes precedence.
     for override in OverridesParser.create().parse_overrides([*swept, *by_origin["task"]]):
         override.config_loader = GlobalHydra.instance().config_loader()  # expands `glob(*)`
         overrides[override.get_key_element()] = override

@@ -137,8 +137,8 @@ class Config(Group):
         arms = self.train.arms or {}
         words = []
         # The overrides in `every` hold for all arms; an arm's own come after them.
-        for arm, own in arms.get(self.scheme.name, {}).items():
-            words.append([*shared, *arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *own])
+        for arm, overrides in arms.get(self.scheme.name, {}).items():
+            words.append([*shared, *arms.get("every", []), f"scheme.name={self.scheme.name}_{arm}", *overrides])
         return words
 
     @classmethod

@@ -80,8 +80,8 @@ class SchemeConfig(Group):
             f"scheme.attention={attention} is not a mapping: write scheme.attention={{kind: {attention}}}",
         )
         options = {key: value for key, value in mapping.items() if key not in ("name", "kind", "attention", *settings)}
-        given = {key: mapping[key] for key in settings if key in mapping}
-        return cls(mapping["name"], mapping["kind"], options, attention, **given)
+        set_values = {key: mapping[key] for key in settings if key in mapping}
+        return cls(mapping["name"], mapping["kind"], options, attention, **set_values)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a flat dict, as in `conf/scheme/*.yaml`, without default values."""
@@ -545,7 +545,7 @@ class ExperimentConfig(Group):
 
     name: str = ruled(check_name)
     description: str = ""
-    source: str = ""  # the publication that it follows, if any
+    source: str = ""  # the publication it follows, if any
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # published results for comparison, a name of `posbench report --against`
     primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were planned before training

@@ -188,7 +188,7 @@ class KneserNey:
         contexts = np.zeros(vocab_size, np.int64)  # of each (order - 1)-gram, the number of its tokens before the last
         num_contexts = 1  # a single token has the empty context
         for order in range(2, longest + 1):
-            # An n-gram counts if the depth of its last token is n or more, so that it crosses no border of a window.
+            # An n-gram counts if the depth of its last token is n or more, so it crosses no border of a window.
             ends = np.flatnonzero(depths >= order)
             keys, numbers, counts = np.unique(
                 shorter_numbers[ends - 1] * vocab_size + tokens[ends], return_inverse=True, return_counts=True

@@ -1,4 +1,4 @@
-"""Make a run of a model that transformers loads, so that it can be scored: a subject, which was not trained here.
+"""Make a run of a model that transformers loads, so it can be scored: a subject, which was not trained here.
 
     runs/subjects/<name>/seed=0/run.json      the model's path and positions, the digest of its weights, versions
                                /config.yaml   the text and the evaluation settings
@@ -58,14 +58,14 @@ def runs_to_score(names: Sequence[str], request: Request, runs_dir: Path, consol
     """
     settings = [name for name in names if name.startswith(_SETTING)]
     folders = [name for name in names if name not in settings and _is_model(Path(name))]
-    others = [name for name in names if name not in (*settings, *folders)]
+    trained = [name for name in names if name not in (*settings, *folders)]
     runs: list[Run] = []
     try:
         # Without any name, `runs_named` returns all runs.
-        if others or not folders:
-            runs = runs_named(others, runs_dir)
+        if trained or not folders:
+            runs = runs_named(trained, runs_dir)
     except ConfigError as error:
-        hub_names = [name for name in others if _HUB.fullmatch(name) and not Path(name).parent.exists()]
+        hub_names = [name for name in trained if _HUB.fullmatch(name) and not Path(name).parent.exists()]
         if not hub_names:
             raise
         command = f"hf download {hub_names[0]} --local-dir {hub_names[0].rpartition('/')[2]}"

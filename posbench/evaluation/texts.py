@@ -1,4 +1,4 @@
-"""Find the text to score a run on: the held-out part of its own text, or a text that it was not trained on."""
+"""Find the text to score a run on: the held-out part of its own text, or a text it was not trained on."""
 
 from __future__ import annotations
 

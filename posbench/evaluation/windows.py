@@ -25,7 +25,7 @@ class Window:
 
 
 def choose_evenly(counts: np.ndarray, number: int) -> np.ndarray:
-    """Choose `number` windows, spread evenly over all documents: each gives equally many, or all that it has.
+    """Choose `number` windows, spread evenly over all documents: each gives equally many, or all it has.
 
     Arguments: counts, how many windows each document has, int [documents].
     Returns: the indices of the chosen windows, counted over all documents, ascending; all if there are fewer.

@@ -183,7 +183,7 @@ def load_weights(source: Source, is_tied: bool) -> dict[str, Tensor]:
             ours |= {name.removeprefix("decoder."): tensor for name, tensor in load_file(file).items()}
     else:
         config: PreTrainedConfig = copied_config(source)
-        # The class needs a rotation that it knows, and its weights do not depend on it.
+        # The class needs a rotation it knows, and its weights do not depend on it.
         config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
         ours = from_hugging_face(from_pretrained(source, config, torch.float32).state_dict())
     # A file may store the same table under both names.

@@ -63,7 +63,7 @@ def export_model(
 ) -> Export:
     """Write `model` and its tokenizer to `folder`, which must be empty or missing, and return how the logits compare.
 
-    Arguments: name, in the folder's README; as_trained, whether the model was trained with this scheme, so that it is
+    Arguments: name, in the folder's README; as_trained, whether the model was trained with this scheme, so it is
     meant for its training length.
     Raises: ConfigError if the folder cannot be written, if the model masks documents, or if the exported model gives
     other logits.
@@ -185,7 +185,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def longest_read(model: Decoder, as_trained: bool) -> int:
     """Return how many tokens the model is meant to read.
 
-    Arguments: as_trained, whether it was trained with the scheme that it has.
+    Arguments: as_trained, whether it was trained with the scheme it has.
     """
     shape = model.scheme.shape
     # Tasks may be read up to their longest problem.

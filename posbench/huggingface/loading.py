@@ -149,8 +149,8 @@ class Source:
         """Return the path of the model's `tokenizer.json`; a GGUF file's is written to the folder `target`."""
         if not self.is_gguf:
             if not (self.path / "tokenizer.json").is_file():
-                others = files.tokenizer_files(self.path)
-                raise ConfigError(f"{self.path} has no tokenizer.json{others}: {CONVERT}")
+                existing = files.tokenizer_files(self.path)
+                raise ConfigError(f"{self.path} has no tokenizer.json{existing}: {CONVERT}")
             return self.path / "tokenizer.json"
         with _explained(self):
             tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, **self.file_word)
@@ -219,7 +219,7 @@ def load(source: Source, options: Sequence[str], length: int, dtype: torch.dtype
 def rotations_under(source: Source, options: Sequence[str], length: int) -> list[Rotation]:
     """Return the rotations that the model uses at `length` tokens, with changed options, without loading its weights.
 
-    Raises: ConfigError for options that it does not have.
+    Raises: ConfigError for options it does not have.
     """
     config = copied_config(source)
     if isinstance(source.config, _POSBENCH):
@@ -292,7 +292,7 @@ def from_pretrained(source: Source, config: PreTrainedConfig, dtype: torch.dtype
 
 @contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    """In a `with` block, turn any error of transformers into a ConfigError of one sentence, and silence its output."""
+    """Turn any error of transformers in a `with` block into a ConfigError of one sentence, and silence its output."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Wrap our decoder in a class of transformers, so that it loads, runs and generates as their models do."""
+"""Wrap our decoder in a class of transformers, so it loads, runs and generates as their models do."""
 
 from __future__ import annotations
 

@@ -106,10 +106,10 @@ def _options_by_type(options: Sequence[str], parameters: Mapping[str, Any], name
             raise ConfigError(f"{name} has no rotations in its config.json, so --under {option} has nothing to change")
         if is_typed and layer_type not in parameters:
             known_types = [known_type for known_type in parameters if known_type]
-            has, remedy = "one rotation for all layers", f"leave {layer_type} out"
+            described, remedy = "one rotation for all layers", f"leave {layer_type} out"
             if known_types:
-                has, remedy = ", ".join(known_types), f"{remedy}, or name one of these"
-            raise ConfigError(f"--under {option}: {name} has {has}; {remedy}")
+                described, remedy = ", ".join(known_types), f"{remedy}, or name one of these"
+            raise ConfigError(f"--under {option}: {name} has {described}; {remedy}")
         # An option without a layer type is for all of them.
         target_types = [layer_type] if is_typed else parameters
         for target in target_types:

@@ -81,7 +81,7 @@ def build_architecture(config: Config) -> Architecture:
 
 
 def checked_architecture(config: Config) -> Architecture:
-    """Return the architecture of `config` after checking that it can be trained. Read no text and write nothing.
+    """Return the architecture of `config` after checking it can be trained. Read no text and write nothing.
 
     Raises: ConfigError if the scheme or the kind of attention refuses its options, the training length, or the
     positions of tasks or of masked documents.

@@ -1,4 +1,4 @@
-"""Count a decoder's parameters, the floating-point operations that its definition needs, and the bytes that it caches.
+"""Count a decoder's parameters, the floating-point operations that its definition needs, and the bytes it caches.
 
 Model FLOPs are 2 per matrix parameter and token in the forward pass, three times as much with the backward pass, plus
 mixing, which the kind of attention counts. Recomputation does not count.
@@ -30,15 +30,15 @@ def num_parameters(architecture: Architecture, vocab_size: int) -> dict[str, int
     model = architecture.model
     tables = 1 if model.tied_embeddings else 2
     layers_with_qk_norm = sum(kind.takes_qk_norm for kind in architecture.kinds)
-    others = model.d_model * (2 * model.num_layers + 1)  # norms: two in each layer, and the last one
+    rest = model.d_model * (2 * model.num_layers + 1)  # norms: two in each layer, and the last one
     if model.qk_norm:
-        others += model.head_width * 2 * layers_with_qk_norm
+        rest += model.head_width * 2 * layers_with_qk_norm
     if model.qkv_bias:
-        others += model.head_width * _parts_heads(architecture)
+        rest += model.head_width * _parts_heads(architecture)
     # The kinds' own parameters, such as sinks and gates.
     for kind in architecture.kinds:
-        others += sum(parameter.numel() for parameter in kind.parameters())
-    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + others}
+        rest += sum(parameter.numel() for parameter in kind.parameters())
+    return {"embedding": tables * vocab_size * model.d_model, "body": _matrices(architecture) + rest}
 
 
 def forward_flops_per_token(architecture: Architecture, vocab_size: int, length: int) -> float:

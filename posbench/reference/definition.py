@@ -58,7 +58,7 @@ class Definition:
         self.config, self.weights = config, weights
         self.D, self.group = config.model.head_width, config.model.num_heads // config.model.kv_heads
         known: set[str] = set()
-        # A subclass has the options of the classes that it extends, too.
+        # A subclass has the options of the classes it extends, too.
         for cls in type(self).__mro__:
             known.update(vars(cls).get("__annotations__", ()))
         for name, value in options.items():

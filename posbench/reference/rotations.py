@@ -265,7 +265,7 @@ def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, len
         # Factor of the base; r = 2 has one pair, which keeps its frequency.
         larger = s ** (r / (r - 2)) if r > 2 else 1.0
         return [f * larger ** (-2 * t / r) for t, f in enumerate(w)]
-    kept = [1.0] * len(w)  # the share of each frequency that is not divided by s
+    shares = [1.0] * len(w)  # the share of each frequency that is not divided by s
     if kind == "yarn":
         # The pairs that turn `fast` and `slow` times in L tokens are the ends of the ramp.
         slow, fast = p.get("beta_slow") or 1, p.get("beta_fast") or 32
@@ -278,15 +278,15 @@ def rescaled(w: Sequence[float], parameters: Mapping[str, Any], base: float, len
             squeezed = float(t > low)
             if low != high:
                 squeezed = min(1.0, max(0.0, (t - low) / (high - low)))
-            kept[t] = 1 - squeezed
+            shares[t] = 1 - squeezed
     else:  # llama3, yarn_by_turns
         slow, fast = p.get("low_freq_factor", 1), p.get("high_freq_factor", 32)
         for t, f in enumerate(w):
             turns = L * f / (2 * pi)
-            kept[t] = float(turns > fast)
+            shares[t] = float(turns > fast)
             if slow <= turns <= fast:
-                kept[t] = (turns - slow) / (fast - slow)
-    return [f * (1 - share) / s + f * share for f, share in zip(w, kept, strict=True)]
+                shares[t] = (turns - slow) / (fast - slow)
+    return [f * (1 - share) / s + f * share for f, share in zip(w, shares, strict=True)]
 
 
 def attention_factor(parameters: Mapping[str, Any]) -> float:
@@ -301,8 +301,8 @@ def attention_factor(parameters: Mapping[str, Any]) -> float:
         return float((1 + log_s / log(parameters[_LENGTH])) ** 0.5)
     if kind not in ("yarn", "yarn_by_turns"):
         return 1.0
-    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
     # transformers uses both scales or neither.
-    if not above or not below:
-        above, below = 1, 0
-    return float((0.1 * above * log_s + 1) / (0.1 * below * log_s + 1))
+    if not numerator or not denominator:
+        numerator, denominator = 1, 0
+    return float((0.1 * numerator * log_s + 1) / (0.1 * denominator * log_s + 1))

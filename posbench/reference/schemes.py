@@ -37,8 +37,8 @@ class Combined(Definition):
     def locate(self, p: int, gates: Sequence[Any], h: int) -> list[Any]:
         positions = []
         for n, member in enumerate(self.members):
-            own = [gate[n] for gate in gates]
-            positions.append(member.locate(p, own, h))
+            layer_gates = [gate[n] for gate in gates]
+            positions.append(member.locate(p, layer_gates, h))
         return positions
 
     def after_hook(self, site: str, x: Array, positions: Sequence[Any], *h: int) -> Array:
@@ -47,10 +47,10 @@ class Combined(Definition):
         if site == "o":
             members.reverse()
         for n, member in members:
-            own = positions
+            layer_positions = positions
             if h:  # q, k, v and o get what `locate` returned, a position for each member
-                own = [p[n] for p in positions]
-            x = member.after_hook(site, x, own, *h)
+                layer_positions = [p[n] for p in positions]
+            x = member.after_hook(site, x, layer_positions, *h)
         return x
 
     def bias(self, h: int, t: int, s: int, rows: Rows) -> float:

@@ -51,11 +51,11 @@ def card_lines(card: Card) -> list[str]:
 
 def card_page(card: Card, run: Run) -> str:
     """Return the content of `card.md`."""
-    text, *others = card_lines(card)
+    text, *details = card_lines(card)
     subject = run.manifest.subject or {}
     versions = ", ".join(f"{name} {version}" for name, version in subject.get("versions", {}).items())
     source = f"posbench {__version__} ({versions}), data={run.config.data.name}, weights {str(run.weights_digest)[:12]}"
-    listed = "\n".join(f"- {line.removeprefix(DASH).strip()}" for line in others)
+    listed = "\n".join(f"- {line.removeprefix(DASH).strip()}" for line in details)
     return f"## Context length\n\n{text}.\n\n{listed}\n\nMeasured by {source}.\n"
 
 

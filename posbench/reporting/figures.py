@@ -108,7 +108,7 @@ def looks(runs: pd.DataFrame) -> dict[str, tuple[str, str, str]]:
     for run in runs.drop_duplicates("scheme").sort_values("scheme").to_dict("records"):
         sites, look_name = run.get("scheme.sites"), str(run.get("scheme.kind"))
         if look_name == "rotary" and isinstance(sites, str):
-            # The look of a rotary scheme depends on the tensors that it rotates, not on its name.
+            # The look of a rotary scheme depends on the tensors it rotates, not on its name.
             look_name = "".join(json.loads(sites))
         name = str(run["scheme"])
         # The start comes from the name alone, so a scheme looks the same in every report, unless its look is taken.

@@ -24,15 +24,15 @@ MOST_PAIRS = 30  # pairs in the table of pairs by group
 Groups = Mapping[str, SeedComparison]  # the value that a group of runs shares, as text -> its runs
 
 
-def overview(comparisons: Sequence[Any], by: str) -> list[Section]:
+def overview(comparisons: Sequence[Any], group_by: str) -> list[Section]:
     """Return the sections that show all comparisons of a report together, if any.
 
-    Arguments: by, the setting whose values are groups of runs, or "".
+    Arguments: group_by, the setting whose values are groups of runs, or "".
     """
     first = comparisons[0]
     if isinstance(first, ModelComparison):
         return [bits_per_byte(comparisons), *_gaps(comparisons)]
-    if isinstance(first, TaskComparison) and by:
+    if isinstance(first, TaskComparison) and group_by:
         note = (
             "Median accuracy over all seeds, at the longest trained length → at twice that length. Rates are chosen "
             "only by the loss at trained lengths."
@@ -40,39 +40,39 @@ def overview(comparisons: Sequence[Any], by: str) -> list[Section]:
         return [Section("", table=accuracy_by_group(comparisons), note=note)]
     if isinstance(first, TaskComparison):
         return [limits(comparisons)]
-    if by:
-        return by_group({c.group: c for c in comparisons}, by)
+    if group_by:
+        return by_group({c.group: c for c in comparisons}, group_by)
     return []
 
 
 # ---------------------------------------------------------------- groups of runs
 
 
-def by_group(groups: Groups, by: str) -> list[Section]:
+def by_group(groups: Groups, group_by: str) -> list[Section]:
     """Return the sections about groups of runs: losses, gaps, and how pairs differ between groups."""
-    is_rate = by == "train.lr"
+    is_rate = group_by == "train.lr"
     cells = _cells(groups, is_rate)
     titles = {value: value for value in groups}
-    title = f"Loss by scheme and {by}"
+    title = f"Loss by scheme and {group_by}"
     table = pivot(cells, titles, "group", "loss", Format(half="loss_half", bold="is_best"))
     if is_rate:
         _add_gap_at_best_rates(table, groups, cells)
     latex = ("loss", f"{title}, nats/token; bold: the best of each row.")
     loss = Section(title, table=table, note=prose("losses_by", is_rate), latex=latex)
-    title = f"Gap to the baseline by scheme and {by}"
+    title = f"Gap to the baseline by scheme and {group_by}"
     table = pivot(cells, titles, "group", "gap", Format(half="gap_half", sign=True, after="mark"))
     gap = Section(title, table=table, note=prose("gaps_by"), latex=("gap", f"{title}, nats/token."))
     # Losses answer the question about learning rates, gaps the others: the terminal shows the first table.
     sections = [loss, gap] if is_rate else [gap, loss]
     pairs = pairs_by_group(groups)
     if not is_rate and 0 < len(pairs) <= MOST_PAIRS:
-        sections.append(Section(f"Pairs by {by}", table=pairs, note=prose("pairs_by", groups)))
+        sections.append(Section(f"Pairs by {group_by}", table=pairs, note=prose("pairs_by", groups)))
     # Only two groups can be compared by one difference of gaps.
     differences = interactions(groups)
     if len(differences):
         note = prose("interactions", list(groups), _own_matrices(groups))
         table, files = interaction_table(groups, differences), {"interaction.csv": differences}
-        title = f"Difference of gaps between two values of {by}"
+        title = f"Difference of gaps between two values of {group_by}"
         sections.append(Section(title, table=table, note=note, files=files))
     return [*sections, *onsets_by_group(groups)]
 

@@ -115,22 +115,25 @@ def page_of(summary: pd.DataFrame, rows: pd.DataFrame, options: ReportOptions) -
 
     Raises: ConfigError if no run is finished, runs differ in other settings, or a setting of `by` is unknown.
     """
-    by = options.by or ""
-    comparisons = compare_runs(summary, rows, by, options.baseline, options.margin)
+    group_by = options.by or ""
+    comparisons = compare_runs(summary, rows, group_by, options.baseline, options.margin)
     published = _published(summary, comparisons, options)
-    return page_about(comparisons, by, published, options.every_length)
+    return page_about(comparisons, group_by, published, options.every_length)
 
 
 def page_about(
-    comparisons: Sequence[Comparison], by: str = "", published: Published | None = None, every_length: bool = False
+    comparisons: Sequence[Comparison],
+    group_by: str = "",
+    published: Published | None = None,
+    every_length: bool = False,
 ) -> Page:
     """Return the page about these comparisons.
 
-    Arguments: by, the setting whose values are groups of runs, or ""; published, results to compare with; every_length,
+    Arguments: group_by, the setting whose values are groups, or ""; published, results to compare with; every_length,
     whether to show lengths that are neither a multiple nor a divisor of the training length.
     """
-    sections = overview(comparisons, by)
-    if not by:
+    sections = overview(comparisons, group_by)
+    if not group_by:
         of_each = [sections_of(c, published, every_length) for c in comparisons]
         sections += named(comparisons, of_each)
     holes = list(chain.from_iterable(chain(*c.holes.values()) for c in comparisons))
@@ -138,37 +141,37 @@ def page_about(
     left_out = list(chain.from_iterable(c.left_out for c in comparisons))
     notes = list(chain.from_iterable(c.notes for c in comparisons))
     runs = pd.concat([c.runs for c in comparisons])
-    setup_lines = setup(comparisons, by) + [("not compared", line) for line in left_out]
+    setup_lines = setup(comparisons, group_by) + [("not compared", line) for line in left_out]
     cards = [c.card.as_json() for c in comparisons if isinstance(c, ModelComparison) and c.card]
     return Page(
-        title=_title(comparisons, by),
-        lede=paragraph("lede", comparisons, by, runs),
-        paragraph=paragraph("paragraph", comparisons, by, runs),
+        title=_title(comparisons, group_by),
+        lede=paragraph("lede", comparisons, group_by, runs),
+        paragraph=paragraph("paragraph", comparisons, group_by, runs),
         sections=sections,
         runs=runs,
         setup=setup_lines,
         notes=[*notes, *(line for line in holes if line not in shown)],
-        numbers=_numbers(comparisons, by),
-        files=files_of(comparisons, by),
-        holes=[] if by else holes,
+        numbers=_numbers(comparisons, group_by),
+        files=files_of(comparisons, group_by),
+        holes=[] if group_by else holes,
         left_out=left_out,
         cards=cards,
     )
 
 
-def _title(comparisons: Sequence[Comparison], by: str) -> str:
+def _title(comparisons: Sequence[Comparison], group_by: str) -> str:
     titles = list(dict.fromkeys(c.title for c in comparisons))
     title = ", ".join(titles)
     # More names would not fit.
-    if by and len(titles) > 3:
+    if group_by and len(titles) > 3:
         title = f"{len(titles)} experiments"
-    return f"{title} by {by}" if by else title
+    return f"{title} by {group_by}" if group_by else title
 
 
-def _numbers(comparisons: Sequence[Comparison], by: str) -> list[dict[str, Any]]:
+def _numbers(comparisons: Sequence[Comparison], group_by: str) -> list[dict[str, Any]]:
     rows = []
     for c in comparisons:
-        group = {"group": c.group} if by else {}
+        group = {"group": c.group} if group_by else {}
         rows += [group | row for row in c.numbers]
     return rows
 
@@ -187,12 +190,12 @@ def named(comparisons: Sequence[Comparison], of_each: Sequence[Sequence[Section]
             yield section
 
 
-def files_of(comparisons: Sequence[Comparison], by: str) -> dict[str, pd.DataFrame]:
+def files_of(comparisons: Sequence[Comparison], group_by: str) -> dict[str, pd.DataFrame]:
     """Return the tables of all comparisons by the names of their CSV files; `by`, if not "", adds a column `group`."""
     parts: dict[str, list[pd.DataFrame]] = {}
     for c in comparisons:
         for name, frame in c.files.items():
-            parts.setdefault(name, []).append(frame.assign(group=c.group) if by else frame)
+            parts.setdefault(name, []).append(frame.assign(group=c.group) if group_by else frame)
     return {name: pd.concat(frames) for name, frames in parts.items()}
 
 

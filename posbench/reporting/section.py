@@ -43,8 +43,8 @@ class Format:
     @property
     def columns(self) -> dict[str, str]:
         """Return the columns that this format reads besides its own, by field; they are not shown."""
-        named = {"half": self.half, "after": self.after, "bold": self.bold}
-        return {field: column for field, column in named.items() if column}
+        columns = {"half": self.half, "after": self.after, "bold": self.bold}
+        return {field: column for field, column in columns.items() if column}
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class Table:
         self.frame[title], self.frame[f"{title}: half"] = np.asarray(values), np.asarray(half)
         self.formats[title] = Format(half=f"{title}: half", **format)
 
-    def beside(self, other: Table, schemes: Sequence[str]) -> Table:
+    def beside(self, table: Table, schemes: Sequence[str]) -> Table:
         """Return this table and another of the same schemes side by side, with rows in this order."""
-        frame = pd.concat([self.frame.set_index("scheme"), other.frame.set_index("scheme")], axis=1)
+        frame = pd.concat([self.frame.set_index("scheme"), table.frame.set_index("scheme")], axis=1)
         frame = frame.reindex([scheme for scheme in schemes if scheme in frame.index])
-        return Table(frame.rename_axis("scheme").reset_index(), {**self.formats, **other.formats})
+        return Table(frame.rename_axis("scheme").reset_index(), {**self.formats, **table.formats})
 
 
 @dataclass(frozen=True)

@@ -271,9 +271,9 @@ def gap_curves(c: SeedComparison, validation: pd.DataFrame) -> pd.DataFrame:
     Arguments: validation, with columns scheme, seed, tokens, loss.
     """
     of_baseline = validation.loc[validation["scheme"] == c.baseline, ["seed", "tokens", "loss"]]
-    others = validation[validation["scheme"] != c.baseline]
+    compared = validation[validation["scheme"] != c.baseline]
     # Only seeds and steps that both have are compared.
-    paired = others.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
+    paired = compared.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
     paired["y"] = paired["loss"] - paired["loss_baseline"]
     means = paired.groupby(["scheme", "tokens"])["y"].mean().reset_index().rename(columns={"tokens": "x"})
     # Early gaps would set the scale and hide the late ones.

@@ -20,24 +20,24 @@ from posbench.reporting.text import words
 from posbench.runs.fingerprints import settings_in_use
 
 
-def setup(comparisons: Sequence[Comparison], by: str) -> list[tuple[str, str]]:
-    """Return (name, text) pairs that describe a report's set-up. Arguments: by, the setting of the groups, or ""."""
+def setup(comparisons: Sequence[Comparison], group_by: str) -> list[tuple[str, str]]:
+    """Return (name, text) pairs that describe a report's set-up. Arguments: group_by, as of `page_about`."""
     lines = []
     for c in comparisons:
         if isinstance(c, ModelComparison):
             lines += _setup_of_model(c)
-        elif by and isinstance(c, SeedComparison):
-            lines.append((f"{by}={c.group}", prose("models", c)))
+        elif group_by and isinstance(c, SeedComparison):
+            lines.append((f"{group_by}={c.group}", prose("models", c)))
     runs = pd.concat([c.runs for c in comparisons])
-    if by and len(lines):
-        lines += [("the groups", text) for text in _differences(runs, by)]
+    if group_by and len(lines):
+        lines += [("the groups", text) for text in _differences(runs, group_by)]
     return lines or setup_of_runs(runs)
 
 
-def _differences(runs: pd.DataFrame, by: str) -> list[str]:
+def _differences(runs: pd.DataFrame, group_by: str) -> list[str]:
     # Return a line for each way in which groups of runs differ besides `by`.
     shared = [
-        column for column in settings_of(runs) if not column.startswith("scheme.") and column not in by.split(",")
+        column for column in settings_of(runs) if not column.startswith("scheme.") and column not in group_by.split(",")
     ]
     differing = [column for column in shared if runs[column].astype(str).nunique() > 1]
     lines = []

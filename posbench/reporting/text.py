@@ -39,9 +39,9 @@ def _cell(row: Mapping[Any, Any], column: str, format: Format) -> str:
         text = _written(value, row.get(format.half, math.nan), format)
     if text == DASH:
         return DASH
-    after = row.get(format.after)
-    if isinstance(after, str) and after:
-        text += after
+    suffix = row.get(format.after)
+    if isinstance(suffix, str) and suffix:
+        text += suffix
     # Missing values are truthy, so they are tested first.
     is_bold = row.get(format.bold)
     return f"**{text}**" if pd.notna(is_bold) and is_bold else text

@@ -43,7 +43,7 @@ _TRAIN_NOT_IN_IDENTITY = (
     "branch_tokens",
     "arms",
     "trunk_tokens",
-    "lr_of",  # the learning rate that it gives this run is `train.lr`
+    "lr_of",  # the learning rate it gives this run is `train.lr`
     "from_run",  # see `Start.comparable`
     "keep_schedule",
 )
@@ -102,8 +102,8 @@ def with_one_rate(identity: dict[str, Any]) -> dict[str, Any]:
     # Runs from before 27 November 2026 recorded a scheme's own rate as `scheme.lr` beside the experiment's `train.lr`.
     if "scheme.lr" not in identity:
         return identity
-    others = {key: value for key, value in identity.items() if key != "scheme.lr"}
-    return others | {"train.lr": identity["scheme.lr"], "scheme.own_lr": True}
+    settings = {key: value for key, value in identity.items() if key != "scheme.lr"}
+    return settings | {"train.lr": identity["scheme.lr"], "scheme.own_lr": True}
 
 
 def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

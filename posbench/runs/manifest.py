@@ -59,7 +59,7 @@ class Manifest:
     versions: dict[str, str]
     device: dict[str, Any]
     num_steps: int
-    tokens: int  # tokens to train on, including the tokens of the model that it began with
+    tokens: int  # tokens to train on, including the tokens of the model it began with
     started: str
     ended: str | None = None
     reason: str | None = None  # why it stopped or died

@@ -108,7 +108,7 @@ class Pack:
 
 @dataclass(frozen=True, repr=False)
 class PackedRun(Run):
-    """A run in a pack. `path` is the folder that it would have unpacked; new results are stored there."""
+    """A run in a pack. `path` is the folder it would have unpacked; new results are stored there."""
 
     pack: Pack = field(compare=False)
 

@@ -152,14 +152,14 @@ def parquet(table: pyarrow.Table, compression: str = "zstd", level: int = 9) -> 
 
     # Losses compress better byte by byte, other columns by a dictionary.
     floats = [column.name for column in table.schema if pyarrow.types.is_floating(column.type)]
-    others = [name for name in table.column_names if name not in floats]
+    whole_numbers = [name for name in table.column_names if name not in floats]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(None),
         buffer,
         compression=compression,
         compression_level=level,
-        use_dictionary=others,
+        use_dictionary=whole_numbers,
         use_byte_stream_split=floats,
         write_statistics=False,
         write_page_checksum=True,
@@ -191,8 +191,8 @@ def keys_in(folder: Path) -> dict[Path, ResultKey]:
         anchors = [word.removeprefix(_ANCHOR) for word in words if word.startswith(_ANCHOR)]
         if len(anchors) > 1 or not all(anchor.isdecimal() for anchor in anchors):
             continue
-        under = tuple(word for word in words if not word.startswith(_ANCHOR))
-        keys[file] = ResultKey(file.parent.name, int(match[1]), under, *map(int, anchors))
+        options = tuple(word for word in words if not word.startswith(_ANCHOR))
+        keys[file] = ResultKey(file.parent.name, int(match[1]), options, *map(int, anchors))
     return dict(sorted(keys.items(), key=lambda item: item[1]))
 
 
@@ -202,5 +202,5 @@ def key_of(header: Mapping[str, Any]) -> ResultKey:
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss) for a mean loss in nats/token, capped so that it stays finite."""
+    """Return exp(loss) for a mean loss in nats/token, capped so it stays finite."""
     return math.exp(min(loss, 700.0))  # exp overflows above about 709

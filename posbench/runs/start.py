@@ -65,7 +65,7 @@ class Start:
         return {"name": self.name, "scheme": self.scheme, "tokens": self.tokens, "weights": self.digest}
 
     def comparable(self, identity: dict[str, Any], config: Config) -> dict[str, Any]:
-        """Return a run's settings, changed so that it is comparable with runs of the same total token count.
+        """Return a run's settings, changed so it is comparable with runs of the same total token count.
 
         Its `train` settings become the source run's, its token counts the sums of both, and settings that differ are
         recorded in `scheme.continued`. Arguments: identity, {`group.field`: value}.
@@ -328,13 +328,13 @@ def trunk_start(config: Config, manifest: Manifest, say: Say) -> Start | None:
 
 
 def _disagreements(trunk: Config, trunk_manifest: Manifest, config: Config, manifest: Manifest) -> list[str]:
-    # Return what differs between a branch and its trunk, besides their lengths, so that it cannot begin there.
+    # Return what differs between a branch and its trunk, besides their lengths, so it cannot begin there.
 
     def differing(names: tuple[str, ...], trunk_part: object, branch_part: object) -> list[str]:
         return [name for name in names if getattr(trunk_part, name) != getattr(branch_part, name)]
 
-    def without_length(of: Manifest) -> dict[str, Any]:
-        return {key: value for key, value in of.identity.items() if key not in _LENGTH_FIELDS}
+    def without_length(manifest: Manifest) -> dict[str, Any]:
+        return {key: value for key, value in manifest.identity.items() if key not in _LENGTH_FIELDS}
 
     prints = differing(_SAME_FINGERPRINTS, trunk_manifest.fingerprints, manifest.fingerprints)
     return [

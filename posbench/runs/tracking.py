@@ -91,7 +91,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
         return Tracker()
     folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
-    # A resumed run keeps its id, so that it continues its wandb run.
+    # A resumed run keeps its id, so it continues its wandb run.
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)
     # Folders of this machine, and how the run is tracked, are not uploaded.

@@ -255,7 +255,7 @@ def with_options(entry: Entry, words: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     scheme = dict(entry)
-    # A factor after the rescaling that it is for.
+    # A factor after the rescaling it is for.
     for word in sorted(words, key=lambda word: "factor=" in word):
         name = word.partition("=")[0]
         scheme = with_option(scheme, name, OmegaConf.select(OmegaConf.from_dotlist([word]), name))

@@ -15,7 +15,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Positions:
-    """The position scheme of a trained model, and the lengths that it may be used at."""
+    """The position scheme of a trained model, and the lengths it may be used at."""
 
     row: dict[str, Any] | None  # the scheme as in conf/scheme/*.yaml; None: posbench has no such scheme
     described: str  # the scheme in one line

@@ -142,16 +142,16 @@ class Fope(Hope):
     ) -> None:
         super().__init__(shape, ("q", "k"), base, rescale, factor)
         self.gain = require_number("gain", gain, 0, 10, "0.3 is the authors'")
-        kept = int(self.frequencies().count_nonzero())  # pairs
+        turning = int(self.frequencies().count_nonzero())  # pairs
         heads = shape.num_kv_heads
         # Glorot's deviation, as torch counts the fans of a tensor [Hkv, kept, kept].
-        std = self.gain * (2 / max(1, kept * (kept + heads))) ** 0.5
+        std = self.gain * (2 / max(1, turning * (turning + heads))) ** 0.5
         # NumPy's old generator gives the same numbers everywhere and in every seed, like the constants of a definition.
         # Fixed, because the authors and Intern-S1-Pro do not train them.
-        drawn = std * np.random.RandomState(0).standard_normal((2, heads, kept, kept))
+        drawn = std * np.random.RandomState(0).standard_normal((2, heads, turning, turning))
         for name, mix in zip(("cos_mix", "sin_mix"), drawn, strict=True):
             matrix = torch.eye(self.width // 2, dtype=torch.float64).repeat(heads, 1, 1)
-            matrix[:, :kept, :kept] += torch.from_numpy(mix)
+            matrix[:, :turning, :turning] += torch.from_numpy(mix)
             self.register_buffer(name, matrix.float(), persistent=False)
 
     def prepare(self, pos: Tensor, length: int) -> Any:

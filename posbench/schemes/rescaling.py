@@ -36,7 +36,7 @@ from torch import Tensor
 
 from posbench.config import ConfigError, nearest
 
-RESCALINGS = {  # name -> the rope_type that it is short for
+RESCALINGS = {  # name -> the rope_type it is short for
     "pi": "linear",
     "ntk": "ntk",
     "dynamic_ntk": "dynamic",
@@ -54,7 +54,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {  # transformers' rope_type -> its key
     "longrope": ("factor", LENGTH, "short_factor", "long_factor", "attention_factor"),
 }
 _FAST, _SLOW = 32, 1  # turns in the training length at which YaRN's ramp ends
-_LEAST: dict[str, float] = {  # key -> the least number that it can be
+_LEAST: dict[str, float] = {  # key -> the least number it can be
     "factor": 1,
     LENGTH: 2,  # its logarithm is a divisor
     "mscale": 0,

@@ -139,7 +139,7 @@ def locked(folder: Path) -> Iterator[None]:
         path.write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
-        path.unlink(missing_ok=True)  # removed while locked, so that a process that waits for it sees that it is gone
+        path.unlink(missing_ok=True)  # removed while locked, so that a process that waits for it sees it is gone
         lock.release()
 
 

@@ -44,7 +44,7 @@ class Stopped(BaseException):
     `exit_status` is for the shell: 129 for SIGHUP, 130 for Ctrl-C, 143 for SIGTERM.
     """
 
-    # Not an Exception, so that it ends a whole sweep.
+    # Not an Exception, so it ends a whole sweep.
 
     def __init__(self, signal_number: int, message: str) -> None:
         super().__init__(message)
@@ -211,7 +211,7 @@ def launch_number(name: str, default: int | None = None) -> int:
 
 
 def end_with(job: Callable[[], object]) -> NoReturn:
-    """Run `job` and end the process with the exit status that it asks for, without the interpreter's shutdown."""
+    """Run `job` and end the process with the exit status it asks for, without the interpreter's shutdown."""
     # Threads of torch's process group may need the interpreter to release a last tensor, while the shutdown waits for
     # these threads.
     status = 0

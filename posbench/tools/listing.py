@@ -60,9 +60,9 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
         experiment, scheme, folder = path.absolute().parts[-3:]
         number = folder.removeprefix("seed=")
         seed = int(number) if number.isdecimal() else None  # of a copy with another name
-        named = {"experiment": experiment, "scheme": scheme, "seed": seed, "path": path}
+        columns = {"experiment": experiment, "scheme": scheme, "seed": seed, "path": path}
         figures = {name: getattr(row, name) for name in ("state", "reason", "share", "tokens", "loss", "changed")}
-        data.append({**named, **figures})
+        data.append({**columns, **figures})
     return data
 
 

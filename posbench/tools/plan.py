@@ -150,20 +150,20 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     seeds = len(swept.pop("seed", [""]))  # one if no seeds are swept
     # Seeds and swept values are set for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
-    trunks, others = [], []
+    trunks, rest = [], []
     for values in itertools.product(*swept.values()):
         run_words = [*single, *(f"{key}={value}" for key, value in zip(swept, values, strict=True))]
         trunk = compose(run_words)
         trunks.append((trunk, _steps_of_trunk(trunk)))
         for more in trunk.branch_words():
             branch = compose([*run_words, *more])
-            others.append((branch, _steps_of_trunk(branch)))
+            rest.append((branch, _steps_of_trunk(branch)))
         for more in trunk.arm_words():
             # What an arm takes from its trunk's checkpoint is not there yet, and costs nothing else.
             known = [word for word in more if word.startswith(("train.", "scheme=", "scheme.name="))]
             known = [word for word in known if not word.startswith(("train.from_run=", "train.keep_schedule="))]
-            others.append((compose([*run_words, *known]), trunk.train.decay_begins))
-    return [*trunks, *others], seeds
+            rest.append((compose([*run_words, *known]), trunk.train.decay_begins))
+    return [*trunks, *rest], seeds
 
 
 def _steps_of_trunk(config: Config) -> int:

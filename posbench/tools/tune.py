@@ -111,8 +111,8 @@ def tune(
 
 def _tuning(words: Sequence[str], swept: Mapping[str, list[str]], data: str) -> Tuning:
     if data:
-        others = [word for word in words if word.partition("=")[0] != "data"]
-        words = [*others, f"data={data}"]
+        words_of_runs = [word for word in words if word.partition("=")[0] != "data"]
+        words = [*words_of_runs, f"data={data}"]
     # The last scheme that was named counts, as on the command line of `train`.
     single = [word.partition("=")[2] for word in words if word.startswith("scheme=")]
     choices = swept.get("scheme", single[-1:] or ["qk_rope"])

@@ -75,7 +75,7 @@ def train(config: Config, console: Console | None = None, observe: Observer = un
     or gradients became infinite or NaN, with the reason in the manifest.
     """
     # One process may train many schemes, and each needs its own compiled code. This comes before the processes are
-    # joined, because the modules that it imports would keep the threads of a process group alive.
+    # joined, because the modules it imports would keep the threads of a process group alive.
     torch.compiler.reset()
     run = runs.run_at(runs.run_folder(config))
     with joined_processes(config.train.device) as processes:
@@ -573,7 +573,7 @@ class Training:
         rows, header = self._validation_scores(lambda tokens: self._stop_if_asked())
         if not self.is_first:
             return
-        # The result names the weights that it scored.
+        # The result names the weights it scored.
         weights = checkpoint.weights_digest(self.run.path / "checkpoints", state.steps_done)
         header |= {"weights": weights, "peak_memory_bytes": peak_memory_bytes}
         self.run.store(ResultKey(VALIDATION.name, config.train.context_length), rows, header)

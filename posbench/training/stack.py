@@ -63,7 +63,7 @@ def refusal_to_stack(config: Config) -> str | None:
     try:
         with plain_code():
             vmap(grad_and_value(loss_of))(weights, tokens)
-    # torch.func raises these for operations that it cannot transform, in a user's scheme too.
+    # torch.func raises these for operations it cannot transform, in a user's scheme too.
     except (RuntimeError, ValueError, TypeError) as error:
         return " ".join(str(error).split())[:200]
     return None
@@ -307,5 +307,5 @@ def _stacked(tensors: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _beside(numbers: Tensor, x: Tensor) -> Tensor:
-    # [R] with further dimensions of size 1, so that it is broadcast against x [R, ...].
+    # [R] with further dimensions of size 1, so it is broadcast against x [R, ...].
     return numbers.view(-1, *(1,) * (x.ndim - 1))

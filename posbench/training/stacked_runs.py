@@ -30,12 +30,12 @@ from posbench.training.stack import Stack, refusal_to_stack, stack_key
 
 @dataclass
 class _Copy:
-    """One run of a stack."""
+    """A run of a stack."""
 
     config: Config
     open: ExitStack = field(default_factory=ExitStack)  # its lock, and the record of its failure
     training: Training | None = None  # None once it has left the stack
-    request: tuple[int, Batch] | None = None  # the step that it waits for
+    request: tuple[int, Batch] | None = None  # the step it waits for
     steps: Any = None  # the generator of its steps
     error: BaseException | None = None
 

@@ -50,7 +50,7 @@ _LARGER_WITH_SCORES = ("shift", "offset", "future", "batch", "decode", "fp64", "
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """One test: the models it applies to, the function that measures an error, and its limit."""
+    """A test: the models it applies to, the function that measures an error, and its limit."""
 
     name: str
     applies: Callable[[RandomModel], bool]

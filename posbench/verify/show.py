@@ -29,7 +29,7 @@ _GROUPS = (
     "alternating layers",
     "kinds of attention",
 )
-# Certificate -> the table column that it shares with others; the column shows the worst one.
+# Certificate -> the table column it shares with others; the column shows the worst one.
 SHARED_COLUMN = {"trip": "turn", "offset": "turn", "batch": "future"}
 
 
@@ -112,8 +112,8 @@ def _columns(row: Certificate) -> dict[str, Check]:
     return columns
 
 
-def _marked(text: str, holds: bool) -> Text:
-    return Text(text, style="" if holds else "bold red")
+def _marked(text: str, is_kept: bool) -> Text:
+    return Text(text, style="" if is_kept else "bold red")
 
 
 def explain(certificates: Sequence[Certificate]) -> Iterator[str]:
@@ -194,8 +194,8 @@ def list_schemes(console: Console, config_dir: Path | None = None, names: Sequen
         table.add_column(column, no_wrap=True)
     table.add_column("what it is", ratio=1, no_wrap=not names, overflow="ellipsis")
     known = [group for group in _GROUPS if group in groups]
-    others = [group for group in groups if group not in _GROUPS]
-    for group in [*known, *others]:
+    remaining = [group for group in groups if group not in _GROUPS]
+    for group in [*known, *remaining]:
         table.add_row(Text(group, style="bold"))
         for texts in groups[group]:
             table.add_row(*map(Text, texts))

@@ -39,27 +39,27 @@ class Index(Task):
     def problems(self, length: int, number: int, rng: np.random.Generator) -> tuple[ArrayLike, ArrayLike]:
         word = rng.integers(self.letters, size=(number, length))
         # Drawn without repetition: the second answer could be copied from the first.
-        before = rng.random((number, min(self.largest, length))).argsort(axis=1)[:, : self.questions]  # i - 1
-        asked = before.shape[1]
+        places = rng.random((number, min(self.largest, length))).argsort(axis=1)[:, : self.questions]  # i - 1
+        asked = places.shape[1]
         width = (self.digits or 1) + 1  # tokens of a question: the number, and the answer
         questions = np.empty((number, asked, width), np.int64)
-        questions[..., -1] = np.take_along_axis(word, self.place(before), axis=1)
+        questions[..., -1] = np.take_along_axis(word, self.place(places), axis=1)
         if self.digits:
             powers = 10 ** np.arange(self.digits)[::-1]
-            questions[..., :-1] = self.letters + 1 + (before[..., None] + 1) // powers % 10
+            questions[..., :-1] = self.letters + 1 + (places[..., None] + 1) // powers % 10
         else:
-            questions[..., 0] = self.letters + 1 + before
+            questions[..., 0] = self.letters + 1 + places
         # One mask for all problems.
         is_answer = np.append(np.zeros(length + 1, bool), np.tile(np.arange(width) == width - 1, asked))
         return np.hstack((word, np.full((number, 1), self.letters), questions.reshape(number, -1))), is_answer
 
-    def place(self, before: np.ndarray) -> np.ndarray:
+    def place(self, places: np.ndarray) -> np.ndarray:
         """Return the places of letters in the word, counted from 0. `before` is the numbers asked for, less one."""
-        return before
+        return places
 
 
 class IndexFromEnd(Index):
     """A word, a sign, and questions: a number i and the answer, the i-th letter counted from the end."""
 
-    def place(self, before: np.ndarray) -> np.ndarray:
-        return -1 - before
+    def place(self, places: np.ndarray) -> np.ndarray:
+        return -1 - places

@@ -35,7 +35,7 @@ _MOST_NAMED = 5  # how many documents are listed as worst, at most
 _FEWEST_GRAMS = 100  # grams of a listed document, at least: the share of a shorter one says little
 _BLOCK = 1 << 20  # tokens that are turned back into text at a time
 _FILTER_BITS = 26  # a table of 64 MiB quickly rules out most grams that are not held out
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so it has an inverse modulo 2^64
 _INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
 # A word is a sequence of letters, digits and underscores, with its case; every character beyond ASCII is a letter.
 _IS_WORD = np.array([byte >= 0x80 or chr(byte).isalnum() or chr(byte) == "_" for byte in range(256)])
@@ -121,17 +121,17 @@ def measure_overlap(tokenizer: Tokenizer, splits: Mapping[str, Split]) -> dict[s
         shares = hits / np.maximum(totals, 1)
         long_enough = np.flatnonzero(totals >= _FEWEST_GRAMS)
         worst = long_enough[np.argsort(-shares[long_enough], kind="stable")][:_MOST_NAMED]
-        named = []
+        worst_documents = []
         for n in worst.tolist():
             opening = tokenizer.decode(split.document(n)[1:100].tolist())
             text = " ".join(opening.split())
             name = f"document {n:,}, which begins {text[:60]!r}"
-            named.append({"name": name, "grams": int(totals[n]), "share": float(shares[n])})
+            worst_documents.append({"name": name, "grams": int(totals[n]), "share": float(shares[n])})
         measured[key] = {
             "grams": int(totals.sum()),
             "share": float(hits.sum() / max(1, totals.sum())),
             "documents_above": int((shares[long_enough] > WARN_ABOVE).sum()),
-            "worst": named,
+            "worst": worst_documents,
         }
     return {"words": GRAM_WORDS, "splits": measured}
 

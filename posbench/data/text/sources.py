@@ -285,7 +285,7 @@ class Files(Source):
 
 
 class Hub(Source):
-    """A public data set of the Hugging Face hub, streamed; a split that it lacks is cut from its train split."""
+    """A public data set of the Hugging Face hub, streamed; a split it lacks is cut from its train split."""
 
     def __init__(self, config: DataConfig) -> None:
         super().__init__(config)

@@ -144,7 +144,7 @@ TOKENIZERS: dict[str, Callable[[TokenizerConfig, Iterable[str]], Tokenizer]] = {
 def tokenizer_in(content: bytes, name: str, expected: str | None = None) -> Tokenizer:
     """Return the tokenizer in the content of a `tokenizer.json`, set so that text never becomes special tokens.
 
-    Arguments: expected, the fingerprint that it must have, None for any.
+    Arguments: expected, the fingerprint it must have, None for any.
     Raises: ConfigError if the content is not a tokenizer, or has another fingerprint.
     """
     tokenizer = _parsed(content, name)

@@ -77,13 +77,13 @@ def _onset_sections(c: Comparison) -> list[Section]:
         "order: how many seeds reach that. p: exact sign-flip test over seeds, uncorrected; a seed that does not "
         "reach it counts as the full budget. With n seeds that differ, p is at least 2/2^n."
     )
-    other = (
+    thresholds_note = (
         "The same at other thresholds: median tokens until that order is worth as much, and in brackets how many "
         "seeds get there."
     )
     return [
         Section(ONSETS, plots=[plot], table=onset_table(c), note=note, after_protocols=True),
-        Section("", table=threshold_table(lines, c), note=other, after_protocols=True),
+        Section("", table=threshold_table(lines, c), note=thresholds_note, after_protocols=True),
     ]
 
 

@@ -24,11 +24,11 @@ def sections(c: Comparison) -> list[Section]:
             # Protocols score different targets, so all losses are those of one: that which most schemes have.
             schemes_of = cells.groupby("protocol")["scheme"].nunique()
             protocol = str(schemes_of.idxmax())
-            others = sorted({*cells["scheme"]} - {*cells.loc[cells["protocol"] == protocol, "scheme"]})
+            unscored = sorted({*cells["scheme"]} - {*cells.loc[cells["protocol"] == protocol, "scheme"]})
             table = losses_table(c, in_order(cells[cells["protocol"] == protocol], c.schemes))
             note += f" Protocol {protocol}."
-            if others:
-                note += f" Not scored by it: {', '.join(others)}."
+            if unscored:
+                note += f" Not scored by it: {', '.join(unscored)}."
         holes = c.holes.get((VALIDATION.name, text), [])
         sections.append(Section(f"On {text}", holes, table=table, note=note))
     return sections

@@ -22,7 +22,7 @@ _INPUTS = ("q", "k", "v", "positions", "sinks", "distances")
 
 
 class Verdict(NamedTuple):
-    """What a port's values of one entry are."""
+    """The verdict on a port's values of one entry."""
 
     entry: str
     tensors: str  # names of the compared ones
@@ -47,9 +47,9 @@ def check(path: Path, sizes: Sizes, console: Console, names: Sequence[str] = (),
     _check_names(path, port, known, names)
     verdicts = []
     for entry, values in candidates:
-        given = {name: port[f"{entry.name}.{name}"] for name in values if f"{entry.name}.{name}" in port}
-        if given:
-            verdicts.append(judge(entry, given, values, inputs, rounding))
+        port_inputs = {name: port[f"{entry.name}.{name}"] for name in values if f"{entry.name}.{name}" in port}
+        if port_inputs:
+            verdicts.append(judge(entry, port_inputs, values, inputs, rounding))
     console.print(_table(verdicts))
     for verdict in verdicts:
         if not verdict.is_right:
@@ -66,10 +66,10 @@ def judge(entry: Entry, port: Values, right: Values, inputs: Inputs, rounding: f
         if array.shape != right[name].shape:
             shapes = f"{name} has shape {list(array.shape)} and must have {list(right[name].shape)}"
             return Verdict(entry.name, tensors, np.inf, name, False, f"{shapes}: give --heads, --head-dim, ... as used")
-    largest, where = _largest(port, right, inputs)
+    largest, worst_place = _largest(port, right, inputs)
     limits = tolerance(entry, right, inputs, rounding)
     if is_close(port, right, limits):
-        return Verdict(entry.name, tensors, largest, where, True, "right")
+        return Verdict(entry.name, tensors, largest, worst_place, True, "right")
     wrong = wrong_values(entry, right, inputs)
     matching = [mistake for mistake, values in wrong.items() if is_close(port, values, limits)]
     if matching:
@@ -77,17 +77,17 @@ def judge(entry: Entry, port: Values, right: Values, inputs: Inputs, rounding: f
         explanation = "looks like " + ", or ".join(f"{name} ({summaries[name]})" for name in matching)
     else:
         explanation = f"no known mistake; wrong from {_first_wrong(port, right, limits, inputs)} on"
-    return Verdict(entry.name, tensors, largest, where, False, explanation)
+    return Verdict(entry.name, tensors, largest, worst_place, False, explanation)
 
 
 def _largest(port: Values, right: Values, inputs: Inputs) -> tuple[float, str]:
     """Return the largest distance of a port's tensors from the right ones, and its place; NaN counts as infinite."""
-    found = {}  # place -> distance
+    largest_of = {}  # place -> distance
     for name, array in port.items():
         distances = np.nan_to_num(distance(array, right[name]), nan=np.inf, posinf=np.inf)
-        found[_place(name, distances, int(distances.argmax()), inputs)] = float(distances.max())
-    where = max(found, key=lambda place: found[place])
-    return found[where], where
+        largest_of[_place(name, distances, int(distances.argmax()), inputs)] = float(distances.max())
+    where = max(largest_of, key=lambda place: largest_of[place])
+    return largest_of[where], where
 
 
 def _first_wrong(port: Values, right: Values, limits: Values, inputs: Inputs) -> str:

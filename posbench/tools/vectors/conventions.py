@@ -32,7 +32,7 @@ Values = dict[str, Array]  # name of a tensor -> its values
 
 
 class Inputs(NamedTuple):
-    """What a port computes from. All numbers are exact in bfloat16 and float16."""
+    """The inputs of a port. All numbers are exact in bfloat16 and float16."""
 
     q: Array  # [H, T, D]
     k: Array  # [G, T, D]
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The base class of entries: one convention, and the tensors that it makes of the inputs."""
+    """The base class of entries: one convention, and the tensors it makes of the inputs."""
 
     name: str
     summary: str  # one sentence

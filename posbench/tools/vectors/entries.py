@@ -48,11 +48,11 @@ def entries(head_dim: int) -> list[Entry]:
     """Return all entries. Arguments: head_dim, D, for the lists of longrope."""
     pairs = range(head_dim // 2)
     lists = {"short_factor": [1 + t / 64 for t in pairs], "long_factor": [1.0 + t for t in pairs]}
-    made: list[Entry] = []
+    entries: list[Entry] = []
     for name, content in _CONTENT["entries"].items():
         settings = {"kind": "Rotation", **content}
         if name == "longrope":
             settings["rescale"] = settings["rescale"] | lists
         kind = _KINDS[settings.pop("kind")]
-        made.append(kind(name=name, **settings))
-    return made
+        entries.append(kind(name=name, **settings))
+    return entries

@@ -185,5 +185,5 @@ def _rounded(numbers: Array) -> list[float]:
 def _json(content: dict[str, Any]) -> str:
     # Lists of numbers, and objects of such lists, take one line each.
     text = json.dumps(content, indent=1, allow_nan=False)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
-    return re.sub(r"\{[^{}]*\]\s*\}", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
+    return re.sub(r"\{[^{}]*\]\s*\}", lambda match: re.sub(r"\s+", " ", match[0]), text) + "\n"
