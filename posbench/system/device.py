@@ -154,14 +154,12 @@ _held: dict[int, FileLock] = {}  # GPU of this worker -> its lock, held until th
 
 
 def gpu_of_process(count: int) -> int:
-    """Return the index of this process's GPU, of `count`. A joblib worker takes one that no other worker holds.
+    """Return the index of this process's GPU, of `count`. A worker takes one that no other worker holds.
 
     Other processes get 0.
     """
-    # The process that starts a sweep asks too, for stacks, and must not hold a worker's GPU. The number of a worker is
-    # not enough, because joblib replaces workers whose memory has grown and keeps counting.
-    worker = re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name)
-    if worker is None or count < 2:
+    # The process that starts a sweep asks too, for stacks, and must not hold a worker's GPU.
+    if multiprocessing.parent_process() is None or count < 2:
         return 0
     candidates = 0 if _held else count  # a worker keeps its GPU
     for gpu in range(candidates):
@@ -170,8 +168,8 @@ def gpu_of_process(count: int) -> int:
             lock.acquire(blocking=False)
             _held[gpu] = lock
             break
-    # If all GPUs are held, workers take them in turn.
-    return next(iter(_held), (int(worker[1]) - 1) % count)
+    # If all GPUs are held, workers share them.
+    return next(iter(_held), os.getpid() % count)
 
 
 def _cpu_info() -> str:
