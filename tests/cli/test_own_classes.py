@@ -8,7 +8,7 @@ import pytest
 TASK = """
 import numpy as np
 
-from posbench.data.tasks.task import Task, alphabet
+from posbench.data.tasks import Task, alphabet
 
 
 class Reverse(Task):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import Task
+from posbench.data.tasks import Task
 
 IGNORE, WRITE, READ = range(3)
 

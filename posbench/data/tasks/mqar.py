@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from posbench.data.tasks.task import Task
+from posbench.data.tasks import Task
 
 
 class Mqar(Task):

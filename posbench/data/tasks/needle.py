@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from posbench.data.tasks.task import Task, alphabet
+from posbench.data.tasks import Task, alphabet
 
 
 class Needle(Task):
