@@ -266,7 +266,6 @@ def _load(
         # The last model goes before the next one comes, so that memory holds one.
         _Loaded.key, _Loaded.model = (), None
         model = from_pretrained(source, config, dtype)
-        _check_nested(source, model)
         _Loaded.key, _Loaded.model = key, SubjectModel(model.to(device).eval())
     return _Loaded.model
 
@@ -324,15 +323,6 @@ def _explained(source: Source) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def _check_nested(source: Source, model: Any) -> None:
-    """Raise ConfigError if a class has one rotation for all layers, and config.json has one for some of them."""
-    # A class with several has a buffer for each, whose name begins with the type of layer.
-    buffer_names = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    for layer_type in filter(None, source.rotations):
-        if not any(name.startswith(layer_type) for name in buffer_names):
-            raise ConfigError(_nested_refused(source, layer_type, type(model).__name__))
 
 
 def _nested_refused(source: Source, layer_type: str, class_name: str) -> str:
