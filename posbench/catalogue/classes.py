@@ -43,9 +43,10 @@ def check_known(key: str, name: str, folder: str, group: str) -> None:
 
 
 def _unknown(key: str, name: str, known: Iterable[str]) -> str:
-    example = f"my_{key.rpartition('.')[2]}.py:Name"
-    listed = ", ".join(sorted(known))
-    return f"{key}={name!r} is not known{nearest(name, known)} (known: {listed}; one of your own is a class, {example})"
+    what = "scheme" if key == "scheme.kind" else key.rpartition(".")[2]
+    listed, example = ", ".join(sorted(known)), f"my_{what}.py:Name"
+    hint = nearest(name, known)
+    return f"{key}={name!r} is not known{hint} (known: {listed}; your own is a class in a file, {example})"
 
 
 def with_packages(ours: Mapping[str, type[T]], group: str) -> Classes[T]:

@@ -19,7 +19,7 @@ Q = {"sites": ["q"]}
 
 REFUSED = [
     ("rotery", {}, "did you mean 'rotary'"),
-    ("mine", {}, "one of your own is a class in a file"),
+    ("mine", {}, "your own is a class in a file"),
     ("rotary", {}, "scheme.sites is missing"),
     ("rotary", {"sites": ["q", "w"]}, "must name each of ['q', 'k', 'v', 'o'] at most once"),
     ("rotary", {"sites": ["q", "q"]}, "at most once"),
