@@ -90,7 +90,6 @@ lint: $(VENV)/.developed ## Check format, lint, spelling, types and the layers o
 
 lists: $(VENV)/.developed ## Write docs/lists and the list of packs again, from the code, the experiments and the packs
 	$(BIN)/python docs/site/generated.py
-	for page in optimizers extending small_results; do $(BIN)/python -m tests.analysis.test_$$page > /dev/null; done
 
 site: $(VENV)/.sited ## Build the site from the documents and the packs (site/index.html); some minutes
 	$(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml

@@ -3,18 +3,15 @@
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
+import generated
+import notebook
 import pytest
 
+from tests.cli.commands import posbench  # noqa: F401
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "site"))
-
-import generated  # noqa: E402
-import notebook  # noqa: E402
-
-from tests.cli.commands import posbench  # noqa: E402, F401
 
 
 def test_the_notebook_is_the_page():

@@ -17,6 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import extending_tables
+import how_far
+import optimizer_tables
 from omegaconf import OmegaConf
 
 from posbench.analysis.agreement import choose
@@ -81,6 +84,9 @@ def pages() -> dict[str, str]:
         "docs/lists/experiments.md": experiments_page(),
         "docs/lists/measurements.md": measurements_page(),
         "docs/lists/packages.md": packages_page(),
+        "docs/lists/extending-tables.md": extending_tables.page_of_tables(),
+        "docs/lists/optimizer-tables.md": optimizer_tables.page_of_tables(),
+        "docs/how-far-table.md": how_far.page_of_the_table(),
         "runs/reference/packs.md": packs_page(),
     }
 

@@ -35,6 +35,7 @@ from tests.analysis.fabricate import (
     write_evaluation,
 )
 from tests.json_schema import DEFINITIONS, faults
+from tests.refusals import refuses
 
 
 @pytest.mark.slow
@@ -191,8 +192,7 @@ def test_a_candidate_that_diverged_has_failed(tmp_path):
     judgements, left_out = judge_all(folder, JudgeOptions())
     assert [(j.scheme, j.verdict) for j in judgements] == [("alibi", "failed"), ("nope", "failed")]
     assert left_out == {"k_rope": [f"k_rope seed {seed}: stopped: no space" for seed in (0, 1, 2)]}
-    with pytest.raises(ConfigError, match=r"(?s)'k_rope' has no finished run.*stopped: no space"):
-        posbench.judge(folder, scheme="k_rope")
+    refuses(r"(?s)'k_rope' has no finished run.*stopped: no space", posbench.judge, folder, scheme="k_rope")
 
 
 @pytest.mark.slow
@@ -255,19 +255,25 @@ def test_the_baseline_under_another_name_is_equal(loop, tmp_path):
 
 def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path):
     folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1), lengths=(), probes=False))
-    with pytest.raises(ConfigError, match=r"'nop' has no finished run to compare with qk_rope.*nope"):
-        posbench.judge(folder, scheme="nop", baseline="qk_rope")
-    with pytest.raises(ConfigError, match="name one scheme to judge"):
-        posbench.judge(folder, baseline="qk_rope")
-    with pytest.raises(ConfigError, match="family 0 must be 1 or more"):
-        posbench.judge(folder, family=0)
+    refuses(
+        r"'nop' has no finished run to compare with qk_rope.*nope",
+        posbench.judge,
+        folder,
+        scheme="nop",
+        baseline="qk_rope",
+    )
+    refuses("name one scheme to judge", posbench.judge, folder, baseline="qk_rope")
+    refuses("family 0 must be 1 or more", posbench.judge, folder, family=0)
     for seed in (0, 1):
         change_fingerprints(run_of(folder, "nope", seed), data="other text")
-    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare.*nope seed 1.*the text or its"):
-        posbench.judge(folder, scheme="nope")
+    refuses(
+        r"(?s)'nope' has no finished run to compare.*nope seed 1.*the text or its",
+        posbench.judge,
+        folder,
+        scheme="nope",
+    )
     shutil.rmtree(folder / "alibi")
-    with pytest.raises(ConfigError, match=r"(?s)no scheme has a finished run to compare with qk_rope.*the text or its"):
-        posbench.judge(folder)
+    refuses(r"(?s)no scheme has a finished run to compare with qk_rope.*the text or its", posbench.judge, folder)
 
 
 def with_settings(run, **settings):
@@ -305,8 +311,9 @@ def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path):
     assert [judgement.scheme for judgement in judgements] == ["alibi", "k_rope"]
     assert list(left_out) == ["nope"] and len(left_out["nope"]) == 3
     assert all(f"nope seed {seed}: not comparable" in line for seed, line in enumerate(left_out["nope"]))
-    with pytest.raises(ConfigError, match=r"(?s)'nope' has no finished run to compare with qk_rope.*train\.tokens"):
-        posbench.judge(folder, scheme="nope")
+    refuses(
+        r"(?s)'nope' has no finished run to compare with qk_rope.*train\.tokens", posbench.judge, folder, scheme="nope"
+    )
     rescore(run_of(folder, "alibi", 1), "validation", None, lambda rows: rows.iloc[1:])
     alibi = posbench.judge(folder, scheme="alibi")
     assert alibi.seeds == [0] and "it differs in train.validation_tokens" in str(alibi.warnings)
@@ -345,8 +352,7 @@ def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_pat
     assert any("an earlier --family planned 40 tests against qk_rope" in warning for warning in fewer.warnings)
     assert json.loads((folder / "judge.json").read_text()) == {"qk_rope": 40}
     (folder / "judge.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"judge\.json is damaged .*--family or --confirm again"):
-        comparison(folder)
+    refuses(r"judge\.json is damaged .*--family or --confirm again", comparison, folder)
 
 
 def test_nothing_is_recorded_in_a_reference_experiment():
@@ -403,8 +409,7 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop, tm
     assert won.p == pytest.approx(2 * stats.ttest_rel(losses["alibi"], losses["qk_rope"]).pvalue)
     again = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", family=20)
     assert (again.p, again.seeds, again.gap) == (in_loop.p, list(range(8)), in_loop.gap)  # the looks leave them out
-    with pytest.raises(ConfigError, match="give --scheme, and leave out --family"):
-        posbench.judge(folder, scheme="alibi", confirm=1, family=20)
+    refuses("give --scheme, and leave out --family", posbench.judge, folder, scheme="alibi", confirm=1, family=20)
 
 
 def test_every_winner_that_was_confirmed_counts_and_reports_leave_its_seeds_out(loop, tmp_path):
@@ -491,8 +496,7 @@ def test_a_winner_must_be_better_in_every_further_experiment(tmp_path):
     assert vanished.reason.startswith("better in here, but equal in there: decided by the test of 8 seeds")
     assert vanished.elsewhere[str(there)]["gap"] == judged(there).gap
     assert "in there equal" in str(vanished) and not faults(json.loads(vanished.as_json()), "judge")
-    with pytest.raises(ConfigError, match="add --confirm N"):
-        posbench.judge(here, scheme="alibi", also=[there])
+    refuses("add --confirm N", posbench.judge, here, scheme="alibi", also=[there])
 
 
 def test_order_is_judged_by_its_own_values_and_more_is_better():
@@ -512,10 +516,16 @@ def test_order_is_judged_by_its_own_values_and_more_is_better():
     assert (judged.gap_low, judged.gap_high) == pytest.approx((gaps.mean() - half, gaps.mean() + half))
     assert "nats per token of order beyond 32" in str(judged) and judged.beyond is None
     assert posbench.judge(REFERENCE / "headline", scheme="nope", metric="order").verdict == "worse"
-    with pytest.raises(ConfigError, match=r"posbench eval .* --protocol order"):
-        posbench.judge(REFERENCE / "all_schemes", scheme="nope", metric="order")
-    with pytest.raises(ConfigError, match="--metric bytes is not known: give loss or order"):
-        posbench.judge(REFERENCE / "headline", scheme="nope", metric="bytes")
+    refuses(
+        r"posbench eval .* --protocol order", posbench.judge, REFERENCE / "all_schemes", scheme="nope", metric="order"
+    )
+    refuses(
+        "--metric bytes is not known: give loss or order",
+        posbench.judge,
+        REFERENCE / "headline",
+        scheme="nope",
+        metric="bytes",
+    )
 
 
 def test_of_two_winners_of_a_loop_that_ran_fresh_seeds_confirm_one():

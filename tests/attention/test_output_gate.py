@@ -7,10 +7,10 @@ import torch
 from transformers.models.afmoe.configuration_afmoe import AfmoeConfig
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 
-from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from tests.refusals import refuses
 
 D, H, HKV, C = 16, 6, 2, 48
 ROWS = {"head": H, "channel": H * D}  # of the gate's matrix
@@ -62,5 +62,4 @@ def test_other_gates_are_refused(value):
     config = certificate_config("nope")
     attention = {"kind": "softmax", "output_gate": value}
     config = replace(config, scheme=replace(config.scheme, attention=attention))
-    with pytest.raises(ConfigError, match=rf"attention\.output_gate={value!r} must be head, channel or null"):
-        checked_architecture(config)
+    refuses(rf"attention\.output_gate={value!r} must be head, channel or null", checked_architecture, config)

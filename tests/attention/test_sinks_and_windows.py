@@ -19,6 +19,7 @@ from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size
 from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens
+from tests.refusals import refuses
 from tests.rows import built
 
 D, H, HKV, C = 16, 6, 2, 48
@@ -122,8 +123,7 @@ def test_where_a_window_may_not_be():
     ):
         config = certificate_config(name)
         config.scheme.options |= options
-        with pytest.raises(ConfigError, match=says):
-            checked_architecture(config)
+        refuses(says, checked_architecture, config)
 
 
 def test_a_sink_begins_at_zero_and_is_not_decayed_and_other_weights_are_as_without():

@@ -21,6 +21,7 @@ from posbench.data import prepare
 from posbench.data.text.tokenizer import TOKENIZERS
 from tests.cli.commands import trained  # noqa: F401
 from tests.conftest import small_run
+from tests.refusals import refuses
 
 EVIL = "from pathlib import Path\nCANARY = Path(__file__).parent / 'canary'\nCANARY.touch()\nrun = CANARY.write_text\n"
 PYTHON = {"py/object": "evil.run", "_target_": "evil.run", "auto_map": {"AutoTokenizer": "evil.run"}}
@@ -88,8 +89,7 @@ def test_a_recorded_configuration_looks_nothing_up(theirs, monkeypatch):
 
 def test_names_of_others_stay_inside_the_runs_folder(theirs):
     for name in ("..", ".", ".hidden", "../x", "x/../../y", "x/y", "/etc", "a\0b", "", " ", "~"):
-        with pytest.raises(ConfigError, match=r"experiment_name=.* cannot name a folder"):
-            check_name("experiment_name", name)
+        refuses(r"experiment_name=.* cannot name a folder", check_name, "experiment_name", name)
     change(theirs, "scheme", name="../../../x")
     with pytest.raises(ConfigError, match="cannot name a folder"):
         _ = load_run(theirs).config
@@ -107,8 +107,7 @@ def test_text_runs_nothing(work_dir, name):
 @pytest.mark.parametrize("content", [pickle.dumps(Pickled()), json.dumps({"model": PYTHON, **PYTHON}).encode()])
 def test_a_tokenizer_runs_nothing(content):
     Path("tokenizer.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is not a tokenizer\.json"):
-        TOKENIZERS["file"](TokenizerConfig(kind="file", path="tokenizer.json"), [])
+    refuses(r"is not a tokenizer\.json", TOKENIZERS["file"], TokenizerConfig(kind="file", path="tokenizer.json"), [])
 
 
 def test_a_run_records_no_environment(documents, cache, monkeypatch):

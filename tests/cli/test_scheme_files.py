@@ -7,8 +7,8 @@ import pytest
 
 import posbench as package
 from posbench.catalogue import own_files
-from posbench.config import ConfigError
 from posbench.runs import Run
+from tests.refusals import refuses
 
 ROOT = Path(package.__file__).parents[1]
 FADED = """\
@@ -81,13 +81,16 @@ def test_a_recorded_file_is_imported_below_the_working_directory_or_where_it_was
         if refused is None:
             run.load_model()
         else:
-            with pytest.raises(ConfigError, match=refused):
-                run.load_model()
+            refuses(refused, run.load_model)
     monkeypatch.setattr(own_files, "_trusted", set())
     monkeypatch.chdir(run.path)
     for path, reason in (("faded.py", "is part of a run folder"), (file, "outside the working directory")):
-        with pytest.raises(ConfigError, match=f"{reason}: if you trust that file, name it with --scheme-file"):
-            own_files.load(f"{Path(path).resolve()}:Faded", object)
+        refuses(
+            f"{reason}: if you trust that file, name it with --scheme-file",
+            own_files.load,
+            f"{Path(path).resolve()}:Faded",
+            object,
+        )
 
 
 def test_only_a_file_that_was_named_for_it_stands_in_for_a_missing_one(tmp_path, monkeypatch):
@@ -97,8 +100,7 @@ def test_only_a_file_that_was_named_for_it_stands_in_for_a_missing_one(tmp_path,
         (tmp_path / folder / "mine.py").write_text(f"# {folder}\n")
     missing = {str(tmp_path / "gone" / "mine.py"): "0" * 64}
     own_files.trust_files({"kind": f"{tmp_path}/words/mine.py:Mine"})
-    with pytest.raises(ConfigError, match=r"gone/mine\.py cannot be read"):
-        own_files.changed_files(missing)
+    refuses(r"gone/mine\.py cannot be read", own_files.changed_files, missing)
     own_files.trust_file(tmp_path / "option" / "mine.py")
     assert own_files.changed_files(missing) == [str(tmp_path / "option" / "mine.py")], "the file that was compared"
 

@@ -14,6 +14,7 @@ from posbench.catalogue.choices import choices, description, read_row
 from posbench.composition.compose import complete, compose, hydra_word
 from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.config import Config, ConfigError, parse_length, token_count
+from tests.refusals import refuses
 
 NOPE = {"name": "nope", "kind": "nope"}
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"], "base": 10000.0}
@@ -76,10 +77,8 @@ def test_numbers_of_tokens_are_written_as_people_write_them():
 
 @pytest.mark.parametrize("word", ["many", "20X", "1.5", "0.0005k", "-5k", "1e400", "2k5", "1M]x", "1e-3", "true"])
 def test_what_is_not_a_number_of_tokens_is_named(word):
-    with pytest.raises(ConfigError, match=r"train\.tokens=.* is not a number of tokens"):
-        token_count("train.tokens", word)
-    with pytest.raises(ConfigError, match="is not a length"):
-        parse_length("--length", word)
+    refuses(r"train\.tokens=.* is not a number of tokens", token_count, "train.tokens", word)
+    refuses("is not a length", parse_length, "--length", word)
 
 
 def test_words_need_no_quotes_for_letters_of_any_script_and_for_home_folders(work_dir, monkeypatch):

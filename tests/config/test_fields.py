@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from posbench import compose
-from posbench.config import Config, ConfigError, EvaluationConfig, TrainConfig, parse_length
+from posbench.config import Config, EvaluationConfig, TrainConfig, parse_length
 from posbench.runs.fingerprints import identity
+from tests.refusals import refuses
 
 DEVICE = {"type": "cpu", "dtype": "float32", "compiled": False}
 
@@ -40,7 +39,5 @@ def test_steps_and_tokens_count_a_thousand_and_lengths_1024():
     train = TrainConfig(steps="2k", batch_size=2, context_length=8, lr=1e-3, checkpoint_every="1k", log_every="0.5k")
     assert (train.steps, train.checkpoint_every, train.log_every) == (2000, 1000, 500)
     assert (parse_length("length", "2k"), EvaluationConfig(piece="1k").piece) == (2048, 1024)
-    with pytest.raises(ConfigError, match=r"train\.steps='many' is not a number of steps"):
-        replace(train, steps="many")
-    with pytest.raises(ConfigError, match=r"train\.log_every=0 is out of range: it must be 1 or more"):
-        replace(train, log_every=0)
+    refuses(r"train\.steps='many' is not a number of steps", replace, train, steps="many")
+    refuses(r"train\.log_every=0 is out of range: it must be 1 or more", replace, train, log_every=0)

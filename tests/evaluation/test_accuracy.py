@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from posbench import compose, results
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import EvaluationConfig
 from posbench.data import Problems
 from posbench.evaluation.evaluate import evaluate_run
 from posbench.evaluation.protocols import ACCURACY, VALIDATION
 from posbench.evaluation.request import Request
 from posbench.training import train
 from tests.greedy import greedy
+from tests.refusals import refuses
 
 SMALL = ["data=copy", "data.letters=8", "data.lengths=[2,4]", "data.longest=8", "evaluation.problems=64"]
 SMALL += [
@@ -108,14 +109,14 @@ def test_the_loss_of_a_run_is_that_of_its_validation_problems(run, problems):
 
 
 def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run, problems):
-    with pytest.raises(
-        ConfigError, match="protocol order scores text, and data=copy is a task: take another, such as acc"
-    ):
-        evaluate_run(run, problems, Request((8,), ("order",)))
-    with pytest.raises(ConfigError, match="protocol accuracy scores problems of tasks, and data=sotu is text"):
-        ACCURACY.check(compose([]))
-    with pytest.raises(ConfigError, match="protocol fixed scores text"):
-        train(compose([*SMALL, "evaluation.protocols=[fixed]"]))
+    refuses(
+        "protocol order scores text, and data=copy is a task: take another, such as acc",
+        evaluate_run,
+        run,
+        problems,
+        Request((8,), ("order",)),
+    )
+    refuses("protocol accuracy scores problems of tasks, and data=sotu is text", ACCURACY.check, compose([]))
+    refuses("protocol fixed scores text", train, compose([*SMALL, "evaluation.protocols=[fixed]"]))
     VALIDATION.check(run.config)
-    with pytest.raises(ConfigError, match=r"length 9 is beyond data\.longest=8 items"):
-        evaluate_run(run, problems, Request((9,)))
+    refuses(r"length 9 is beyond data\.longest=8 items", evaluate_run, run, problems, Request((9,)))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from posbench.config import ConfigError
 from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import evaluate_run
@@ -15,6 +14,7 @@ from posbench.evaluation.request import Request
 from posbench.runs import Run
 from posbench.runs.results import ResultKey
 from posbench.training import train
+from tests.refusals import refuses
 
 NAMES = ("learned", "nope")
 
@@ -42,8 +42,13 @@ def test_a_loss_that_is_not_finite_is_not_a_result(config, monkeypatch, protocol
     model = run.load_model()
     torch.nn.init.constant_(model.norm.weight, torch.nan)
     monkeypatch.setattr(Run, "load_model", lambda *arguments: model)
-    with pytest.raises(ConfigError, match=f"a loss of {protocol} at 16 tokens is not a finite number in float32"):
-        evaluate_run(run, prepare(run.config), Request((16,), (protocol,), dtype="float32"))
+    refuses(
+        f"a loss of {protocol} at 16 tokens is not a finite number in float32",
+        evaluate_run,
+        run,
+        prepare(run.config),
+        Request((16,), (protocol,), dtype="float32"),
+    )
     assert [result.protocol for result in run.results()[0]] == ["validation"]
 
 
@@ -77,10 +82,12 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config):
         and "qk_rope · factor=1 rescale=yarn" in again
     )
     assert len({plain.loss, *(result.loss for result in stored.values())}) == 3
-    with pytest.raises(ConfigError, match=r"scheme\.rescale is not an option of .*Name runs of a scheme"):
-        printed("nope", eval_options=("rescale=yarn",))
-    with pytest.raises(ConfigError, match=r"scheme\.rescale='yarm' is not known; did you mean 'yarn'"):
-        printed("qk_rope", eval_options=("rescale=yarm",))
+    refuses(
+        r"scheme\.rescale is not an option of .*Name runs of a scheme", printed, "nope", eval_options=("rescale=yarn",)
+    )
+    refuses(
+        r"scheme\.rescale='yarm' is not known; did you mean 'yarn'", printed, "qk_rope", eval_options=("rescale=yarm",)
+    )
 
 
 def test_an_option_for_layers_without_a_window_changes_only_these(config):
@@ -100,8 +107,11 @@ def test_an_option_for_layers_without_a_window_changes_only_these(config):
         assert near.rescaling is None
         length = {"original_max_position_embeddings": 32} if under[-1].endswith("pi") else {}
         assert far.rescaling is None if parameters is None else far.rescaling.parameters == parameters | length
-    with pytest.raises(ConfigError, match=r"factor=0, which must be a number, 1 or more"):
-        run.load_model(under=(f"{option}={{rope_type: linear, factor: 0}}",))
+    refuses(
+        r"factor=0, which must be a number, 1 or more",
+        run.load_model,
+        under=(f"{option}={{rope_type: linear, factor: 0}}",),
+    )
 
 
 def test_a_comma_inside_a_mapping_or_a_list_does_not_separate_options():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.protocols.order import (
@@ -26,6 +26,7 @@ from posbench.evaluation.protocols.order import (
 )
 from posbench.model.decoder import Decoder, build_model
 from posbench.reporting.protocols.order import threshold_table
+from tests.refusals import refuses
 
 ORDER = PROTOCOLS["order"]
 VOCABULARY, LENGTH = 16, 64
@@ -111,8 +112,7 @@ def test_windows_are_spread_inside_documents(sizes, length, count):
     split = split_of([np.zeros(size, dtype=np.uint16) for size in sizes])
     room = np.array([(size - 1) // (length + 1) for size in sizes])
     if not room.any():
-        with pytest.raises(ConfigError, match=f"length {length} is longer than the text"):
-            window_starts(split, length, count)
+        refuses(f"length {length} is longer than the text", window_starts, split, length, count)
         return
     starts = window_starts(split, length, count)
     documents = np.searchsorted(split.starts, starts, side="right") - 1
@@ -134,8 +134,13 @@ def test_buckets_are_1_2_3_to_4_5_to_8_and_so_on(distances):
 
 
 def test_identity_needs_a_second_document():
-    with pytest.raises(ConfigError, match="order at length 64 needs a second document of 32 tokens"):
-        sequences(split_of([np.zeros(200, dtype=np.uint16), np.zeros(20, dtype=np.uint16)]), [1], LENGTH)
+    refuses(
+        "order at length 64 needs a second document of 32 tokens",
+        sequences,
+        split_of([np.zeros(200, dtype=np.uint16), np.zeros(20, dtype=np.uint16)]),
+        [1],
+        LENGTH,
+    )
 
 
 @pytest.mark.parametrize("length", [128, 200])

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import posbench
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import EvaluationConfig
 from posbench.data import prepare
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.evaluate import score_split
@@ -20,6 +20,7 @@ from posbench.reporting.section import Plot, Section
 from posbench.runs import Run
 from posbench.training import train
 from tests.conftest import write_documents
+from tests.refusals import refuses
 
 SETTINGS = EvaluationConfig(targets=16, windows=10, max_tokens=2000, batch_tokens=400)
 
@@ -85,11 +86,9 @@ def test_other_text_or_no_finished_run_is_refused(config, tmp_path):
     text = (run.path / "config.yaml").read_text()
     other_text = write_documents(tmp_path / "other", words=290)
     (run.path / "config.yaml").write_text(text.replace(run.config.data.path, f"{other_text}/*.txt"))
-    with pytest.raises(ConfigError, match="another text"):
-        _evaluate(Run(run.path), 64)
+    refuses("another text", _evaluate, Run(run.path), 64)
     run.update_manifest(status="stopped")
-    with pytest.raises(ConfigError, match="none of these runs is finished"):
-        _evaluate(Run(run.path), 64)
+    refuses("none of these runs is finished", _evaluate, Run(run.path), 64)
 
 
 def test_lengths_alone_are_scored_with_the_training_length_and_nothing_else(config):
@@ -105,8 +104,7 @@ def test_a_text_without_a_length_to_score_is_refused(config, tmp_path, test_word
     if test_words:
         paths.append(f"data.test_path={write_documents(tmp_path / 'test', words=test_words)}/*.txt")
     run = train(config("train.steps=1", "data.path=null", "evaluation.lengths=[]", *paths))
-    with pytest.raises(ConfigError, match=says):
-        _evaluate(run)
+    refuses(says, _evaluate, run)
 
 
 class Halves(EvalProtocol):

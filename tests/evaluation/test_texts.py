@@ -11,7 +11,6 @@ from rich.console import Console
 
 import posbench
 from posbench.composition.compose import compose
-from posbench.config import ConfigError
 from posbench.data.text import overlap
 from posbench.evaluation.command import evaluate_runs
 from posbench.evaluation.request import Request
@@ -21,6 +20,7 @@ from posbench.runs.finding import pack_experiment
 from posbench.runs.results import ResultKey
 from posbench.training import train
 from tests.conftest import small_run
+from tests.refusals import refuses
 
 T, BOS = 32, 256
 LETTERS = 80  # of each document of the notes, bytes
@@ -149,8 +149,7 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(run, no
     ],
 )
 def test_words_that_name_no_text_are_refused(words, says):
-    with pytest.raises(ConfigError, match=says):
-        Request(data=text_named(words))
+    refuses(says, Request, data=text_named(words))
 
 
 def test_a_choice_of_ones_own_is_a_text_too(tmp_path, notes):
@@ -158,5 +157,4 @@ def test_a_choice_of_ones_own_is_a_text_too(tmp_path, notes):
     (tmp_path / "conf" / "data" / "diary.yaml").write_text(f"name: diary\nsource: files\npath: {notes}\n")
     data = text_named(["diary", "data.text_column=body", f"--config-dir={tmp_path}/conf"])
     assert data is not None and (data.name, data.path, data.text_column) == ("diary", str(notes), "body")
-    with pytest.raises(ConfigError, match="--data names 0 texts"):
-        text_named([f"--config-dir={tmp_path}/conf"])
+    refuses("--data names 0 texts", text_named, [f"--config-dir={tmp_path}/conf"])

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbench.config import ConfigError, EvaluationConfig
+from posbench.config import EvaluationConfig
 from posbench.data import Split
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.evaluation.windows import choose_evenly
+from tests.refusals import refuses
 
 VALIDATION, FIXED, NONOVERLAPPING = (PROTOCOLS[name] for name in ("validation", "fixed", "nonoverlapping"))
 SETTINGS = EvaluationConfig(targets=4, windows=8, max_tokens=10_000)
@@ -31,10 +32,14 @@ def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(s
     length, anchor = min(length, anchor), max(length, anchor)
     split = _split(sizes)
     if max(sizes) <= anchor:
-        with pytest.raises(
-            ConfigError, match=f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest"
-        ):
-            FIXED.windows(split, length, SETTINGS, anchor)
+        refuses(
+            f"length {anchor} is longer than the text.*{max(sizes) - 1} tokens in its longest",
+            FIXED.windows,
+            split,
+            length,
+            SETTINGS,
+            anchor,
+        )
         return
     windows = FIXED.windows(split, length, SETTINGS, anchor)
     assert _targets(windows) == _targets(FIXED.windows(split, anchor, SETTINGS, anchor))
@@ -48,8 +53,7 @@ def test_fixed_targets_are_the_same_at_every_length_and_stay_in_their_document(s
 def test_nonoverlapping_windows_score_every_target_once_in_order(sizes, length):
     split = _split(sizes)
     if split.num_tokens <= length:
-        with pytest.raises(ConfigError, match="longer than the text"):
-            NONOVERLAPPING.windows(split, length, SETTINGS, length)
+        refuses("longer than the text", NONOVERLAPPING.windows, split, length, SETTINGS, length)
         return
     targets = _targets(NONOVERLAPPING.windows(split, length, SETTINGS, length))
     assert targets == list(range(1, len(targets) + 1))
@@ -60,10 +64,14 @@ def test_a_token_bound_holds():
     split = _split([5000])
     bounded = replace(SETTINGS, max_tokens=1000)
     assert sum(w.length for w in NONOVERLAPPING.windows(split, 100, bounded, 100)) == 1000
-    with pytest.raises(
-        ConfigError, match=r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise"
-    ):
-        NONOVERLAPPING.windows(split, 1001, bounded, 1001)
+    refuses(
+        r"^evaluation\.max_tokens=1000 is less than one window of length 1001: raise",
+        NONOVERLAPPING.windows,
+        split,
+        1001,
+        bounded,
+        1001,
+    )
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 60))
@@ -85,5 +93,4 @@ def test_lengths_that_divide_the_longest_score_the_same_targets(protocol):
 
 
 def test_targets_that_do_not_fit_into_a_length_are_not_made_fewer():
-    with pytest.raises(ConfigError, match=r"evaluation\.targets=4 does not fit into length 3"):
-        FIXED.windows(_split([3000, 700]), 3, SETTINGS, 256)
+    refuses(r"evaluation\.targets=4 does not fit into length 3", FIXED.windows, _split([3000, 700]), 3, SETTINGS, 256)

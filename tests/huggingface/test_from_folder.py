@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, ModelConfig
+from posbench.config import ModelConfig
 from posbench.huggingface import export_run
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
@@ -17,6 +17,7 @@ from posbench.training import train
 from tests.conftest import small_run
 from tests.greedy import greedy
 from tests.huggingface.test_export import written
+from tests.refusals import refuses
 
 SIZES = {
     "vocab_size": 257,
@@ -194,16 +195,24 @@ def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
 def test_positions_that_posbench_lacks_need_a_scheme(tmp_path):
     saved(tmp_path / "theirs", "Llama")
     edit(tmp_path / "theirs", rope_parameters={"rope_type": "proportional"})
-    with pytest.raises(ConfigError, match=r"rope_type=proportional, which is not known.*: name the scheme"):
-        composed(tmp_path / "theirs", "tokenizer=bytes")
+    refuses(
+        r"rope_type=proportional, which is not known.*: name the scheme",
+        composed,
+        tmp_path / "theirs",
+        "tokenizer=bytes",
+    )
     assert composed(tmp_path / "theirs", "tokenizer=bytes", "scheme=nope").scheme.kind == "nope"
 
 
 def test_a_folder_that_transformers_cannot_load_is_refused(tmp_path):
     saved(tmp_path / "theirs", "Llama")
     edit(tmp_path / "theirs", rope_parameters={"rope_type": "llama3", "factor": 8.0})
-    with pytest.raises(ConfigError, match=r"transformers .* cannot load .*Missing required keys.*'llama3'"):
-        composed(tmp_path / "theirs", "tokenizer=bytes")
+    refuses(
+        r"transformers .* cannot load .*Missing required keys.*'llama3'",
+        composed,
+        tmp_path / "theirs",
+        "tokenizer=bytes",
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,8 +231,7 @@ def test_a_folder_that_transformers_cannot_load_is_refused(tmp_path):
 def test_a_model_that_posbench_cannot_be_is_refused_by_its_key(keys, message, tmp_path):
     saved(tmp_path / "theirs", "Llama")
     edit(tmp_path / "theirs", **keys)
-    with pytest.raises(ConfigError, match=message):
-        composed(tmp_path / "theirs", "tokenizer=bytes")
+    refuses(message, composed, tmp_path / "theirs", "tokenizer=bytes")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +248,7 @@ def test_a_damaged_folder_is_refused_by_its_file(name, content, message, tmp_pat
     (tmp_path / "exported" / name).unlink()
     if content:
         (tmp_path / "exported" / name).write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        begun(tmp_path / "exported")
+    refuses(message, begun, tmp_path / "exported")
 
 
 def test_the_weights_are_those_that_the_index_names(tmp_path):
@@ -252,8 +259,7 @@ def test_the_weights_are_those_that_the_index_names(tmp_path):
     assert_same_logits(folder, theirs)
     first_shard = min(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
     (folder / first_shard).unlink()
-    with pytest.raises(ConfigError, match=r"model-00001-of-.* is not in the folder"):
-        composed(folder, "tokenizer=bytes")
+    refuses(r"model-00001-of-.* is not in the folder", composed, folder, "tokenizer=bytes")
 
 
 @pytest.mark.parametrize(
@@ -277,15 +283,13 @@ def test_a_folders_tokenizer_is_left_for_a_named_one_alone(tmp_path):
     assert composed(folder, "tokenizer=bytes").tokenizer.kind == "bytes"
     elsewhere = (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     assert composed(folder, f"tokenizer.path={elsewhere}").tokenizer.kind == "file"
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        composed(folder, "tokenizer.vocab_size=300")
+    refuses(r"no tokenizer\.json", composed, folder, "tokenizer.vocab_size=300")
 
 
 def test_a_folder_that_names_code_needs_a_scheme(tmp_path):
     written(tmp_path, "t5")
     edit(tmp_path / "exported", scheme={"name": "evil", "kind": f"{tmp_path}/evil.py:Evil"})
-    with pytest.raises(ConfigError, match=r"evil\.py:Evil.*: name the scheme"):
-        composed(tmp_path / "exported")
+    refuses(r"evil\.py:Evil.*: name the scheme", composed, tmp_path / "exported")
 
 
 @pytest.mark.slow

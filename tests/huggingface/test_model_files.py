@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posbench.config import ConfigError
 from posbench.runs.start import start_of
 from tests.huggingface.test_from_folder import ROPE, assert_same_logits, composed, edit, saved
+from tests.refusals import refuses
 
 
 def start(folder):
@@ -83,8 +83,7 @@ def test_tensors_that_do_not_fit_are_refused_by_their_own_names(change, tmp_path
     start(tmp_path / "theirs")
     edited, message = CHANGES[change]
     change_weights(tmp_path / "theirs", edited)
-    with pytest.raises(ConfigError, match=message):
-        start(tmp_path / "theirs")
+    refuses(message, start, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize(
@@ -109,8 +108,7 @@ def test_tensors_that_do_not_fit_are_refused_by_their_own_names(change, tmp_path
 def test_a_config_that_does_not_fit_is_refused_by_its_key(family, keys, message, tmp_path):
     saved(tmp_path / "theirs", family)
     edit(tmp_path / "theirs", **keys)
-    with pytest.raises(ConfigError, match=message):
-        start(tmp_path / "theirs")
+    refuses(message, start, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize(
@@ -129,8 +127,7 @@ def test_a_config_that_does_not_fit_is_refused_by_its_key(family, keys, message,
 def test_rotations_that_the_class_lacks_are_refused(rope, message, tmp_path):
     saved(tmp_path / "theirs", "Llama")
     edit(tmp_path / "theirs", rope_parameters=rope)
-    with pytest.raises(ConfigError, match=message):
-        start(tmp_path / "theirs")
+    refuses(message, start, tmp_path / "theirs")
 
 
 def test_keys_of_a_rotation_that_are_not_used_are_named(tmp_path):
@@ -144,8 +141,7 @@ def test_a_broken_adapter_is_named(tmp_path):
     saved(tmp_path / "theirs", "Llama")
     for content in ("{", "[1]", ""):
         (tmp_path / "theirs" / "adapter_config.json").write_text(content)
-        with pytest.raises(ConfigError, match=r"adapter_config\.json is not a JSON object"):
-            start(tmp_path / "theirs")
+        refuses(r"adapter_config\.json is not a JSON object", start, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("missing", [(), ("model.safetensors",), ("model.safetensors", "config.json")])
@@ -155,13 +151,11 @@ def test_an_adapter_is_refused(missing, tmp_path):
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "big"}))
     for name in missing:
         (folder / name).unlink()
-    with pytest.raises(ConfigError, match=r"an adapter of big.*merge it"):
-        start(folder)
+    refuses(r"an adapter of big.*merge it", start, folder)
 
 
 def test_the_files_of_another_tokenizer_are_named(tmp_path):
     saved(tmp_path / "theirs", "Llama")
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / "theirs" / name).write_text("{}")
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json \(it has merges\.txt, vocab\.json\)"):
-        composed(tmp_path / "theirs")
+    refuses(r"no tokenizer\.json \(it has merges\.txt, vocab\.json\)", composed, tmp_path / "theirs")

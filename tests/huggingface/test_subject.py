@@ -10,6 +10,7 @@ from posbench.huggingface.loading import Source, load, rotations_under
 from posbench.model.decoder import build_model
 from posbench.runs.start import start_of
 from tests.huggingface.test_from_folder import ROPE, WINDOW, YARN, composed, edit
+from tests.refusals import refuses
 
 CPU = torch.device("cpu")
 TRAINED = 48  # tokens
@@ -186,14 +187,12 @@ def test_posbenchs_decoder_is_a_witness(case, tmp_path):
     ],
 )
 def test_an_option_that_a_model_does_not_have_is_refused(option, message, tmp_path):
-    with pytest.raises(ConfigError, match=message):
-        subject(saved(tmp_path / "llama", "Llama"), option)
+    refuses(message, subject, saved(tmp_path / "llama", "Llama"), option)
 
 
 def test_a_key_of_a_models_own_rescaling_is_checked_too(tmp_path):
     source = saved(tmp_path / "llama", "Llama", rope_parameters={"rope_type": "linear", "factor": 2.0, **ROPE})
-    with pytest.raises(ConfigError, match="factor=0, which must be a number, 1 or more"):
-        subject(source, "rescale.factor=0")
+    refuses("factor=0, which must be a number, 1 or more", subject, source, "rescale.factor=0")
 
 
 @pytest.mark.parametrize("family", ["GPTNeoX", "GPT2", "Bloom", "Gemma3Text", "GptOss", "Mixtral"])

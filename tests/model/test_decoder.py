@@ -12,11 +12,11 @@ from posbench import reference
 from posbench.attention import Softmax
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
-from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
+from tests.refusals import refuses
 from tests.rows import rows
 
 
@@ -70,11 +70,18 @@ def test_losses_are_those_of_the_logits():
 
 
 def test_a_vocabulary_larger_than_the_table_is_refused():
-    with pytest.raises(ConfigError, match=r"512 tokens but model\.vocab_size=300"):
-        build_model(compose(["model=tiny", "model.vocab_size=300", "tokenizer=bytes"]), 512)
+    refuses(
+        r"512 tokens but model\.vocab_size=300",
+        build_model,
+        compose(["model=tiny", "model.vocab_size=300", "tokenizer=bytes"]),
+        512,
+    )
     config = compose(["model=tiny", "model.vocab_size=600", "tokenizer=bytes"])
-    with pytest.raises(ConfigError, match=r"700 tokens but model\.vocab_size=600: .*\"bos_token\""):
-        replace(config, train=replace(config.train, from_run="folder")).check_vocabulary(700)
+    refuses(
+        r"700 tokens but model\.vocab_size=600: .*\"bos_token\"",
+        replace(config, train=replace(config.train, from_run="folder")).check_vocabulary,
+        700,
+    )
     model = build_model(config, 512)
     assert model.embedding.weight.shape[0] == 600
 
@@ -103,8 +110,7 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     plain = certificate_config(name)
     config = replace(plain, data=replace(plain.data, document_mask=True))
     if not all(isinstance(kind, Softmax) for kind in build_architecture(plain).kinds):
-        with pytest.raises(ConfigError, match=r"data\.document_mask=true needs scheme\.attention={kind: softmax}"):
-            checked_architecture(config)
+        refuses(r"data\.document_mask=true needs scheme\.attention={kind: softmax}", checked_architecture, config)
         return
     model, bos = build_model(config, VOCAB, bos_id=VOCAB - 1), VOCAB - 1
     randomise(model)
@@ -156,5 +162,8 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
 @pytest.mark.parametrize("scheme", ["decay", "linear_qk_rope", "gdn"])
 def test_queries_and_keys_are_normalised_for_softmax_attention_only(scheme):
     kind = scheme.partition("_")[0]
-    with pytest.raises(ConfigError, match=rf"model\.qk_norm normalises .* no layer has it \(.* is {kind}\): leave it"):
-        checked_architecture(compose([f"scheme={scheme}", "model.qk_norm=true"]))
+    refuses(
+        rf"model\.qk_norm normalises .* no layer has it \(.* is {kind}\): leave it",
+        checked_architecture,
+        compose([f"scheme={scheme}", "model.qk_norm=true"]),
+    )

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from posbench.config import ConfigError
 from posbench.config.units import plus_minus
 from posbench.reporting.report import report
 from posbench.runs import Run, find_runs
 from tests.analysis.fabricate import World, comparison, fabricate, fabricate_search, run_of, write_evaluation
+from tests.refusals import refuses
 
 REFERENCE = Path("runs/reference")
 
@@ -165,18 +165,20 @@ def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_pat
         run_of(other_experiment, run.parent.name, int(run.name[-1])).update_manifest(
             identity=manifest.identity | {"train.lr": 0.5}
         )
-    with pytest.raises(ConfigError, match=r"--by train\.lr"):
-        written([experiment_copy, other_experiment], tmp_path)
+    refuses(r"--by train\.lr", written, [experiment_copy, other_experiment], tmp_path)
     text, shown = written([experiment_copy, other_experiment], tmp_path, by="train.lr")
     slow, fast = (comparison(place).values.mean() for place in (experiment_copy, other_experiment))
     row = next(line for line in text.splitlines() if line.startswith("nope | "))
     assert re.search(rf"\*\*{slow['nope']:.3f}", row) and f"{fast['nope']:.2f}"[:4] in row
     assert slow["nope"] < fast["nope"] and "posbench: demo, fast by train.lr" in shown
     assert set(pd.read_csv(tmp_path / "table.csv")["group"]) == {0.005, 0.5}
-    with pytest.raises(
-        ConfigError, match=r"'train\.lx' is not a column of these runs; they differ in experiment, train\.lr"
-    ):
-        written([experiment_copy, other_experiment], tmp_path, by="train.lx")
+    refuses(
+        r"'train\.lx' is not a column of these runs; they differ in experiment, train\.lr",
+        written,
+        [experiment_copy, other_experiment],
+        tmp_path,
+        by="train.lx",
+    )
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -3,11 +3,9 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
-from posbench import ConfigError
 from posbench.runs import find_runs, load_run
 from posbench.runs.finding import REFERENCE, place_named
+from tests.refusals import refuses
 
 
 def test_links_are_followed_but_in_no_circle(runs, tmp_path):
@@ -35,7 +33,6 @@ def test_reference_experiments_are_found_from_anywhere_after_ones_own(runs, tmp_
     monkeypatch.chdir(tmp_path)
     for name in ("headline", "tasks/copy", "demo_cpu/alibi/seed=0"):
         assert place_named(name, runs) == REFERENCE / name and find_runs(REFERENCE / name)
-    with pytest.raises(ConfigError, match="did you mean 'demo_cpu'"):
-        place_named("demo_cp", Path("nowhere"))
+    refuses("did you mean 'demo_cpu'", place_named, "demo_cp", Path("nowhere"))
     shutil.move(runs / "demo", runs / "headline")
     assert place_named("headline", runs) == runs / "headline"

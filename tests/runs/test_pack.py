@@ -15,6 +15,7 @@ from posbench.runs import Run, find_runs, load_run
 from posbench.runs.finding import pack_experiment
 from posbench.training import train
 from tests.conftest import small_run
+from tests.refusals import refuses
 from tests.runs.conftest import WORDS
 
 
@@ -58,8 +59,7 @@ def test_further_seeds_are_a_further_pack_and_both_are_one_experiment(runs, docu
     for place in (runs / "demo", first, second):
         assert [run.manifest.seed for run in find_runs(place)] == [0, 1, 1764000000]
     assert first.read_bytes() == content
-    with pytest.raises(ConfigError, match=r"exists, and packs are never rewritten: .*/demo\.3\.zip"):
-        pack_experiment(runs / "demo", second, print)
+    refuses(r"exists, and packs are never rewritten: .*/demo\.3\.zip", pack_experiment, runs / "demo", second, print)
 
 
 def test_with_weights_a_packed_run_is_evaluated(runs, run, evaluate):
@@ -77,10 +77,8 @@ def test_with_weights_a_packed_run_is_evaluated(runs, run, evaluate):
     stored = {str(result.key): result for result in packed.results()[0]}
     assert {"fixed at 64", "fixed at 64 under weights=bfloat16"} <= set(stored)
     assert [found_run.path for found_run in find_runs(runs)] == [run.path, run.path.with_name("seed=1")]
-    with pytest.raises(ConfigError, match="has results but no weights"):
-        find_runs(plain)[0].load_model()
-    with pytest.raises(ConfigError, match="no weights of step 2"):
-        packed.load_model(at_step=2)
+    refuses("has results but no weights", find_runs(plain)[0].load_model)
+    refuses("no weights of step 2", packed.load_model, at_step=2)
 
 
 @pytest.mark.parametrize("name", ["pack.json", "metrics.parquet", "windows-fixed.parquet"])
@@ -116,8 +114,6 @@ def test_only_finished_runs_of_one_experiment_are_packed(runs, tmp_path):
     pack_experiment(runs / "demo", tmp_path / "out.zip", notices.append)
     assert notices[0] == "demo/vo_rope/seed=1 is died: skipped"
     assert [run.path for run in find_runs(tmp_path / "out.zip")] == [tmp_path / "out/vo_rope/seed=0"]
-    with pytest.raises(ConfigError, match="give the folder of one experiment"):
-        pack_experiment(runs, tmp_path / "all.zip", print)
-    with pytest.raises(ConfigError, match="is not the name of a zip file"):
-        pack_experiment(runs / "demo", tmp_path / "folder", print)
+    refuses("give the folder of one experiment", pack_experiment, runs, tmp_path / "all.zip", print)
+    refuses("is not the name of a zip file", pack_experiment, runs / "demo", tmp_path / "folder", print)
     assert np.isfinite(posbench.results(tmp_path / "out.zip")["loss"]).all()

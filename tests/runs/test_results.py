@@ -9,12 +9,13 @@ import torch
 import yaml
 
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.runs import Run
 from posbench.runs.results import ResultKey
 from posbench.training import train
 from tests.conftest import small_run
+from tests.refusals import refuses
 from tests.runs.conftest import WORDS
 
 
@@ -111,8 +112,7 @@ def test_options_at_evaluation_are_a_result_of_their_own(run, evaluate):
     ],
 )
 def test_options_that_no_scheme_can_take_are_refused(run, options, says):
-    with pytest.raises(ConfigError, match=says):
-        run.load_model(under=options)
+    refuses(says, run.load_model, under=options)
 
 
 @pytest.mark.parametrize("name", ["8@anchor=1@anchor=2", "8@anchor=x", "8@anchor=-1", "x", "8@", "8@a"])
@@ -140,14 +140,11 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run, 
     else:
         file = checkpoints / "step=00000004" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ConfigError, match=rf"step 4 .*{reason}.* with --at-step \(there are: 2\)"):
-        run.load_model()
-    with pytest.raises(ConfigError, match=r"step 4 .*--at-step"):
-        evaluate(run, protocols=("fixed",), lengths=(128,))
+    refuses(rf"step 4 .*{reason}.* with --at-step \(there are: 2\)", run.load_model)
+    refuses(r"step 4 .*--at-step", evaluate, run, protocols=("fixed",), lengths=(128,))
     run.load_model(at_step=2)
     shutil.rmtree(checkpoints / "step=00000002")
-    with pytest.raises(ConfigError, match=r"there are: none\), or delete the folder .* and train the run again"):
-        run.load_model()
+    refuses(r"there are: none\), or delete the folder .* and train the run again", run.load_model)
 
 
 def test_another_number_format_than_the_stored_one_is_scored_again(run, evaluate):
@@ -185,9 +182,8 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(run, 
         {name: tensor for name, tensor in learned.load_weights().items() if not name.startswith("scheme.")}
     )
     assert torch.equal(learned.load_model(["scheme=nope"])(tokens), nope(tokens))
-    with pytest.raises(ConfigError, match="--under changes the parameters"):
-        run.load_model(["scheme=t5"])
-    with pytest.raises(ConfigError, match="scheme=sink_nope has another kind of attention than demo/vo_rope/seed=0"):
-        run.load_model(["scheme=sink_nope"])
-    with pytest.raises(ConfigError, match="scheme=hybrid_nope has another kind of attention"):
-        run.load_model(["scheme=hybrid_nope"])
+    refuses("--under changes the parameters", run.load_model, ["scheme=t5"])
+    refuses(
+        "scheme=sink_nope has another kind of attention than demo/vo_rope/seed=0", run.load_model, ["scheme=sink_nope"]
+    )
+    refuses("scheme=hybrid_nope has another kind of attention", run.load_model, ["scheme=hybrid_nope"])

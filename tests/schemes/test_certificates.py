@@ -13,12 +13,13 @@ from rich.console import Console
 
 from posbench.attention import KVCache, kernels
 from posbench.catalogue.choices import choices
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.schemes import SCHEMES, Scheme, alibi, rotary
 from posbench.verify import certificate_config, certify, list_schemes, measures, relativity, verify
 from posbench.verify.certificates import ROUNDINGS, SLOPE
 from posbench.verify.gradients import gradients, training_errors
 from posbench.verify.random_model import RandomModel
+from tests.refusals import refuses
 from tests.rows import ONE_OF_EACH, rows
 from tests.schemes import trials
 from tests.schemes.trials import trial
@@ -282,8 +283,7 @@ def test_verify_takes_names_and_overrides_and_prints_a_row_each(console):
 
 
 def test_an_unknown_scheme_is_refused_before_anything_is_measured(console):
-    with pytest.raises(ConfigError, match="did you mean 'vo_rope'"):
-        verify(["qk_rope", "vo_rop"], console)
+    refuses("did you mean 'vo_rope'", verify, ["qk_rope", "vo_rop"], console)
     assert console.file.getvalue() == ""
 
 
@@ -306,8 +306,12 @@ def test_a_hook_that_rounds_to_float32_is_named_by_its_line(console):
     output = " ".join(console.file.getvalue().split())
     line = 1 + Path(trials.__file__).read_text().splitlines().index("        slope = self.log_a.float().exp()")
     assert f"trials.py, line {line}: your hook rounds to float32: use x.to(self.w.dtype)" in output
-    with pytest.raises(ConfigError, match=r"trials\.py, line \d+: your hook rounds to float32"):
-        verify([*trial_words("RoundsQueries"), ONE_LAYER], console)
+    refuses(
+        r"trials\.py, line \d+: your hook rounds to float32",
+        verify,
+        [*trial_words("RoundsQueries"), ONE_LAYER],
+        console,
+    )
 
 
 def test_numbers_of_each_token_that_round_are_failed_with_a_remedy(console):
@@ -322,8 +326,12 @@ def test_numbers_of_each_token_that_round_are_failed_with_a_remedy(console):
 
 def test_an_error_in_a_later_scheme_keeps_the_results_of_those_before_it(console):
     path = Path(trials.__file__)
-    with pytest.raises(ConfigError, match=r"return G of 1 or 2 \(here shape\.num_heads=6 and shape\.num_kv_heads=2"):
-        verify(["nope", f"{path}:OfKeysToo", "alibi", ONE_LAYER], console)
+    refuses(
+        r"return G of 1 or 2 \(here shape\.num_heads=6 and shape\.num_kv_heads=2",
+        verify,
+        ["nope", f"{path}:OfKeysToo", "alibi", ONE_LAYER],
+        console,
+    )
     assert "\nnope " in console.file.getvalue() and "1 scheme: all checks passed" in console.file.getvalue()
 
 

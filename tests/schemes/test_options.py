@@ -12,6 +12,7 @@ from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.schemes import SCHEMES, Shape, build_scheme
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
+from tests.refusals import refuses
 from tests.schemes.trials import trial
 
 SHAPE = Shape(d_model=64, num_heads=4, num_kv_heads=2, head_dim=16)
@@ -134,8 +135,7 @@ def test_a_learned_table_is_drawn_like_the_embeddings_and_ends():
     assert model.scheme[0].table.std().item() == pytest.approx(model.config.init_std, rel=0.05)
     assert model(random_tokens(28), offset=100).isfinite().all()
     for arguments in ({"offset": 100}, {"positions": torch.arange(100, 129)[None]}):
-        with pytest.raises(ConfigError, match="defined up to 128 tokens, and this window reaches position 128"):
-            model(random_tokens(29), **arguments)
+        refuses("defined up to 128 tokens, and this window reaches position 128", model, random_tokens(29), **arguments)
 
 
 def test_a_scheme_made_of_others_is_defined_as_far_as_all_of_them():
@@ -149,11 +149,17 @@ def test_certificates_and_training_stay_within_the_length():
     words = ["scheme.name=ends", f"scheme.kind={trial('Ends').kind}"]
     row = certify(certificate_config("nope", words))
     assert row.holds and row.longest == 100
-    with pytest.raises(ConfigError, match="defined up to 50 tokens, too few to be certified"):
-        certify(certificate_config("learned", ["train.context_length=50"]))
+    refuses(
+        "defined up to 50 tokens, too few to be certified",
+        certify,
+        certificate_config("learned", ["train.context_length=50"]),
+    )
     checked_architecture(compose(["scheme=nope", *words, *MODEL, "train.context_length=100"]))
-    with pytest.raises(ConfigError, match=r"defined up to 100 tokens and train\.context_length=128 is longer"):
-        checked_architecture(compose(["scheme=nope", *words, *MODEL]))
+    refuses(
+        r"defined up to 100 tokens and train\.context_length=128 is longer",
+        checked_architecture,
+        compose(["scheme=nope", *words, *MODEL]),
+    )
 
 
 def registered(monkeypatch, name, value):
@@ -177,6 +183,9 @@ def test_factors_of_another_length_are_refused():
     words = ["scheme=qk_rope", "model.head_dim=16"]
     lists = "short_factor: [1, 1, 1, 1], long_factor: [1, 1, 1, 1]"
     rescale = f"scheme.rescale={{rope_type: longrope, factor: 2, original_max_position_embeddings: 32, {lists}}}"
-    with pytest.raises(ConfigError, match="short_factor has 4 entries, and 16 channels a head are rotated: it needs 8"):
-        checked_architecture(compose([*words, rescale]))
+    refuses(
+        "short_factor has 4 entries, and 16 channels a head are rotated: it needs 8",
+        checked_architecture,
+        compose([*words, rescale]),
+    )
     checked_architecture(compose(["scheme=qk_rope", "model.head_dim=8", rescale]))

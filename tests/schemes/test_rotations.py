@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
 from posbench.reference.rotations import rotation
 from posbench.schemes import Shape, build_scheme
@@ -14,6 +14,7 @@ from posbench.schemes.building import with_option
 from posbench.schemes.rescaling import RESCALINGS
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
+from tests.refusals import refuses
 
 L = 512  # tokens of training
 
@@ -140,5 +141,10 @@ def test_an_option_goes_to_the_layers_without_a_window_only():
     assert changed["layers"] == [near, {**far, "rescale": "yarn"}, nope]
     same = with_option({**row, "layers": [near, {**far, "base": 500}]}, "full_attention.base", 500)
     assert same["layers"] == [near, {**far, "base": 500}]  # the value that it has already
-    with pytest.raises(ConfigError, match=r"full_attention\.rescale=yarn: no layer of both without a window takes"):
-        with_option({**row, "layers": [near, nope]}, "full_attention.rescale", "yarn")
+    refuses(
+        r"full_attention\.rescale=yarn: no layer of both without a window takes",
+        with_option,
+        {**row, "layers": [near, nope]},
+        "full_attention.rescale",
+        "yarn",
+    )

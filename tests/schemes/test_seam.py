@@ -13,6 +13,7 @@ from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens, randomise
+from tests.refusals import refuses
 from tests.schemes.trials import trial
 
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
@@ -116,8 +117,11 @@ def test_what_does_not_fit_the_seam_is_refused():
         row = SchemeConfig("t", name, attention={"kind": "linear"})
         assert "reads keys, which attention of the kind linear does not cache" in message(row)
     several = replace(combined(COPE, QK), attention={"kind": "decay"})
-    with pytest.raises(ConfigError, match="attention of the kind decay does not cache"):
-        checked_architecture(replace(certificate_config("nope"), scheme=several))
+    refuses(
+        "attention of the kind decay does not cache",
+        checked_architecture,
+        replace(certificate_config("nope"), scheme=several),
+    )
     wider = combined({"name": "pope", "kind": "pope"}, {"name": "path", "kind": "path"})
     assert "path needs queries of 16 channels; another scheme in scheme.of made them 32 wide" in message(wider)
     error_text = message(trial("FromTheEnd"))
@@ -191,12 +195,16 @@ def test_a_layer_has_the_attention_of_its_scheme_or_else_of_the_list():
 def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of_their_layer():
     windowed = {**QK, "window": 8}
     assert built(interleaved(windowed, LINEAR), randomised=False).architecture.kinds[0].takes_windows
-    with pytest.raises(
-        ConfigError, match=r"scheme\.window needs scheme\.attention={kind: softmax}, and this is linear"
-    ):
-        built(interleaved(NOPE, {**windowed, "attention": {"kind": "linear"}}))
-    with pytest.raises(ConfigError, match="reads keys, which attention of the kind linear does not cache"):
-        built(interleaved(NOPE, {**COPE, "attention": {"kind": "linear"}}))
+    refuses(
+        r"scheme\.window needs scheme\.attention={kind: softmax}, and this is linear",
+        built,
+        interleaved(NOPE, {**windowed, "attention": {"kind": "linear"}}),
+    )
+    refuses(
+        "reads keys, which attention of the kind linear does not cache",
+        built,
+        interleaved(NOPE, {**COPE, "attention": {"kind": "linear"}}),
+    )
     built(interleaved(LINEAR, COPE))
 
 
@@ -204,8 +212,7 @@ def test_a_window_and_a_scheme_that_reads_keys_are_checked_with_the_attention_of
 @pytest.mark.parametrize("word", ["data=copy", "data.document_mask=true"])
 def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name, word):
     config = replace(compose([*MODEL, word]), scheme=trial(name))
-    with pytest.raises(ConfigError, match=rf"trials\.py, line \d+: {name} is for text only: .* \[B, 1, T\]"):
-        checked_architecture(config)
+    refuses(rf"trials\.py, line \d+: {name} is for text only: .* \[B, 1, T\]", checked_architecture, config)
     assert checked_architecture(replace(compose([*MODEL]), scheme=trial(name)))
 
 
@@ -251,5 +258,4 @@ def test_a_past_that_is_full_takes_no_more():
     with torch.no_grad():
         model.hidden(random_tokens(3), 0, caches)
         assert caches[0].num_bytes == 4 * 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32, 4 tokens
-        with pytest.raises(ConfigError, match="6 tokens do not fit a cache made for 4"):
-            model.hidden(random_tokens(3), 0, caches)
+        refuses("6 tokens do not fit a cache made for 4", model.hidden, random_tokens(3), 0, caches)

@@ -22,9 +22,9 @@ from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from posbench.config import ConfigError
 from posbench.tools.vectors.publishing import Sizes, chosen, write, wrong_values
 from tests.cli.commands import posbench  # noqa: F401
+from tests.refusals import refuses
 from tests.rows import Float64
 
 ROOT = Path(__file__).parents[2]
@@ -360,5 +360,4 @@ def test_files_that_cannot_be_checked_are_refused(posbench):  # noqa: F811
     assert "name tensors ENTRY.TENSOR" in posbench("vectors", "--check", "mine.safetensors").refusal
     save_file({"default.q": RIGHT["default.q"], "default.qq": np.ones(3)}, "mine.safetensors")
     assert "'default.qq' that no entry has; did you mean" in posbench("vectors", "--check", "mine.safetensors").refusal
-    with pytest.raises(ConfigError, match="there are default"):
-        chosen(["x"], D)
+    refuses("there are default", chosen, ["x"], D)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from posbench.composition.compose import compose
-from posbench.config import ConfigError, branch_name
+from posbench.config import branch_name
 from posbench.runs import Run, run_folder
 from posbench.training import train
 from tests.conftest import small_run
+from tests.refusals import refuses
 from tests.training.conftest import after_step
 
 # Steps of 128 tokens: a trunk of 20 steps, and branches of 7 and 12, whose decays begin after 5 and 9 steps.
@@ -125,5 +126,4 @@ def test_where_the_trunk_is_another_run_a_branch_says_so_and_begins_at_its_first
     ],
 )
 def test_a_family_that_cannot_be_one_is_refused_at_the_door(config, overrides, says):
-    with pytest.raises(ConfigError, match=says):
-        config(*TRUNK, *overrides)
+    refuses(says, config, *TRUNK, *overrides)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from posbench.config import ConfigError
 from posbench.runs import checkpoint
 from posbench.runs.checkpoint import METRICS, MODEL, OPTIMIZER, STATE, SUMS, newest, put_weights, read_state
+from tests.refusals import refuses
 
 
 def write(folder, step, keep=2):
@@ -94,7 +94,5 @@ def test_checksums_are_those_of_sha256sum(tmp_path):
 
 def test_weights_of_another_model_are_refused_by_name():
     model = torch.nn.Linear(3, 2)
-    with pytest.raises(ConfigError, match=r"bias differs"):
-        put_weights(model, {"weight": torch.ones(2, 3)})
-    with pytest.raises(ConfigError, match=r"weight differs"):
-        put_weights(model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
+    refuses(r"bias differs", put_weights, model, {"weight": torch.ones(2, 3)})
+    refuses(r"weight differs", put_weights, model, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})

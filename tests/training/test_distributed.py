@@ -17,6 +17,7 @@ from posbench import compose, load_run
 from posbench.config import ConfigError
 from posbench.training import train
 from posbench.training.processes import check_divides, joined_processes
+from tests.refusals import refuses
 
 STEPS = 60
 
@@ -222,8 +223,7 @@ def test_a_sweep_within_one_process_group_is_refused(words):
 
 
 def test_a_batch_that_does_not_divide_among_the_processes_is_refused(words):
-    with pytest.raises(ConfigError, match="do not divide among 3 processes: take a multiple of 6"):
-        check_divides(compose(words), 3)
+    refuses("do not divide among 3 processes: take a multiple of 6", check_divides, compose(words), 3)
 
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}

@@ -10,11 +10,11 @@ import torch
 from posbench.analysis.agreement import disagreements
 from posbench.analysis.table import results
 from posbench.composition.compose import compose
-from posbench.config import ConfigError
 from posbench.model.architecture import build_architecture
 from posbench.runs import Run
 from posbench.training import train
 from tests.conftest import small_run
+from tests.refusals import refuses
 
 STEPS = ["train.steps=4", "train.lr=1e-2"]
 STILL = ["train.lr=1e-12", "train.weight_decay=0"]  # weights stay as they are
@@ -112,32 +112,39 @@ def test_with_other_windows_it_stands_in_no_table_with_its_source(runs, words):
 
 def test_another_source_is_another_run(runs, words):
     train(compose(words("demo/qk_rope", "scheme=nope", "scheme.name=mine")))
-    with pytest.raises(ConfigError, match=r"train.from_run: [0-9a-f]{12} -> [0-9a-f]{12}"):
-        train(compose(words("demo/nope", "scheme=nope", "scheme.name=mine")))
+    refuses(
+        r"train.from_run: [0-9a-f]{12} -> [0-9a-f]{12}",
+        train,
+        compose(words("demo/nope", "scheme=nope", "scheme.name=mine")),
+    )
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused(runs, words, tmp_path):
-    with pytest.raises(ConfigError, match=r"leave out model\.d_model=64"):
-        compose(words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
-    with pytest.raises(ConfigError, match="no run or experiment 'demo/absent'"):
-        compose(words("demo/absent", "scheme=nope"))
-    with pytest.raises(ConfigError, match=r"no such weights \(demo/nope/seed=0 has step=00000008, step=00000012\)"):
-        compose(words(runs / "demo/nope/seed=0/checkpoints/step=00000005", "scheme=nope"))
-    with pytest.raises(ConfigError, match=r"from_run=demo: it has 3 runs of seed 0, .*are demo/nope/seed=0, demo"):
-        compose(words("demo", "scheme=nope"))
+    refuses(r"leave out model\.d_model=64", compose, words("demo/qk_rope", "scheme=nope", "model.d_model=64"))
+    refuses("no run or experiment 'demo/absent'", compose, words("demo/absent", "scheme=nope"))
+    refuses(
+        r"no such weights \(demo/nope/seed=0 has step=00000008, step=00000012\)",
+        compose,
+        words(runs / "demo/nope/seed=0/checkpoints/step=00000005", "scheme=nope"),
+    )
+    refuses(
+        r"from_run=demo: it has 3 runs of seed 0, .*are demo/nope/seed=0, demo", compose, words("demo", "scheme=nope")
+    )
     for seed in (1, 2):
         shutil.copytree(runs / "demo/nope/seed=0", runs / f"demo/nope/seed={seed}")
-    with pytest.raises(ConfigError, match=r"it has 0 runs of seed 7, .*demo/nope/seed=2\)"):
-        compose(words("demo/nope", "scheme=nope", "seed=7"))
-    with pytest.raises(ConfigError, match=r"differs from the tokenizer of train\.from_run=demo/qk_rope"):
-        train(compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")))
-    with pytest.raises(ConfigError, match=r"blocks\.0\.attention\.qkv\.weight differs"):
-        train(compose(words("demo/qk_rope", "scheme=shared_kv_nope")))
+    refuses(r"it has 0 runs of seed 7, .*demo/nope/seed=2\)", compose, words("demo/nope", "scheme=nope", "seed=7"))
+    refuses(
+        r"differs from the tokenizer of train\.from_run=demo/qk_rope",
+        train,
+        compose(words("demo/qk_rope", "scheme=nope", "tokenizer=bpe", "tokenizer.vocab_size=300")),
+    )
+    refuses(
+        r"blocks\.0\.attention\.qkv\.weight differs", train, compose(words("demo/qk_rope", "scheme=shared_kv_nope"))
+    )
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="model_type=gpt2"):
-        compose(words(tmp_path / "gpt2", "scheme=nope"))
+    refuses("model_type=gpt2", compose, words(tmp_path / "gpt2", "scheme=nope"))
 
 
 def test_without_a_scheme_it_goes_on_under_its_own(runs, words):

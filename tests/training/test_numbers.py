@@ -13,6 +13,7 @@ from posbench.config import ConfigError
 from posbench.runs import Run, run_folder, state_of
 from posbench.system.device import choose_device, exhaustion_explained
 from posbench.training import Died, loop, train
+from tests.refusals import refuses
 from tests.training.conftest import after_step, files
 
 
@@ -130,8 +131,7 @@ def test_out_of_memory_names_the_peak_the_batch_the_length_and_what_to_lower(con
 
 def test_a_model_that_does_not_fit_is_named_before_anything_is_written(config, monkeypatch):
     monkeypatch.setattr(loop, "build_model", lambda *_: torch.empty(10**15))
-    with pytest.raises(ConfigError, match="when 4000000000000000 bytes more were asked for"):
-        train(config())
+    refuses("when 4000000000000000 bytes more were asked for", train, config())
     assert not run_folder(config()).exists()
 
 

@@ -24,6 +24,7 @@ from posbench.system.signals import Stopped
 from posbench.training import loop, train
 from tests.conftest import small_run
 from tests.faults.kills import digest
+from tests.refusals import refuses
 from tests.training.conftest import after_step, files
 
 
@@ -109,8 +110,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(config,
         return build(*arguments)
 
     monkeypatch.setattr(loop, "build_model", meanwhile)
-    with pytest.raises(ConfigError, match="finished by another process meanwhile"):
-        train(config("train.lr=1e-4"))
+    refuses("finished by another process meanwhile", train, config("train.lr=1e-4"))
     assert Run(run_folder(config())).manifest.identity["train.lr"] == 1e-3
 
 
@@ -237,20 +237,19 @@ def test_a_finished_run_is_left_alone_and_no_model_is_built_to_see_it(config, mo
 def test_a_manifest_of_another_format_is_refused_in_a_sentence(config, cut):
     file = cut.path / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-    with pytest.raises(ConfigError, match="has format 99; this posbench reads format 2: use the version that wrote it"):
-        train(config())
+    refuses("has format 99; this posbench reads format 2: use the version that wrote it", train, config())
 
 
 def test_another_configuration_in_the_same_folder_is_refused_with_the_difference(config, cut):
     files_before = files(cut.path)
-    with pytest.raises(
-        ConfigError, match=r"\(recorded -> now\): scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99"
-    ):
-        train(config("scheme.base=500000.0", "train.beta2=0.99"))
+    refuses(
+        r"\(recorded -> now\): scheme\.base: 10000\.0 -> 500000\.0; train\.beta2: 0\.95 -> 0\.99",
+        train,
+        config("scheme.base=500000.0", "train.beta2=0.99"),
+    )
     assert {**files_before, str(cut.path): 0} == {**files(cut.path), str(cut.path): 0}
     (cut.path / "run.json").unlink()
-    with pytest.raises(ConfigError, match=r"scheme\.base"):
-        train(config("scheme.base=500000.0"))
+    refuses(r"scheme\.base", train, config("scheme.base=500000.0"))
     with pytest.raises(ConfigError, match=r"train\.num_steps: 12 -> 13") as refused:
         train(config("train.steps=13"))
     assert "trunk_tokens" not in str(refused.value)  # only branches have it
@@ -282,8 +281,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(config, whol
             raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(ConfigError, match=r"checkpoint of step 8 .*No space left"):
-        train(config())
+    refuses(r"checkpoint of step 8 .*No space left", train, config())
     run = Run(run_folder(config()))
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step=00000004"]
     assert state_of(run) == "stopped" and "No space left" in run.manifest.reason

