@@ -12,15 +12,6 @@ from posbench.composition.sweep import SweepJob, run_application, sweep_of
 from posbench.runs import Run
 from tests.cli.commands import snapshot
 
-
-def configs_of(*words):
-    """Return the configurations that the jobs of `posbench train WORDS` receive."""
-    configs = []
-    outcomes = run_application("posbench train", list(words), SweepJob(configs.append, lambda text: None))
-    assert [str(outcome) for outcome in outcomes if outcome.error] == []
-    return configs
-
-
 # ---------------------------------------------------------------- an application of Hydra
 
 

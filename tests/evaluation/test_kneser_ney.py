@@ -135,10 +135,3 @@ def test_other_batches_than_recorded_or_too_many_tokens_give_none(run, config):
     assert not ngrams([run])
     long = train(config("train.steps=2", "evaluation.ngram_tokens=255"))
     assert "Kneser-Ney" not in evaluated([long]) and long.manifest.tokens == 256
-
-
-def test_text_that_epochs_bring_back_counts_once():
-    """Windows of other phases overlap; a token is read once, with the most that any window shows before it."""
-    tokens, depths = text_read(np.arange(20, dtype=np.uint16), np.array([0, 2, 8]), 4, 5)
-    assert tokens.tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
-    assert depths.tolist() == [1, 2, 3, 4, 5, 4, 5, 1, 2, 3, 4, 5]

@@ -15,13 +15,9 @@ from posbench.composition.compose import compose
 from posbench.model.architecture import build_architecture, checked_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
-from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 from tests.refusals import refuses
 from tests.rows import rows
-
-
-def built(scheme, *words):
-    return build_model(replace(compose(words), scheme=scheme), VOCAB)
 
 
 def shared(model):
@@ -57,16 +53,6 @@ def test_initial_weights_differ_under_another_seed_and_by_name():
     assert not torch.equal(first["blocks.0.ffn.down.weight"], first["blocks.1.ffn.down.weight"])
     assert first["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["blocks.0.ffn.down.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.05)  # 2 layers: 1 / sqrt(4)
-
-
-def test_losses_are_those_of_the_logits():
-    model = build_model(compose(["scheme=qkvo_rope", *MODEL]), VOCAB).double()
-    tokens, targets = random_tokens(60).view(2, 30), random_tokens(60).view(2, 30).roll(-1, 1)
-    expected = -model(tokens).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
-    with torch.no_grad():
-        assert torch.allclose(model.nll(tokens, targets), expected, rtol=0, atol=1e-12)
-        assert torch.allclose(model.nll(tokens, targets, last=7), expected[:, -7:], rtol=0, atol=1e-12)
-    assert torch.allclose(model.nll(tokens, targets), expected, rtol=0, atol=1e-12)  # with a gradient
 
 
 def test_a_vocabulary_larger_than_the_table_is_refused():

@@ -12,8 +12,9 @@ from posbench.model.decoder import build_model
 from posbench.model.size import cache_size
 from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import EarlierRows
-from posbench.verify import VOCAB, certificate_config, certify, random_tokens, randomise
+from posbench.verify import VOCAB, certificate_config, certify, random_tokens
 from tests.refusals import refuses
+from tests.rows import built
 from tests.schemes.trials import trial
 
 OPTIONAL = ("path scheme.convolution=3", "selective_rope scheme.convolution=4")
@@ -21,39 +22,8 @@ H, HKV, D, C, T = 6, 2, 16, 48, 40
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
 
 
-def built(name, bos_id=None):
-    """Return a float64 decoder with random weights under a row of conf/scheme and words, or under the trial `Back`."""
-    row, *words = name.split()
-    config = certificate_config("nope" if name == "Back" else row, words)
-    config = replace(config, scheme=trial(name)) if name == "Back" else config
-    model = build_model(
-        replace(config, data=replace(config.data, document_mask=bos_id is not None)), VOCAB, None, bos_id
-    )
-    randomise(model)
-    return model.double()
-
-
 def random(*sizes):
     return torch.randn(sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def test_earlier_rows_are_shifted_with_zeros_before_the_window_and_before_each_document():
-    x = torch.arange(1.0, 7).view(1, 6, 1)
-    positions = torch.tensor([[5, 6, 7, 5, 6, 5]])  # three documents, whose first tokens have position 5
-    for past, n, rows in (
-        (EarlierRows(), 0, [1, 2, 3, 4, 5, 6]),
-        (EarlierRows(), 2, [0, 0, 1, 2, 3, 4]),
-        (EarlierRows(positions, 5), 1, [0, 1, 2, 0, 4, 0]),
-        (EarlierRows(positions, 5), 2, [0, 0, 1, 0, 0, 0]),
-    ):
-        assert past.earlier("k", x, 2)(n).flatten().tolist() == rows
-    heads = x[:, None].expand(1, 3, 6, 1)
-    assert EarlierRows(positions, 5).earlier("k", heads, 2)(1)[0, 2].flatten().tolist() == [0, 1, 2, 0, 4, 0]
-    cached = {}
-    readers = (EarlierRows(cached=cached).earlier("k", piece, 4) for piece in x.split([1, 3, 2], 1))
-    shifted = torch.cat([torch.cat((earlier(3), earlier(1)), 2) for earlier in readers], 1)
-    assert shifted[0].T.tolist() == [[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
-    assert cached["k"].flatten().tolist() == [3, 4, 5, 6]
 
 
 def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initial_weights():
@@ -75,30 +45,6 @@ def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initia
         direction = random(*ours.shape)
         gradients = [torch.autograd.grad((y * direction).sum(), weight, retain_graph=True)[0] for y in (ours, theirs)]
         assert (gradients[0] - gradients[1]).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("name", OPTIONAL)
-def test_the_convolutions_of_path_and_selective_rope_are_torchs(name):
-    """Their gates are those of rows without a convolution, whose angles or directions torch's convolution changed."""
-    row, width = name.split()[0], int(name[-1])
-    options = {"rank": 5}
-    scheme = build_scheme(SchemeConfig("mine", row, options | {"convolution": width}), SHAPE)[0].double()
-    plain = build_scheme(SchemeConfig("mine", row, options), SHAPE)[0].double()
-    for parameter in scheme.parameters():
-        parameter.data = random(*parameter.shape)
-    plain.load_state_dict({key: x for key, x in scheme.state_dict().items() if key != "convolution"})
-    x, kernel = random(2, T, C), scheme.convolution.flip(-1)[:, None]  # torch's last tap is the current token
-    a, b = (plain.A, plain.B) if row == "path" else (plain.V, plain.u)
-    wide = (x if row == "path" else F.normalize(x, dim=-1)) @ (b @ a).T  # [2, T, channels]
-    convolved = F.conv1d(F.pad(wide.mT, (width - 1, 0)), kernel, groups=len(b)).mT
-    expected = plain.call_hook("gate", x, None, EarlierRows())
-    heads = convolved.unflatten(-1, (HKV, -1)).transpose(1, 2)
-    if row == "path":
-        expected[..., :D] = F.normalize(F.silu(heads), dim=-1)
-    else:
-        assert (expected - wide.unflatten(-1, (HKV, -1)).transpose(1, 2)).abs().max() < 1e-12
-        expected = heads
-    assert (scheme.call_hook("gate", x, None, EarlierRows()) - expected).abs().max() < 1e-12
 
 
 def test_smear_and_key_offset_by_hand():
@@ -131,7 +77,7 @@ def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
 
 def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
     for name, channels in (("qk_rope", 0), ("canon_nope", C + (H + 2 * HKV) * D), ("key_offset", HKV * D)):
-        model = built(name)
+        model = built(*name.split())
         caches = model.caches(T)
         with torch.no_grad():
             model.hidden(random_tokens(9), caches=caches)
@@ -157,9 +103,9 @@ def test_the_embedding_that_smear_looks_back_at_is_counted_once():
     "name, says",
     [
         ("BackTooFar", r"earlier\(2\) must be between 0 and looks_back=1: set looks_back = 2 in the scheme's class"),
-        ("BackUnsaid", r"earlier\(1\) must be between 0 and looks_back=0: set looks_back = 1 in the scheme's class"),
         ("BackFirst", r"BackFirst\.k\(self, x, earlier, pos\) must be k\(self, x, pos, earlier\)"),
     ],
 )
 def test_a_hook_that_reads_further_than_it_says_is_refused(name, says):
-    refuses(says, build_model(replace(certificate_config("nope"), scheme=trial(name)), VOCAB), random_tokens(9))
+    config = replace(certificate_config("nope"), scheme=trial(name))
+    refuses(says, lambda: build_model(config, VOCAB)(random_tokens(9)))

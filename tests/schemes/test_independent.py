@@ -129,12 +129,6 @@ def test_alibi_slopes_and_bias_equal_those_of_bloom_and_mpt(num_heads):
         assert torch.allclose(ours, theirs[:, None, :] - theirs[:, :, None], rtol=1e-5, atol=1e-6)
 
 
-def test_alibi_slopes_by_hand():
-    eight = [2.0**-n for n in range(1, 9)]  # the example of the paper
-    assert slopes(8).tolist() == eight and slopes(1).tolist() == [2.0**-8]
-    assert slopes(12).tolist() == pytest.approx([*eight, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5], rel=1e-15)
-
-
 def test_the_sinusoidal_table_equals_distilberts():
     config = DistilBertConfig(dim=48, n_heads=4, n_layers=1, max_position_embeddings=T, sinusoidal_pos_embds=True)
     theirs = DistilBertModel(config).embeddings.position_embeddings.weight.double()

@@ -8,13 +8,10 @@ import torch
 
 from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
-from posbench.reference.rotations import rotation
 from posbench.schemes import Shape, build_scheme
-from posbench.schemes.building import with_option
 from posbench.schemes.rescaling import RESCALINGS
 from posbench.schemes.rotary import Rotary, inverse_frequencies
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
-from tests.refusals import refuses
 
 L = 512  # tokens of training
 
@@ -93,21 +90,6 @@ def hooks(scheme, length):
     return {site: getattr(scheme, site)(x, pos) for site in "qkvo"}
 
 
-@pytest.mark.parametrize("name", ["yarn", "yarn_code"])
-def test_the_temperature_multiplies_q_and_nothing_else(name):
-    hot = (0.1 * math.log(4) + 1) ** 2
-    scheme = scheme_of(sites=["q", "k", "v", "o"], rescale=name, factor=4)
-    R = torch.from_numpy(rotation(700, 64, tuple(inv_freq(scheme, L).tolist())))
-    vector = torch.ones(64, dtype=torch.float64)
-    expected = {"q": hot * R @ vector, "k": R @ vector, "v": R @ vector, "o": R.T @ vector}
-    for site, rows in hooks(scheme, L).items():
-        assert torch.allclose(rows[0, 0, 0], expected[site], atol=1e-12), site
-    for sites, attention in ((["v", "o"], "softmax"), (["q"], "softmax"), (["k"], "softmax"), (["q", "k"], "linear")):
-        cool = scheme_of(sites=sites, rescale=name, factor=4, attention=attention)
-        assert cool.keeps_norms
-        assert all(rows.norm().item() == pytest.approx(16, rel=1e-12) for rows in hooks(cool, L).values()), sites
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESCALINGS)
 @pytest.mark.parametrize("row", ["qkvo_rope"])
@@ -121,7 +103,18 @@ def test_certificates_hold_under_every_rescaling(row, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
-    ["qk_rope", "q_rope", "rotary_pct_25", "p_rope_25", "hope", "qk_rope_learned", "qk_rope_learned_base", "xpos"],
+    [
+        "qk_rope",
+        "q_rope",
+        "rotary_pct_25",
+        "p_rope_25",
+        "hope",
+        "qk_rope_learned",
+        "qk_rope_learned_base",
+        "xpos",
+        "vo_rope",
+        "linear_qk_rope",
+    ],
 )
 def test_every_rotation_is_certified_under_yarn(row):
     assert certify(certificate_config(row, ["model.num_layers=1", "scheme.rescale=yarn", "scheme.factor=3"])).holds
@@ -131,20 +124,3 @@ def test_a_window_that_decides_its_own_factor_must_not_be_said_to_stream(monkeyp
     monkeypatch.setattr(Rotary, "is_streaming", True)
     certificate = certify(certificate_config("qk_rope", ["model.num_layers=1", "scheme.rescale=dynamic_ntk"]))
     assert not certificate["future"].holds
-
-
-def test_an_option_goes_to_the_layers_without_a_window_only():
-    near = {"name": "window_qk_rope", "kind": "rotary", "sites": ["q", "k"], "window": 64}
-    far, nope = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}, {"name": "nope", "kind": "nope"}
-    row = {"name": "both", "kind": "interleaved", "layers": [near, far, nope]}
-    changed = with_option(row, "full_attention.rescale", "yarn")
-    assert changed["layers"] == [near, {**far, "rescale": "yarn"}, nope]
-    same = with_option({**row, "layers": [near, {**far, "base": 500}]}, "full_attention.base", 500)
-    assert same["layers"] == [near, {**far, "base": 500}]  # the value that it has already
-    refuses(
-        r"full_attention\.rescale=yarn: no layer of both without a window takes",
-        with_option,
-        {**row, "layers": [near, nope]},
-        "full_attention.rescale",
-        "yarn",
-    )

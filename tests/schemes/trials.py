@@ -14,46 +14,6 @@ def trial(name, *, attention=None, **options):
     return SchemeConfig(name.lower(), f"{Path(__file__)}:{name}", options, attention or {})
 
 
-class Back(Scheme):
-    """Each hook that can read earlier rows reads the first and the third row before each token."""
-
-    per_layer = ("taps",)
-    keeps_norms = False
-    looks_back = 3
-
-    def __init__(self, shape):
-        super().__init__(shape)
-        self.first_taps = self.normal(2)
-        self.taps = self.normal(6, 2)
-
-    def mixed(self, taps, x, earlier):
-        return (x + taps[0] * earlier(1) + taps[1] * earlier(3)).to(x.dtype)
-
-    def embed(self, x, pos, earlier):
-        return self.mixed(self.first_taps, x, earlier)
-
-    def hidden(self, x, pos, earlier):
-        return self.mixed(self.taps[0], x, earlier)
-
-    def gate(self, x, pos, earlier):
-        return self.mixed(self.taps[1], x.to(self.taps.dtype), earlier)[:, None, :, :2].sigmoid()
-
-    def q(self, x, pos, earlier):
-        return self.mixed(self.taps[2], x, earlier)
-
-    def k(self, x, pos, earlier):
-        return self.mixed(self.taps[3], x, earlier)
-
-    def v(self, x, pos, earlier):
-        return self.mixed(self.taps[4], x, earlier)
-
-    def o(self, x, pos, earlier):
-        return self.mixed(self.taps[5], x, earlier)
-
-    def bias(self, q, k, gates, at):
-        return lambda b, h, i, j: gates.sum_at_key[b, h, j, 0] - gates.sum_at_query[b, h, i, 0]
-
-
 class BackTooFar(Scheme):
     """Reads two rows back and promises one, which is refused."""
 
@@ -61,13 +21,6 @@ class BackTooFar(Scheme):
 
     def k(self, x, pos, earlier):
         return earlier(2)
-
-
-class BackUnsaid(Scheme):
-    """Reads an earlier row and does not say so, which is refused."""
-
-    def k(self, x, pos, earlier):
-        return earlier(1)
 
 
 class BackFirst(Scheme):
@@ -255,25 +208,11 @@ class Other(Single):
     """A second class with the same parameters as Single."""
 
 
-class FiveDimensional(Scheme):
-    """Queries have a dimension too many, which is refused."""
-
-    def q(self, x, pos):
-        return x[None]
-
-
 class Stretched(Scheme):
     """Outputs have more channels than the values, which is refused."""
 
     def o(self, x, pos):
         return x.repeat(1, 1, 1, 2)
-
-
-class Flat(Scheme):
-    """Add one vector for each sequence instead of each token, which is refused."""
-
-    def embed(self, x, pos):
-        return x.sum(1)
 
 
 class BiasOfHeads(Scheme):
