@@ -58,7 +58,7 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that conta
 
 
 def _complete_experiment(incomplete: str) -> list[str]:
-    names = {run.path.parents[1].relative_to("runs").as_posix() for run in find_runs(Path("runs"))}
+    names = {run.experiment_folder.relative_to("runs").as_posix() for run in find_runs(Path("runs"))}
     return sorted(name for name in names if name.startswith(incomplete))
 
 

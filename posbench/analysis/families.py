@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from posbench.config import ConfigError
+from posbench.runs import Run
 from posbench.runs.finding import REFERENCE
 from posbench.system.files import read_json, write_json
 
@@ -73,15 +74,9 @@ def _add(file: Path, baseline: str, changed: Callable[[Any], Any]) -> None:
 def _experiments(paths: Iterable[str | Path]) -> dict[Path, None]:
     """Return the folders of the experiments that these runs belong to, as keys, each once."""
     folders = dict[Path, None]()
-    for path in map(Path, paths):
-        # A run is in <experiment>/<scheme>/seed=<n>.
-        experiment = path.parents[1]
-        parent = path.parents[2]
-        # A run of a search for learning rates is in <experiment>-tune/lr=<rate>/<scheme>/seed=<n>, and belongs to the
-        # experiment itself.
-        if experiment.name.startswith("lr=") and parent.name.endswith("-tune"):
-            experiment = parent.with_name(parent.name.removesuffix("-tune"))
-        folders[experiment] = None
+    for run in (Run(Path(path)) for path in paths):
+        # A run of a search belongs to the experiment itself.
+        folders[run.searched_experiment or run.experiment_folder] = None
     return folders
 
 

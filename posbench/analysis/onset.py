@@ -18,7 +18,7 @@ from posbench.analysis.statistics import FEWEST_SEEDS, Floats, interval, student
 from posbench.analysis.table import config_of
 from posbench.config import branch_name
 from posbench.evaluation.protocols.order import crossing
-from posbench.runs import FINISHED, run_at, state_of
+from posbench.runs import FINISHED, Run, run_at, state_of
 
 FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 
@@ -29,12 +29,12 @@ def decayed_points(runs: pd.DataFrame) -> pd.DataFrame:
     for run in runs.to_dict("records"):
         columns = {"scheme": run["scheme"], "seed": run["seed"], "onset": run.get("onset_tokens", math.nan)}
         points.append(columns | {"tokens": run["tokens"], "loss": run["loss"]})
-        path = Path(str(run["path"]))
-        for tokens in config_of(str(path))["train"].get("branch_tokens") or ():
-            # A run is in <folder>/<experiment>/<scheme>/seed=<n>. The experiment of a branch of `demo` with 2 million
-            # tokens is `demo-2M`, in the same folder as `demo`.
-            folder = path.parents[2] / branch_name(path.parents[1].name, tokens)
-            branch = run_at(folder / path.parent.name / path.name)
+        trunk = Run(Path(str(run["path"])))
+        for tokens in config_of(str(trunk.path))["train"].get("branch_tokens") or ():
+            # The experiment of a branch of `demo` with 2 million tokens is `demo-2M`, in the same folder as `demo`.
+            experiment = trunk.experiment_folder
+            folder = experiment.with_name(branch_name(experiment.name, tokens))
+            branch = run_at(folder / trunk.path.relative_to(experiment))
             if state_of(branch) == FINISHED and branch.manifest.loss is not None:
                 points.append(columns | {"tokens": branch.manifest.tokens, "loss": branch.manifest.loss})
     return pd.DataFrame(points).astype({"tokens": float})

@@ -19,7 +19,7 @@ import pandas as pd
 from posbench.analysis.agreement import finished_runs
 from posbench.analysis.table import config_of
 from posbench.config.fields import PLANNED_SEEDS
-from posbench.runs import find_runs
+from posbench.runs import Run, find_runs
 from posbench.runs.finding import search_folder
 
 FIRST_PILOT = 1000  # runs from this seed on chose rates on other text, before searches were scored
@@ -166,13 +166,13 @@ def merge_searches(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with runs of a search under their experiment's name, marked in the column `searched`."""
     if summary.empty:
         return summary.assign(searched=False)
-    # A run of a search is in <experiment>-tune/lr=<rate>/<scheme>/seed=<n>, and records `lr=<rate>` as its experiment.
-    folders = summary["path"].map(lambda path: Path(path).parents[2].name)
-    is_searched = folders.str.endswith("-tune") & summary["experiment"].str.startswith("lr=")
+    searched = [Run(Path(path)).searched_experiment for path in summary["path"]]
+    is_searched = pd.Series([folder is not None for folder in searched], summary.index)
     if not is_searched.any():
         return summary.assign(searched=False)
-    # Elsewhere the experiment stays as it was recorded.
-    experiment = folders.str.removesuffix("-tune").where(is_searched, summary["experiment"])
+    # A run of a search records `lr=<rate>` as its experiment. Elsewhere the experiment stays as it was recorded.
+    names = [folder.name if folder else "" for folder in searched]
+    experiment = pd.Series(names, summary.index).where(is_searched, summary["experiment"])
     is_branch = ~summary["experiment"].str.fullmatch(_RATE_FOLDER)  # `lr=0.005-2M` is a branch of `lr=0.005`
     is_pilot = summary["seed"] >= FIRST_PILOT
     # Old pilots (unscored searches on other text) and branches (shorter runs) of a search do not count.
@@ -207,7 +207,7 @@ def choose_rates(summary: pd.DataFrame) -> tuple[pd.DataFrame, RateSearch | None
         return summary, None
     finished, _ = finished_runs(summary[is_searched])
     # The newest run of the search itself says how many seeds are planned; the experiment's own runs may plan others.
-    is_of_search = finished["path"].map(lambda path: Path(path).parents[2].name.endswith("-tune"))
+    is_of_search = finished["path"].map(lambda path: Run(Path(path)).searched_experiment is not None)
     newest = finished[is_of_search].sort_values("started").tail(1) if is_of_search.any() else finished
     experiment = config_of(str(newest["path"].iloc[0])).get("experiment", {})
     planned = int(experiment.get("planned_seeds", PLANNED_SEEDS))

@@ -60,7 +60,7 @@ def add_ngrams(runs: Sequence[Run], corpus_of: Callable[[Run], Corpus], notice: 
         return [(run.manifest.fingerprints.batches, run) for run in find_runs(folder) if run.is_finished]
 
     for run in runs:
-        folder, batches_fingerprint = run.path.parents[1], run.manifest.fingerprints.batches
+        folder, batches_fingerprint = run.experiment_folder, run.manifest.fingerprints.batches
         # A continued run has read only a part of its batches itself. `ngram_tokens` is the size of the largest run that
         # is counted.
         if run.manifest.continued or run.manifest.tokens > run.config.evaluation.ngram_tokens:

@@ -17,8 +17,8 @@ from posbench.version import __version__
 def show_cards(runs: Sequence[Run], console: Console) -> None:
     """Print the card of each subject (a model that was not trained here) with results, and write its `card.md`."""
     for run in runs:
-        # A run is in <experiment>/<scheme>/seed=<n>. Only subjects have a card, and `subjects` is their experiment.
-        if run.path.parents[1].name != SUBJECTS:
+        # Only subjects have a card, and `subjects` is their experiment.
+        if run.experiment_folder.name != SUBJECTS:
             continue
         card = card_of(run)
         if card is None:

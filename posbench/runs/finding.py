@@ -186,8 +186,7 @@ def only_experiment(runs_dir: Path) -> Path:
 
     Raises: NothingTrained if there are no experiments; ConfigError if there are several.
     """
-    # A run is in <experiment>/<scheme>/seed=<n>.
-    folders = {run.path.parents[1] for run in find_runs(runs_dir)}
+    folders = {run.experiment_folder for run in find_runs(runs_dir)}
     # Neither is an experiment of the user's.
     not_counted = {runs_dir / "reference", runs_dir / SUBJECTS}
     experiments = sorted(folder for folder in folders if not not_counted & {folder, *folder.parents})
@@ -221,16 +220,16 @@ def place_named(name: str, runs_dir: Path) -> Path:
     for folder in (runs_dir / name, Path(name)):
         if folder.is_dir() or find_runs(folder) or find_runs(search_folder(folder)):
             return folder_of(folder)
-    runs = [run.path for run in find_runs(runs_dir)]
-    experiments = sorted({run.parents[1] for run in runs})
+    runs = find_runs(runs_dir)
+    experiments = sorted({run.experiment_folder for run in runs})
     matches = [experiment for experiment in experiments if experiment.name == name]
     if len(matches) == 1:
         return matches[0]
     if find_runs(REFERENCE / name) or find_runs(search_folder(REFERENCE / name)):
         return folder_of(REFERENCE / name)
     # For the error: everything that the name could have meant.
-    known = {folder.relative_to(runs_dir) for run in runs for folder in (run, *run.parents[:2])}
-    references = {run.path.parents[1].relative_to(REFERENCE) for run in find_runs(REFERENCE)}
+    known = {folder.relative_to(runs_dir) for run in runs for folder in (run.path, *run.path.parents[:2])}
+    references = {run.experiment_folder.relative_to(REFERENCE) for run in find_runs(REFERENCE)}
     hint = nearest(name, sorted(map(str, known | references)))
     # A name that resembles no experiment may be one that the user has yet to train, so callers can tell it apart.
     is_misspelt = nearest(name, [experiment.name for experiment in experiments], cutoff=0.75)

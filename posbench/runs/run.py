@@ -51,6 +51,22 @@ class Run:
         """Return `experiment/scheme/seed=n`, the last three parts of the run's path."""
         return "/".join(self.path.parts[-3:])
 
+    @property
+    def experiment_folder(self) -> Path:
+        """Return the folder of the run's experiment: a run is in <experiment>/<scheme>/seed=<n>."""
+        return self.path.parents[1]
+
+    @property
+    def searched_experiment(self) -> Path | None:
+        """Return the folder of the experiment whose search for learning rates the run belongs to, or None.
+
+        Such a run is in <experiment>-tune/lr=<rate>/<scheme>/seed=<n>.
+        """
+        search = self.path.parents[2]
+        if self.experiment_folder.name.startswith("lr=") and search.name.endswith("-tune"):
+            return search.with_name(search.name.removesuffix("-tune"))
+        return None
+
     def content(self, name: str) -> bytes:
         """Return the bytes of the run's file `name`. Raises: DamagedFile if it is missing or not readable."""
         try:

@@ -90,7 +90,7 @@ def open_tracker(config: Config, run: Run, manifest: Manifest, say: Say) -> Trac
     tracking = config.tracking
     if tracking.backend == "none" or os.environ.get("WANDB_MODE") == "disabled":
         return Tracker()
-    folder = run.path.parents[1] / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
+    folder = run.experiment_folder / "wandb"  # one per experiment, so that one `wandb sync` uploads all its runs
     # A resumed run keeps its id, so it continues its wandb run.
     run_id = (manifest.wandb or {}).get("id") or secrets.token_hex(8)
     mapping, facts = config.to_mapping(), asdict(manifest)

@@ -68,8 +68,7 @@ def as_data(rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 def show(rows: Sequence[RunSummary], console: Console) -> None:
     """Print a table for each experiment, and why runs failed. `rows` are sorted by experiment."""
-    # A run is in <experiment>/<scheme>/seed=<number>.
-    for experiment, group in groupby(rows, key=lambda row: row.run.path.parents[1]):
+    for experiment, group in groupby(rows, key=lambda row: row.run.experiment_folder):
         members = list(group)
         states = [_STATE_WORDS.get(row.state, row.state) for row in members]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
