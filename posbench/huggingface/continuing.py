@@ -171,22 +171,17 @@ def _windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 
-def load_weights(source: Source, is_tied: bool) -> dict[str, Tensor]:
-    """Return the float32 weights by posbench's names. Raises: ConfigError for tensors that do not fit.
-
-    Arguments: is_tied, True if the embedding and unembedding are one tensor, returned once.
-    """
-    ours: dict[str, Tensor] = {}
-    if source.content["model_type"] == "posbench":
-        # Read without the class, which would need the scheme.
+def load_weights(source: Source) -> dict[str, Tensor]:
+    """Return the float32 weights by posbench's names. Raises: ConfigError for tensors that do not fit."""
+    weights: dict[str, Tensor] = {}
+    if kinds_in(source.content.get("scheme") or {}):
+        # Read without the class, which would import the file that the folder names.
         for file in weight_files(source.path):
-            ours |= {name.removeprefix("decoder."): tensor for name, tensor in load_file(file).items()}
+            weights |= load_file(file)
     else:
         config: PreTrainedConfig = copied_config(source)
-        # The class needs a rotation it knows, and its weights do not depend on it.
+        # The class needs a rotation that it knows, and its weights do not depend on it.
         config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
-        ours = from_hugging_face(from_pretrained(source, config, torch.float32).state_dict())
-    # A file may store the same table under both names.
-    if is_tied:
-        ours.pop("unembedding.weight", None)
-    return ours
+        # A tensor that several modules share is named once.
+        weights = dict(from_pretrained(source, config, torch.float32).named_parameters())
+    return from_hugging_face({name.removeprefix("decoder."): tensor.detach() for name, tensor in weights.items()})

@@ -269,14 +269,13 @@ def _start_from_folder(folder: Path) -> Start:
     from posbench.huggingface import continuing
 
     source, notes = continuing.checked_source(folder)
-    sizes = continuing.sizes(source)
-    load = partial(continuing.load_weights, source, sizes["tied_embeddings"])
+    load = partial(continuing.load_weights, source)
     load()  # tensors that do not fit are refused before any text is read
     return Start(
         name=source.name,
         scheme=source.name,
         positions=continuing.positions(source),
-        model=sizes,
+        model=continuing.sizes(source),
         load=load,
         digest=source.digest,
         tokenizer_file=folder / "tokenizer.json",

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posbench.runs.start import start_of
+from tests.huggingface.test_export import written
 from tests.huggingface.test_from_folder import ROPE, assert_same_logits, composed, edit, saved
 from tests.refusals import refuses
 
@@ -159,3 +160,9 @@ def test_the_files_of_another_tokenizer_are_named(tmp_path):
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / "theirs" / name).write_text("{}")
     refuses(r"no tokenizer\.json \(it has merges\.txt, vocab\.json\)", composed, tmp_path / "theirs")
+
+
+def test_an_export_with_tensors_that_do_not_fit_is_refused(tmp_path):
+    written(tmp_path, "t5")
+    change_weights(tmp_path / "exported", without("blocks.1.attention.qkv"))
+    refuses(r"lacks decoder\.blocks\.1\.attention\.qkv\.weight", start, tmp_path / "exported")
