@@ -22,10 +22,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from posbench.config import ConfigError, SchemeConfig
+from posbench.config import ConfigError
 from posbench.evaluation.protocols import NGRAM, PROTOCOLS, VALIDATION, EvalProtocol, protocol_of
 from posbench.runs import FINISHED, UNREADABLE, Manifest, Run, find_runs, run_at, state_of
-from posbench.runs.fingerprints import comparable_fingerprint, flat
+from posbench.runs.fingerprints import comparable_fingerprint
 from posbench.runs.results import Result, perplexity
 from posbench.runs.run import initial_loss
 
@@ -227,12 +227,6 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     settings.setdefault("train.optimizer", "adamw")  # recorded only if it is another one
     settings.pop("scheme.own_lr", None)  # the column `own_rate` has it
     return settings
-
-
-def scheme_settings(scheme: SchemeConfig) -> dict[str, Any]:
-    """Return a scheme's settings as the summary's columns `scheme.*` have them, without its name."""
-    settings = flat(json.loads(json.dumps(scheme.to_mapping())))
-    return {name: _plain(value) for name, value in settings.items() if name not in ("name", "lr")}
 
 
 def _unreadable(run: Run, reason: str) -> dict[str, Any]:

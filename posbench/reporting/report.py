@@ -26,7 +26,7 @@ from posbench.reporting.overview import overview
 from posbench.reporting.page import Page, paragraph, show, write
 from posbench.reporting.section import Section
 from posbench.reporting.sections import sections_of
-from posbench.reporting.setup import setup, variants
+from posbench.reporting.setup import setup
 from posbench.reporting.text import as_text
 from posbench.runs.finding import LAST_SUBJECTS, REFERENCE, folder_of, search_folder
 from posbench.runs.fingerprints import digest
@@ -72,7 +72,7 @@ def report(
         page,
         title=f"posbench: {options.title or page.title}",
         # Lines about places without a run are in the notes and on the terminal.
-        notes=[*page.notes, *variants(chosen[chosen["status"] == "finished"]), *places_without_runs],
+        notes=[*page.notes, *places_without_runs],
         holes=[*page.holes, *places_without_runs],
         files={**page.files, "runs.csv": chosen},
     )

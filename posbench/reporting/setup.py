@@ -11,8 +11,7 @@ import pandas as pd
 
 from posbench.analysis.comparison import Comparison, SeedComparison
 from posbench.analysis.subjects import ModelComparison
-from posbench.analysis.table import config_of, scheme_settings, settings_of
-from posbench.catalogue.choices import choices, read_row
+from posbench.analysis.table import config_of, settings_of
 from posbench.config import chosen_experiment
 from posbench.config.units import short_count
 from posbench.reporting.page import prose
@@ -142,21 +141,3 @@ HIDDEN_SETTINGS = {
     "log_every", "max_skipped_steps", "lr_of", "branch_tokens", "beta1", "beta2", "eps", "norm_eps", "training_bytes",
     "arms", "validation_tokens", "order_every", "tokens", "from_run",
 }  # fmt: skip
-
-
-def variants(runs: pd.DataFrame) -> list[str]:
-    """Return a line for each scheme whose settings are not those of its file in `conf/scheme`: what it is."""
-    files, lines = choices("scheme"), dict[str, None]()
-    # What a run continues is not part of the scheme, and `continued` tells it.
-    columns = [c for c in settings_of(runs) if c.startswith("scheme.") and not c.startswith("scheme.continued.")]
-    for run in runs.drop_duplicates(["scheme", *columns])[["scheme", *columns]].to_dict("records"):
-        name, settings = str(run.pop("scheme")), {str(k).removeprefix("scheme."): value for k, value in run.items()}
-        recorded = {key: value for key, value in settings.items() if key != "name" and not pd.isna(value)}
-        # A user's own scheme has no file, so all its settings are listed.
-        file_settings = scheme_settings(read_row(name)) if name in files else {}
-        changed = [f"{key}={value}" for key, value in recorded.items() if file_settings.get(key) != value]
-        changed += [f"without {key}" for key in file_settings if key not in recorded]
-        if changed:
-            start = f"as in conf/scheme/{name}.yaml, but " if file_settings else ""
-            lines[f"{name}: {start}{', '.join(changed)}"] = None
-    return list(lines)

@@ -13,7 +13,10 @@ EFFECTS = {"qk_rope": 0.0, "qkvo_rope": 0.0002, "nope": 0.08, "alibi": 0.05}
 @pytest.fixture(scope="session")
 def experiment(tmp_path_factory):
     """Write runs of 4 schemes x 4 seeds with lengths and probes; qk_rope and qkvo_rope hardly differ."""
-    return fabricate(tmp_path_factory.mktemp("fabricated"), World(EFFECTS, seeds=(0, 1, 2, 3)))
+    return fabricate(
+        tmp_path_factory.mktemp("fabricated"),
+        World(EFFECTS, seeds=(0, 1, 2, 3), lengths=(128, 256, 512, 1024, 2048), probes=True),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +27,7 @@ def analysis(experiment):
 
 @pytest.fixture(scope="session")
 def _losses_only(tmp_path_factory):
-    world = World(EFFECTS, seeds=(0, 1, 2, 3), lengths=(256, 512), probes=False)
+    world = World(EFFECTS, seeds=(0, 1, 2, 3), lengths=(256, 512))
     return fabricate(tmp_path_factory.mktemp("losses"), world)
 
 

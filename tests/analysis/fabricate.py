@@ -46,7 +46,7 @@ class World:
     seed_sd: float = 0.02
     noise_sd: float = 0.0015
     documents: int = 12
-    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    lengths: tuple[int, ...] = ()
     experiment: str = "demo"
     overrides: tuple[str, ...] = (
         "model=tiny",
@@ -56,7 +56,7 @@ class World:
         "train.lr=5e-3",
     )
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
-    probes: bool = True
+    probes: bool = False
 
 
 def fabricate(root, world):
@@ -78,7 +78,7 @@ def fabricate_search(
 ):
     """Write the runs of a search of `demo` at these learning rates below root/demo-tune, and return root/demo."""
     for rate, of_rate in effects.items():
-        world = World(of_rate, tuple(seeds[rate]), noise_sd=noise.get(rate, 0.0015), lengths=(), probes=False)
+        world = World(of_rate, tuple(seeds[rate]), noise_sd=noise.get(rate, 0.0015))
         folder, target = fabricate(root / "written", world), root / "demo-tune" / f"lr={rate!r}"
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)

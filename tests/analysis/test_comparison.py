@@ -102,7 +102,7 @@ def test_schemes_may_have_unlike_seeds_and_gaps_are_of_those_they_share(experime
 def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
     """Alibi is far ahead with the four seeds that it has left, and nope has no run left."""
     effects = {"qk_rope": 0.0, "alibi": -0.2, "nope": 0.3, "vo_rope": 0.1}
-    folder = fabricate(tmp_path, World(effects, lengths=(), probes=False))
+    folder = fabricate(tmp_path, World(effects))
     for run in [run_of(folder, "alibi", 3), *find_runs(folder / "nope")]:
         run.update_manifest(status=DIED, reason="NaN", loss=None, bits_per_byte=None)
     c = comparison(folder)
@@ -120,24 +120,24 @@ def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
 
 
 def test_a_scheme_that_shares_no_seed_is_named(tmp_path):
-    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2}, (0, 1, 2), lengths=(), probes=False))
-    fabricate(tmp_path, World({"nope": 0.0}, (10, 11, 12), lengths=(), probes=False))
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2}, (0, 1, 2)))
+    fabricate(tmp_path, World({"nope": 0.0}, (10, 11, 12)))
     paragraph = page_about([comparison(folder)]).paragraph
     assert "nope shares too few seeds with the others for a test." in paragraph
 
 
 def test_pairs_that_were_fixed_and_not_trained_are_named_and_others_are_not_called_fixed(tmp_path):
     fixed = ("experiment.primary=[qk_rope alibi nope]",)
-    seeds, rest = (0, 1, 2), {"lengths": (), "probes": False}
+    seeds = (0, 1, 2)
     overrides = World({}).overrides + fixed
-    some = fabricate(tmp_path / "some", World({"qk_rope": 0.0, "alibi": 0.1}, seeds, overrides=overrides, **rest))
+    some = fabricate(tmp_path / "some", World({"qk_rope": 0.0, "alibi": 0.1}, seeds, overrides=overrides))
     c = comparison(some)
     assert c.fixed_but_untested == [["alibi", "nope"], ["nope", "qk_rope"]]
     p = stats.ttest_rel(c.values["alibi"], c.values["qk_rope"]).pvalue
     assert c.pairs["p_claimed"].tolist() == pytest.approx([3 * p]), "corrected for all three"
     assert "not tested here: alibi and nope; nope and qk_rope." in page_about([c]).paragraph
-    none = fabricate(tmp_path / "none", World({"k_rope": 0.0, "vo_rope": 0.1}, seeds, overrides=overrides, **rest))
-    other = World({"qk_rope": 0.0, "alibi": 0.1}, seeds, experiment="mine", overrides=overrides, **rest)
+    none = fabricate(tmp_path / "none", World({"k_rope": 0.0, "vo_rope": 0.1}, seeds, overrides=overrides))
+    other = World({"qk_rope": 0.0, "alibi": 0.1}, seeds, experiment="mine", overrides=overrides)
     for folder in (none, fabricate(tmp_path, other)):
         c = comparison(folder)
         p = stats.ttest_rel(*(c.values[scheme] for scheme in c.schemes)).pvalue
@@ -152,9 +152,7 @@ def test_arms_are_measured_against_the_one_that_changed_nothing():
 
 def test_while_a_search_runs_the_sentence_is_about_the_seeds_that_both_have(tmp_path):
     """The baseline has two of three seeds, and alibi is ahead with both."""
-    folder = fabricate(
-        tmp_path, World({"qk_rope": 0.0, "alibi": -0.2, "nope": 0.3}, (0, 1, 2), lengths=(), probes=False)
-    )
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2, "nope": 0.3}, (0, 1, 2)))
     shutil.rmtree(folder / "qk_rope/seed=2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SeedComparison, "unfinished", {"qk_rope": 3})

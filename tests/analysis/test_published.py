@@ -14,7 +14,7 @@ def ours(tmp_path_factory):
     """Return nine published schemes in their order, but with nope and o_rope swapped."""
     effects = {name: 0.03 * n for n, name in enumerate(PUBLISHED_ORDER[:9])}
     effects |= {"qkvo_rope": 0.0001, "nope": effects["o_rope"], "o_rope": effects["nope"]}
-    world = World(effects, seeds=(0, 1, 2, 3, 4), lengths=(), probes=False, noise_sd=0.0008)
+    world = World(effects, seeds=(0, 1, 2, 3, 4), noise_sd=0.0008)
     return comparison(fabricate(tmp_path_factory.mktemp("published"), world))
 
 

@@ -37,6 +37,7 @@ def stable(pack, schemes=(), draws=2000):
     return float(same[:, 0].mean()), float(same.all(1).mean())
 
 
+@pytest.mark.slow
 def test_how_often_an_order_survives_other_seeds_and_documents():
     text = page("statistics")
     first, whole = stable("headline.zip")
@@ -56,6 +57,7 @@ def test_the_loss_follows_the_onset():
     assert f"the rank correlation of onset and final loss is {correlation:.2f}" in page("results")
 
 
+@pytest.mark.slow
 def test_which_tasks_predict_the_loss_on_text():
     loss = posbench.results(REFERENCE / "all_schemes.zip").groupby("scheme")["loss"].mean()
     text, p = page("tasks"), []

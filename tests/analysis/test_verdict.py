@@ -96,7 +96,7 @@ def test_beyond_the_training_length_other_targets_do_not_count(experiment_copy):
 def loop(tmp_path_factory):
     """Write a baseline of eight seeds, candidates of eight, and one that has the baseline's losses."""
     effects = {"qk_rope": 0.0, "vo_rope": -0.1, "alibi": -0.005, "nope": 0.1}
-    world = World(effects, tuple(range(8)), noise_sd=0.004, lengths=(), probes=False, experiment="loop")
+    world = World(effects, tuple(range(8)), noise_sd=0.004, experiment="loop")
     folder = fabricate(tmp_path_factory.mktemp("loop"), world)
     for run in find_runs(folder):
         run.update_manifest(
@@ -169,7 +169,7 @@ def test_the_next_commands_train_the_seeds_that_are_missing(loop):
 def test_a_candidate_that_diverged_has_failed(tmp_path):
     """Both runs of nope died, and one of three of alibi; k_rope was only stopped, which is not its fault."""
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.1}
-    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2)))
     shutil.rmtree(folder / "nope/seed=2")
     dead = [run_of(folder, "alibi", 1), *find_runs(folder / "nope")]
     for run in dead:
@@ -242,7 +242,7 @@ def test_a_scheme_that_diverged_at_both_kept_rates_is_named_and_decides_nothing(
 
 
 def test_the_baseline_under_another_name_is_equal(loop, tmp_path):
-    world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)), lengths=(), probes=False)
+    world = World({"qk_rope": 0.0, "stranger": 0.0}, tuple(range(5)))
     folder = fabricate(tmp_path, world)
     for run in find_runs(folder / "stranger"):
         same = run_of(folder, "qk_rope", run.manifest.seed)
@@ -254,7 +254,7 @@ def test_the_baseline_under_another_name_is_equal(loop, tmp_path):
 
 
 def test_runs_on_another_text_and_unknown_schemes_are_refused(tmp_path):
-    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1), lengths=(), probes=False))
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "nope": 0.1, "alibi": 0}, (0, 1)))
     refuses(
         r"'nop' has no finished run to compare with qk_rope.*nope",
         posbench.judge,
@@ -290,7 +290,7 @@ def stored_loss(run):
 def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path):
     """All of nope's runs have another length of training, and alibi's last seed another learning rate."""
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "k_rope": 0.05}
-    folder = fabricate(tmp_path, World(effects, (0, 1, 2), lengths=(), probes=False))
+    folder = fabricate(tmp_path, World(effects, (0, 1, 2)))
     for seed in (0, 1, 2):
         with_settings(run_of(folder, "nope", seed), train_tokens=123)
     with_settings(run_of(folder, "alibi", 2), train_lr=0.25)
@@ -330,7 +330,7 @@ def test_a_run_with_other_settings_stops_no_other_candidate(tmp_path):
 def test_a_report_of_a_loop_corrects_for_the_tests_that_the_loop_planned(tmp_path):
     """20 candidates have two tests each. The uncorrected p is between 0.05 / 40 and 0.05."""
     random = np.random.default_rng(3)
-    world = World({"qk_rope": 0.0, "alibi": -0.006}, lengths=(), probes=False, noise_sd=0.002, random=random)
+    world = World({"qk_rope": 0.0, "alibi": -0.006}, noise_sd=0.002, random=random)
     folder = fabricate(tmp_path, world)
     losses = {name: [stored_loss(run_of(folder, name, seed)) for seed in range(5)] for name in ("alibi", "qk_rope")}
     p = stats.ttest_rel(losses["alibi"], losses["qk_rope"]).pvalue
@@ -396,8 +396,8 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop, tm
     ]
     assert waiting.look == {"number": 0, "of": 1, "seeds": 0} and not faults(json.loads(waiting.as_json()), "judge")
     in_loop = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", family=20)
-    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
-    fresh.probes, fresh.experiment = False, "loop"
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004)
+    fresh.experiment = "loop"
     fabricate(tmp_path, fresh)
     lost, won = (posbench.judge(folder, scheme=name, baseline="qk_rope", confirm=2) for name in ("vo_rope", "alibi"))
     assert (lost.verdict, lost.go_on, lost.next_commands, lost.exit_status) == ("equal", False, [], 11)
@@ -414,8 +414,8 @@ def test_a_winner_is_confirmed_once_on_seeds_that_no_candidate_has_seen(loop, tm
 
 def test_every_winner_that_was_confirmed_counts_and_reports_leave_its_seeds_out(loop, tmp_path):
     folder = Path(shutil.copytree(loop, tmp_path / "loop"))
-    fresh = World({"qk_rope": 0.0, "vo_rope": 0.02, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
-    fresh.probes, fresh.experiment = False, "loop"
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.02, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004)
+    fresh.experiment = "loop"
     fabricate(tmp_path, fresh)
     alone = posbench.judge(folder, scheme="vo_rope", baseline="qk_rope", confirm=1)
     second = posbench.judge(folder, scheme="alibi", baseline="qk_rope", confirm=1)
@@ -430,8 +430,8 @@ def test_every_winner_that_was_confirmed_counts_and_reports_leave_its_seeds_out(
 
 def test_a_death_on_a_loops_seed_does_not_touch_a_confirmation(loop, tmp_path):
     folder = Path(shutil.copytree(loop, tmp_path / "loop"))
-    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004, lengths=())
-    fresh.probes, fresh.experiment = False, "loop"
+    fresh = World({"qk_rope": 0.0, "vo_rope": 0.0, "alibi": -0.05}, tuple(range(100, 108)), noise_sd=0.004)
+    fresh.experiment = "loop"
     fabricate(tmp_path, fresh)
     judged = partial(posbench.judge, folder, scheme="alibi", baseline="qk_rope", confirm=1)
     before = judged()
@@ -442,14 +442,14 @@ def test_a_death_on_a_loops_seed_does_not_touch_a_confirmation(loop, tmp_path):
 
 
 def test_a_difference_below_the_margin_is_in_no_list_of_winners(tmp_path):
-    world = World({"qk_rope": 0.0, "alibi": -0.004}, noise_sd=0.0005, lengths=(), probes=False)
+    world = World({"qk_rope": 0.0, "alibi": -0.004}, noise_sd=0.0005)
     folder = fabricate(tmp_path, world)
     paragraph = page_about([comparison(folder)]).paragraph
     assert "Better by less than 0.01 nats: alibi than qk_rope." in paragraph and "beats" not in paragraph
 
 
 def test_a_test_of_other_seeds_than_the_planned_ones_is_warned_of(tmp_path):
-    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.1}, (0, 1, 5, 6, 7), lengths=(), probes=False))
+    folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.1}, (0, 1, 5, 6, 7)))
     for options in ({}, {"family": 2}):
         judged = posbench.judge(folder, scheme="alibi", **options)
         assert judged.verdict == "better"
@@ -461,7 +461,7 @@ def test_a_test_of_other_seeds_than_the_planned_ones_is_warned_of(tmp_path):
     [(-0.05, "better", 0), (-0.004, "better, below margin", 14), (0.004, "worse, below margin", 10)],
 )
 def test_a_difference_below_the_margin_has_a_verdict_of_its_own(tmp_path, lead, verdict, status):
-    world = World({"qk_rope": 0.0, "alibi": lead}, noise_sd=0.0005, lengths=(), probes=False)
+    world = World({"qk_rope": 0.0, "alibi": lead}, noise_sd=0.0005)
     judged = posbench.judge(fabricate(tmp_path, world), scheme="alibi")
     assert (judged.verdict, judged.exit_status) == (verdict, status)
     assert ("by less than the margin" in str(judged)) == ("margin" in verdict)
@@ -470,7 +470,7 @@ def test_a_difference_below_the_margin_has_a_verdict_of_its_own(tmp_path, lead, 
 def test_a_verdict_at_one_rate_stays_after_a_search_has_begun(tmp_path):
     effects = {2.5e-3: {"qk_rope": 0.2, "alibi": 0.1}}
     place = fabricate_search(tmp_path, effects, {2.5e-3: range(2)}, {})
-    own = World({"qk_rope": 0.0, "alibi": -0.05, "nope": 0.01}, (0, 1, 2), lengths=(), probes=False)
+    own = World({"qk_rope": 0.0, "alibi": -0.05, "nope": 0.01}, (0, 1, 2))
     fabricate(tmp_path, own)
     judged = posbench.judge(place, scheme="alibi")
     shutil.rmtree(tmp_path / "demo-tune")
@@ -486,7 +486,7 @@ def test_a_winner_must_be_better_in_every_further_experiment(tmp_path):
     """Alibi leads by 0.05 on one text, and by nothing on the other."""
     seeds = tuple(range(100, 108))
     for name, lead in (("here", -0.05), ("there", 0.0)):
-        world = World({"qk_rope": 0.0, "alibi": lead}, seeds, noise_sd=0.004, lengths=(), probes=False, experiment=name)
+        world = World({"qk_rope": 0.0, "alibi": lead}, seeds, noise_sd=0.004, experiment=name)
         fabricate(tmp_path, world)
     here, there = tmp_path / "here", tmp_path / "there"
     judged = partial(posbench.judge, scheme="alibi", baseline="qk_rope", confirm=1)

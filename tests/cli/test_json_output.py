@@ -27,7 +27,7 @@ def judged(posbench):
     """Write runs of one scheme for each verdict; k_rope has two seeds, and a run of v_rope can be made to die."""
     effects = {"qk_rope": 0.0, "alibi": -0.1, "nope": 0.1, "qkvo_rope": 0.0, "k_rope": -0.1, "v_rope": -0.1}
     random = np.random.default_rng(7)
-    folder = fabricate(Path("runs"), World(effects, lengths=(512,), probes=False, experiment="loop", random=random))
+    folder = fabricate(Path("runs"), World(effects, lengths=(512,), experiment="loop", random=random))
     for seed in (2, 3, 4):
         shutil.rmtree(folder / "k_rope" / f"seed={seed}")
     return folder

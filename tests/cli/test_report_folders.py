@@ -32,7 +32,7 @@ def test_the_report_of_a_reference_is_written_in_the_working_folder(reported):
 
 def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_runs(reported):
     for experiment, effects in (("first", {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1}), ("longer", {"k_rope": 0.1})):
-        fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment=experiment))
+        fabricate(Path("runs"), World(effects, (0, 1), experiment=experiment))
     assert reported("report", "first").status == 0
     page = Path("runs/first/report/report.md").read_text()
     folders = {
@@ -57,7 +57,7 @@ def test_a_filtered_report_leaves_the_full_one_and_names_the_experiment_without_
 def test_rows_without_a_length_are_named(reported):
     """Nope was not scored at 512 at all, alibi not with seed 1, and k_rope at no length."""
     effects = {"qk_rope": 0.0, "nope": 0.1, "alibi": -0.1, "k_rope": 0.1}
-    folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(256, 512), probes=False, experiment="first"))
+    folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(256, 512), experiment="first"))
     for file in [
         *folder.glob("nope/*/eval/fixed/512.*"),
         *folder.glob("alibi/seed=1/eval/fixed/512.*"),
@@ -77,7 +77,7 @@ def test_rows_without_a_length_are_named(reported):
 
 def test_each_row_says_what_it_is_if_its_file_does_not(reported):
     effects = {"qk_rope": 0.0, "nope": 0.1, "t5": 0.1}
-    folder = fabricate(Path("runs"), World(effects, (0, 1), lengths=(), probes=False, experiment="first"))
+    folder = fabricate(Path("runs"), World(effects, (0, 1), experiment="first"))
     renamed = folder / "bam_a"
     (folder / "t5").rename(renamed)
     options = {"scheme.kind": "bam.py:BAM", "scheme.a": 0.25, "scheme.layers": [1, 2]}

@@ -158,7 +158,7 @@ def test_each_text_has_its_own_latex_table_and_one_protocol(experiment_copy, tmp
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_path):
-    world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), lengths=(), probes=False, experiment="fast")
+    world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), experiment="fast")
     other_experiment = fabricate(experiment_copy.parent, world)
     for run in other_experiment.glob("*/seed=*"):
         manifest = run_of(other_experiment, run.parent.name, int(run.name[-1])).manifest

@@ -41,6 +41,50 @@ def test_every_row_keeps_its_promises(name):
     assert certificate.scheme == name  # the file is named as the scheme is
 
 
+OPTIONS = [  # rows with options that no row of conf/scheme has
+    "gdn scheme.attention.convolution=0",
+    "gdn scheme.attention.convolution=2 scheme.attention.output_gate=false",
+    "gdn scheme.attention.decay=channel scheme.attention.output_gate=false",
+    "gdn scheme.attention.shared_kv=true",
+    "gdn scheme.kind=rotary +scheme.sites=[q,k,v,o]",
+    "gdn scheme.kind=canon",
+    "gdn model.num_kv_heads=6",
+    "mla scheme.attention.latent_heads=3 scheme.attention.shared=0.5",
+    "mla +scheme.rescale=yarn +scheme.factor=3",
+    "mla_nope scheme.kind=fox",
+    "mla_nope scheme.kind=ssmax +scheme.window=20",
+    "gqa_qk_rope scheme.attention.kv_heads=3 model.num_kv_heads=6",
+    "gqa_qk_rope +scheme.window=20",
+    "path +scheme.convolution=3",
+    "selective_rope +scheme.convolution=4",
+    "qk_rope +scheme.rescale=yarn +scheme.factor=3",
+    "q_rope +scheme.rescale=yarn +scheme.factor=3",
+    "rotary_pct_25 +scheme.rescale=yarn +scheme.factor=3",
+    "p_rope_25 +scheme.rescale=yarn +scheme.factor=3",
+    "hope +scheme.rescale=yarn +scheme.factor=3",
+    "qk_rope_learned +scheme.rescale=yarn +scheme.factor=3",
+    "qk_rope_learned_base +scheme.rescale=yarn +scheme.factor=3",
+    "xpos +scheme.rescale=yarn +scheme.factor=3",
+    "vo_rope +scheme.rescale=yarn +scheme.factor=3",
+    "linear_qk_rope +scheme.rescale=yarn +scheme.factor=3",
+    "qk_rope +scheme.attention.output_gate=head",
+    "sink_nope +scheme.attention.output_gate=head",
+    "shared_kv_qkvo_rope +scheme.attention.output_gate=head",
+    "qk_rope +scheme.attention.output_gate=channel",
+    "sink_nope +scheme.attention.output_gate=channel",
+    "shared_kv_qkvo_rope +scheme.attention.output_gate=channel",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", OPTIONS)
+def test_options_keep_the_promises_of_their_scheme(row, monkeypatch):
+    monkeypatch.setattr("posbench.verify.random_model.LENGTH", 80)
+    name, *words = row.split()
+    certificate = certify(certificate_config(name, [ONE_LAYER, *words]))
+    assert not failures(certificate) and certificate.defined and certificate.measured == certificate.promised
+
+
 @pytest.mark.parametrize("name", ["repo", "path", "grape_ap"])
 def test_heads_may_have_the_usual_width(name):
     words = [ONE_LAYER, "model.head_dim=null", "model.num_kv_heads=null"]

@@ -100,26 +100,6 @@ def test_certificates_hold_under_every_rescaling(row, name):
     assert certificate.is_streaming == (name != "dynamic_ntk")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "row",
-    [
-        "qk_rope",
-        "q_rope",
-        "rotary_pct_25",
-        "p_rope_25",
-        "hope",
-        "qk_rope_learned",
-        "qk_rope_learned_base",
-        "xpos",
-        "vo_rope",
-        "linear_qk_rope",
-    ],
-)
-def test_every_rotation_is_certified_under_yarn(row):
-    assert certify(certificate_config(row, ["model.num_layers=1", "scheme.rescale=yarn", "scheme.factor=3"])).holds
-
-
 def test_a_window_that_decides_its_own_factor_must_not_be_said_to_stream(monkeypatch):
     monkeypatch.setattr(Rotary, "is_streaming", True)
     certificate = certify(certificate_config("qk_rope", ["model.num_layers=1", "scheme.rescale=dynamic_ntk"]))

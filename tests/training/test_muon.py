@@ -45,11 +45,11 @@ def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
 
 @pytest.mark.parametrize("steps", [5, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5, 8), (400, 600)])
+@pytest.mark.parametrize("shape", [(5, 8), (40, 60)])
 def test_a_matrix_of_any_size_has_a_finite_update(shape, dtype, steps):
     matrix = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     line = torch.ones(1, *shape)  # its one singular value is its norm
-    for exponent in range(-44, 20):
+    for exponent in range(-44, 20, 4):
         for direction in (matrix, line):
             update = orthogonal((10.0**exponent * direction).to(dtype), steps)
             assert update.isfinite().all() and update.norm() < 2 * math.sqrt(min(shape)), exponent
