@@ -7,7 +7,6 @@ import pytest
 
 from posbench.reporting.options import ReportOptions
 from posbench.reporting.report import _default_output
-from posbench.runs import find_runs
 from posbench.runs.finding import REFERENCE
 from tests.analysis.fabricate import World, fabricate
 
@@ -73,26 +72,3 @@ def test_rows_without_a_length_are_named(reported):
     out, page = reported("report", "first").out, Path("runs/first/report/report.md").read_text()
     assert all(line in out and line in page for line in lines) and "nonoverlapping at" not in out
     assert sorted(json.loads(reported("report", "first", "--json").out)["left_out"]) == sorted(lines)
-
-
-def test_each_row_says_what_it_is_if_its_file_does_not(reported):
-    effects = {"qk_rope": 0.0, "nope": 0.1, "t5": 0.1}
-    folder = fabricate(Path("runs"), World(effects, (0, 1), experiment="first"))
-    renamed = folder / "bam_a"
-    (folder / "t5").rename(renamed)
-    options = {"scheme.kind": "bam.py:BAM", "scheme.a": 0.25, "scheme.layers": [1, 2]}
-    for run in find_runs(folder):
-        results, _ = run.results()
-        identity = {key: value for key, value in run.manifest.identity.items() if not key.startswith("scheme.")}
-        if run.path.parent == renamed:
-            run.update_manifest(scheme="bam_a", identity=identity | {"scheme.name": "bam_a", **options})
-        elif run.path.parent.name == "qk_rope":
-            run.update_manifest(identity=run.manifest.identity | {"scheme.base": 500.0})
-        for result in results:  # their headers name the run
-            run.store(result.key, result.windows, result.header)
-    assert reported("report", "first").status == 0
-    page = Path("runs/first/report/report.md").read_text()
-    assert "- qk_rope: as in conf/scheme/qk_rope.yaml, but base=500.0\n" in page
-    assert "- bam_a: kind=bam.py:BAM, a=0.25, layers=[1, 2]\n" in page and "- nope: " not in page
-    assert reported("report", "first", "--by", "train.lr").status == 0
-    assert "- bam_a: kind=bam.py:BAM" in Path("runs/first/report-by-train.lr/report.md").read_text()

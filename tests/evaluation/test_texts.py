@@ -149,7 +149,7 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(run, no
     ],
 )
 def test_words_that_name_no_text_are_refused(words, says):
-    refuses(says, text_named, words)
+    refuses(says, lambda: Request(data=text_named(words)))
 
 
 def test_a_choice_of_ones_own_is_a_text_too(tmp_path, notes):
