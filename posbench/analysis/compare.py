@@ -9,6 +9,7 @@ import pandas as pd
 from posbench.analysis.agreement import finished_runs, is_of_subjects, is_of_tasks
 from posbench.analysis.comparison import Comparison, SeedComparison, build
 from posbench.analysis.options import MARGIN
+from posbench.analysis.setups import compare_setups, has_setups
 from posbench.analysis.subjects import compare_models
 from posbench.analysis.table import config_of, settings_of
 from posbench.analysis.tasks import compare_tasks
@@ -29,6 +30,8 @@ def compare_runs(
         return compare_models(summary, rows)
     if is_of_tasks(summary):
         return compare_tasks(summary, rows, group_by)
+    if has_setups(summary) and not group_by:
+        return [compare_setups(summary, rows, baseline, margin)]
     if group_by:
         return _groups(summary, rows, group_by, baseline, margin)
     return [build(summary, rows, baseline, margin)]

@@ -71,6 +71,14 @@ class JudgeOptions:
             ),
         ],
     ] = ()
+    setups: Annotated[
+        bool,
+        typer.Option(
+            "--setups",
+            help="Judge over the setups of an experiment with factors: better if the mean gap is below 0 and no "
+            "replicated setup is certainly worse by more than the margin.",
+        ),
+    ] = False
     metric: Annotated[
         str,
         typer.Option(
@@ -103,6 +111,8 @@ class JudgeOptions:
             raise ConfigError(f"--confirm {self.confirm} must be 1 or more: the number of winners that you may confirm")
         if self.confirm and (self.family or not self.scheme):
             raise ConfigError("--confirm tests one winner on fresh seeds: give --scheme, and leave out --family")
+        if self.setups and (self.family or self.confirm or self.metric != "loss"):
+            raise ConfigError("--setups judges losses over setups: leave out --family, --confirm and --metric")
         if self.also and not self.confirm:
             raise ConfigError(f"--also {self.also[0]} names where a winner is confirmed too: add --confirm N")
 

@@ -27,6 +27,7 @@ from posbench.analysis.onset import decayed_points, worth
 from posbench.analysis.options import JudgeOptions
 from posbench.analysis.reading import read_runs
 from posbench.analysis.search import FIRST_SEEDS, choose_rates
+from posbench.analysis.setups import SetupComparison, compare_setups, has_setups
 from posbench.analysis.statistics import (
     BELOW_MARGIN,
     CONFIRMING,
@@ -51,7 +52,7 @@ from posbench.system.options import takes
 
 LOOKS = (5, 8)  # numbers of seeds at which a loop tests a candidate
 OF_PLACE = ("experiment_name", "runs_dir")  # overrides that say where a run is stored
-UNITS = {"loss": "nats per token", "order": "nats per token of order beyond 32"}
+UNITS = {"loss": "nats per token", "loss per byte": "nats per byte", "order": "nats per token of order beyond 32"}
 EXIT_STATUS = {
     "better": 0,
     "worse": 10,
@@ -177,6 +178,8 @@ def judge_all(
     Returns: the judgements, and for each scheme that cannot be judged the lines that say why.
     Raises: ConfigError for the reasons that `judge` gives, or without a scheme to judge.
     """
+    if options.setups:
+        return _judged_setups(place, options, console or new_console(stderr=True))
     select = partial(_mark_strays, options=options)
     summary, rows = read_runs([place], options.beside, console or new_console(stderr=True), select)
     c = build(summary, rows, options.baseline, margin=options.equal_below, confirming=bool(options.confirm))
@@ -214,6 +217,54 @@ def judge_all(
     if options.also:
         judgements = [_confirmed_elsewhere(judgements[0], place, options, console)]
     return judgements, why_not
+
+
+def _judged_setups(
+    place: str | Path, options: JudgeOptions, console: Console
+) -> tuple[list[Judgement], dict[str, list[str]]]:
+    summary, rows = read_runs([place], options.beside, console)
+    if not has_setups(summary):
+        raise ConfigError(f"--setups: the experiment of {place} has no factors (experiment.setups in its YAML)")
+    c = compare_setups(summary, rows, options.baseline, options.equal_below)
+    if options.scheme and options.scheme not in c.compared:
+        hint = nearest(options.scheme, c.compared)
+        raise ConfigError(f"{options.scheme!r} has no gap to {c.baseline} here{hint} ({', '.join(c.compared)})")
+    schemes = [options.scheme] if options.scheme else c.compared
+    return [_judgement_of_setups(c, scheme) for scheme in schemes], {}
+
+
+def _judgement_of_setups(c: SetupComparison, scheme: str) -> Judgement:
+    gaps = c.of(scheme)
+    mean, half = gaps.mean
+    reason = f"the test over {count_of(len(gaps.means), 'setup')}, {gaps.ahead} of them below 0"
+    if not gaps.freedom:
+        reason = "not tested: no setup is replicated by a second seed"
+    seeds = {name: sorted(c.runs.loc[c.runs["scheme"] == name, "seed"]) for name in (scheme, c.baseline)}
+    warnings = [f"setup {setup}: {scheme} is worse by more than the margin" for setup in gaps.worse_setups]
+    return Judgement(
+        scheme=scheme,
+        baseline=c.baseline,
+        verdict=gaps.verdict,
+        reason=reason,
+        scope="these setups",
+        metric="loss" if c.unit == UNITS["loss"] else "loss per byte",
+        gap=mean,
+        gap_low=mean - half,
+        gap_high=mean + half,
+        p=gaps.p,
+        family=None,
+        confirm=None,
+        look=None,
+        seeds=seeds[scheme],
+        baseline_seeds=seeds[c.baseline],
+        go_on=False,
+        next_commands=[],
+        beyond=None,
+        worth_in_tokens=None,
+        elsewhere={},
+        at_one_rate=None,
+        warnings=warnings,
+    )
 
 
 def _by_order(c: SeedComparison, options: JudgeOptions) -> SeedComparison:

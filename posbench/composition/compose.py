@@ -48,6 +48,7 @@ from omegaconf.errors import (
 from posbench.catalogue.choices import choices, conf_dir, conf_dirs, expand, no_choice
 from posbench.catalogue.classes import check_known
 from posbench.catalogue.own_files import as_recorded, is_class_path, row_of_file, trust_files, with_options
+from posbench.composition.setups import setups_named, with_setup
 from posbench.config import (
     Config,
     ConfigError,
@@ -243,6 +244,8 @@ def session(words: Sequence[str] = (), mode: RunMode = RunMode.RUN) -> Iterator[
     folders = [Path(word.partition("=")[2]).expanduser().resolve() for word in words if word.startswith(_CONFIG_DIR)]
     overrides_given = [word for word in words if not word.startswith(_CONFIG_DIR)]
     words = with_experiment(overrides_given, *folders)
+    if mode is RunMode.RUN:
+        words = with_setup(words, setups_named(words, *folders))
     overrides = [hydra_word(word) for word in words]
     if folders:
         search_path = ",".join(quoted(f"file://{folder}") for folder in folders)

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -45,9 +45,11 @@ from posbench.composition.compose import (
     session,
     with_experiment,
 )
+from posbench.composition.setups import setups_named, with_setup
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of
 from posbench.runs import INTERRUPTED, run_at, state_of
+from posbench.runs.fingerprints import identity
 from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table, write_unread_output
 from posbench.system.signals import CommandSignals, Stopped, ending_with_command, launch_number
 
@@ -78,7 +80,10 @@ def run_application(program: str, words: Sequence[str], task: SweepJob) -> list[
     folders = [Path(value) for flag, value in pairwise(words) if flag in ("-cd", "--config-dir")]
     folders += [Path(word.partition("=")[2]) for word in words if word.startswith("--config-dir=")]
     # A flag's value follows it as a word of its own.
-    for previous_word, word in pairwise(["", *with_experiment(words, *folders)]):
+    words = with_experiment(words, *folders)
+    if not _MULTIRUN & {*words}:
+        words = with_setup(words, setups_named(words, *folders))
+    for previous_word, word in pairwise(["", *words]):
         is_flag = word.startswith("-") or (previous_word in _FLAGS_WITH_VALUES and "=" not in word)
         if is_flag:
             flags.append(word)
@@ -268,7 +273,9 @@ class PosbenchSweeper(Sweeper):
         values = swept_values(self.master)
         # As keys of a dict, so that equal combinations make one job.
         combinations = dict.fromkeys(itertools.product(*values.values()))
-        trunks = [self._composed(words, number) for number, words in enumerate(combinations)]
+        setups: Any = OmegaConf.to_container(self.master.experiment.get("setups") or OmegaConf.create({}))
+        self._check_factors(setups, combinations)
+        trunks = [self._composed(with_setup(words, setups), number) for number, words in enumerate(combinations)]
         if not trunks:
             raise ConfigError(f"{' '.join(arguments)} matches nothing, so there is no run to train")
         branches: list[Job] = []
@@ -388,6 +395,20 @@ class PosbenchSweeper(Sweeper):
         if self.signals is not None:
             self.signals.raise_if_received("with checkpoints: run the same command again to resume")
 
+    def _check_factors(self, setups: Any, combinations: Iterable[Sequence[str]]) -> None:
+        # Raise ConfigError for a factor whose two levels make the same run, such as a rate that `train.lr_of` replaces.
+        without_seeds = {tuple(word for word in words if not word.startswith("seed=")): None for words in combinations}
+        for words in without_seeds if setups else ():
+            first = [word for levels in setups.values() for word in levels[0]]
+            for name, (level, other_level) in setups.items():
+                changed = [word for word in first if word not in level] + [*other_level]
+                runs = [self._composed([*words, *level_words], 0).config for level_words in (first, changed)]
+                if what_it_computes(runs[0]) == what_it_computes(runs[1]):
+                    raise ConfigError(
+                        f"the factor {name} of experiment.setups changes nothing of {runs[0].scheme.name}: "
+                        f"{' '.join(level)} and {' '.join(other_level)} make the same run"
+                    )
+
     def _composed(self, words: Sequence[str], number: int) -> Job:
         # Return the job of these overrides. Raises: ConfigError if its configuration, or the job, is refused.
         composed = self.loader.load_sweep_config(self.master, list(words))
@@ -398,6 +419,11 @@ class PosbenchSweeper(Sweeper):
         self.task.check(job.config)
         OmegaConf.copy_cache(composed, self.master)  # so that `${now:...}` is the same time in all jobs
         return job
+
+
+def what_it_computes(config: Config) -> list[Any]:
+    """Return the settings that decide what a run computes, with its text and tokenizer."""
+    return [identity(config, {}), config.data.to_mapping(), config.to_mapping()["tokenizer"]]
 
 
 def words_of_arms(trunk: Job) -> list[list[str]]:

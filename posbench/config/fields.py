@@ -549,6 +549,8 @@ class ExperimentConfig(Group):
     baseline: str = "qk_rope"  # the scheme that gaps are measured against
     published: str | None = None  # published results for comparison, a name of `posbench report --against`
     primary: Any = ruled(list_of(schemes_of_a_group), [])  # groups of schemes whose pairs were planned before training
+    # {factor: its two levels, lists of overrides}: run k of a scheme has the k-th combination (`composition.setups`)
+    setups: dict[str, Any] = field(default_factory=dict)
     planned_seeds: int = ruled(
         at_least(3), PLANNED_SEEDS
     )  # seeds at a kept rate, fixed before the first result is read

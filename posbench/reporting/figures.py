@@ -282,6 +282,31 @@ def _set_scales(axes: Axes, plot: Plot) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
+def setups(plot: Plot, look: Looks) -> Figure:
+    """Draw a dot per setup and seed, above a grid of the setups' levels.
+
+    Arguments: plot, with `points` (scheme, x: the place of the setup, y) and `marks`, the levels: a row per place, a
+    column per factor, True for the second level.
+    """
+    assert plot.marks is not None
+    places, factors = range(len(plot.marks)), list(plot.marks)
+    figure = Figure(figsize=(WIDTH, 2.6 + 0.22 * len(factors)), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
+    above, below = figure.subplots(2, sharex=True, height_ratios=[2.2, 0.22 * len(factors)])
+    colour, _, marker = look[plot.points["scheme"].iloc[0]]
+    above.plot(plot.points["x"], plot.points["y"], marker, color=colour, markersize=5, markeredgewidth=0)
+    above.axhline(plot.level, color=INK, linewidth=0.6)
+    above.set_ylabel(plot.y_label)
+    for n, factor in enumerate(factors):
+        faces = [INK if is_second else GRID for is_second in plot.marks[factor]]
+        below.scatter(places, [n] * len(places), c=faces, marker="s", s=22)
+    below.set_yticks(range(len(factors)), factors)
+    below.set_ylim(len(factors) - 0.5, -0.5)
+    below.set_xticks([])
+    below.set_xlabel(plot.x_label)
+    _bare(below)
+    return figure
+
+
 def cells(plot: Plot, look: Looks) -> Figure:
     """Draw panels of coloured cells, a text in each, shaded from 0 (white) to 1.
 
@@ -392,6 +417,7 @@ KINDS: Mapping[str, Callable[[Plot, Looks], Figure]] = {
     "matrix": matrix,
     "lines": lines,
     "panels": panels,
+    "setups": setups,
     "cells": cells,
     "heads": by_head,
     "heads by channel": by_head,

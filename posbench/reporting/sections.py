@@ -13,6 +13,7 @@ import pandas as pd
 from posbench.analysis.comparison import Comparison, SeedComparison
 from posbench.analysis.published import Agreement, Published, agreements
 from posbench.analysis.search import RateSearch
+from posbench.analysis.setups import SetupComparison
 from posbench.analysis.statistics import beaten_by, equivalent_pairs, letters, significant_pairs, verdict
 from posbench.analysis.tasks import TaskComparison
 from posbench.config.units import DASH
@@ -22,6 +23,7 @@ from posbench.reporting.page import prose
 from posbench.reporting.protocols import sections_of_protocols
 from posbench.reporting.protocols.order import count_onsets
 from posbench.reporting.section import Format, Plot, Section, Table, half, in_order, joined, pivot
+from posbench.reporting.setups import setup_sections
 from posbench.reporting.text import as_text
 
 SIGNED = Format(sign=True)
@@ -33,6 +35,8 @@ def sections_of(c: Comparison, published: Published | None, every_length: bool) 
     Arguments: published, results to compare with; every_length, whether to show lengths that are neither a multiple nor
     a divisor of the training length.
     """
+    if isinstance(c, SetupComparison):
+        return setup_sections(c)
     of_protocols = joined(sections_of_protocols(c, every_length), c.schemes)
     if isinstance(c, TaskComparison) and c.search:
         return [*of_protocols, learning_rates(c, c.search)]
