@@ -25,6 +25,7 @@ from posbench.analysis.statistics import Floats, student
 from posbench.analysis.table import config_of
 from posbench.composition.setups import Levels, design
 from posbench.config import ConfigError
+from posbench.runs import FINISHED
 
 LEVEL = 0.05
 
@@ -190,8 +191,9 @@ class SetupGaps:
 
 
 def has_setups(summary: pd.DataFrame) -> bool:
-    """Return whether the experiment of the first run has factors."""
-    return bool(_experiment(summary).get("setups"))
+    """Return whether the experiment of the first finished run has factors."""
+    finished = summary[summary["status"] == FINISHED]
+    return len(finished) > 0 and bool(_experiment(finished).get("setups"))
 
 
 def _experiment(runs: pd.DataFrame) -> dict[str, Any]:

@@ -357,6 +357,8 @@ def _mark_strays(summary: pd.DataFrame, rows: pd.DataFrame, options: JudgeOption
 
     Raises: ConfigError if the runs learn tasks, the baseline has no finished run, or its own runs differ.
     """
+    if has_setups(summary):
+        raise ConfigError("the runs of this experiment have different setups: judge them with --setups")
     if (summary.get("data.source", summary["scheme"]) == "task").any():
         raise ConfigError("posbench judge compares losses, and these runs learn tasks: use posbench report")
     validated = as_trained(rows, summary, protocol=VALIDATION.name)
