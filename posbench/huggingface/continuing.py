@@ -127,8 +127,10 @@ def positions(source: Source) -> Positions:
             rotary["rescale"] = dict(Rescaling.of(rope, None, config.max_position_embeddings).parameters)
         except ConfigError as error:
             return Positions(None, f"{rope_text} ({error})", length)
+    is_rotated = [1] * config.num_hidden_layers
     # Only SmolLM 3 has layers without rotation; despite the name, 1 means rotated.
-    is_rotated = getattr(config, "no_rope_layers", [1] * config.num_hidden_layers)
+    if config.model_type == "smollm3":
+        is_rotated = config.no_rope_layers
     rows = []  # the scheme of each layer
     for rotated, window in zip(is_rotated, _windows(config), strict=True):
         row = dict(rotary) if rotated else {"name": "nope", "kind": "nope"}
