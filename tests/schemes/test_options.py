@@ -10,7 +10,7 @@ from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.schemes import SCHEMES, Shape, build_scheme
+from posbench.schemes import SCHEMES, Shape, build_scheme, with_option
 from posbench.verify import MODEL, VOCAB, certificate_config, certify, random_tokens
 from tests.refusals import refuses
 from tests.schemes.trials import trial
@@ -169,3 +169,17 @@ def test_factors_of_another_length_are_refused():
         compose([*words, rescale]),
     )
     checked_architecture(compose(["scheme=qk_rope", "model.head_dim=8", rescale]))
+
+
+def test_an_option_goes_to_the_members_that_have_it():
+    yarn = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32}
+    near = {"name": "near", "kind": "rotary", "sites": ["q", "k"], "window": 64}
+    far = {**near, "window": None, "rescale": yarn}
+    row = {"name": "both", "kind": "interleaved", "layers": [near, far, {"name": "nope", "kind": "nope"}]}
+    nope = row["layers"][2]
+    assert with_option(row, "base", 500)["layers"] == [near | {"base": 500}, far | {"base": 500}, nope]
+    assert with_option(row, "full_attention.base", 500)["layers"] == [near, far | {"base": 500}, nope]
+    assert with_option(row, "rescale.factor", 2)["layers"] == [near, far | {"rescale": yarn | {"factor": 2}}, nope]
+    rescaled = with_option({**far, "rescale": "ntk", "factor": 8}, "rescale", "pi")
+    assert rescaled["rescale"] == "pi" and "factor" not in rescaled
+    refuses(r"full_attention\.clip=3: no layer of both without a window", with_option, row, "full_attention.clip", 3)
