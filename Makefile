@@ -52,6 +52,11 @@ ROUND_h4 := $(HEADS) experiment_name=heads-2x16 model.num_heads=2 model.head_dim
 ROUND_h5 := $(HEADS) experiment_name=heads-6x48 scheme=qkvo_rope,k_rope,nope seed=0,1,2
 ROUND_h6 := $(HEADS) experiment_name=heads-2x48-adamw $(TWO_OF_48) seed=0,1,2 train.optimizer=adamw \
 	train.tokens=12_288_000 train.trunk_tokens=null 'train.branch_tokens=[3_072_000,6_144_000]'
+SETUPS := train -m experiment=setups runs_dir=runs/reference
+ROUND_s1 := $(SETUPS)
+ROUND_s2 := $(SETUPS) seed=16,19,21,22
+ROUND_s3 := $(SETUPS) seed=8,9,10,11,12,13,14,15,25,26,28,31
+ROUND_s4 := $(SETUPS) scheme=vo_rope seed=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15
 ROUND_6 := train -m $(MUON) data=sotu scheme=vo_rope,nope seed=1,2 scheme.lr=$(RATE) experiment_name=prose_muon
 
 round: $(VENV)/.installed ## Train a round of "still to train" in docs/experiments.md (R=1)

@@ -35,6 +35,13 @@ A loop (`posbench judge --family`) that tries CANDIDATES schemes against one bas
 A loop that breeds: each new candidate is a variant of the best so far, and its noise on the same seeds correlates with
 its parent's. All are as good as the baseline. Then its best winner, if it has one, is tested on eight fresh seeds.
 
+Setups (`posbench judge --setups`): sixteen setups of seven factors, eight of them with a second seed. The gap of a
+setup is a mean of 0 plus effects (standard deviation 0.05 nats) plus noise: equal in all setups, or with a standard
+deviation from 0.02 to 0.14 by setup, or in which 30 % of runs also begin late and lose 0.3 nats.
+
+- interval of the mean, and of the effects: how often they contain the truth.
+- false verdicts: the share of trials that are called better or worse. Without effects.
+
 And the rules that drop a candidate at two seeds, counted in the packs: every pair of schemes, every two seeds. Better
 and worse are by the mean over all seeds.
 """
@@ -48,6 +55,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,9 +67,11 @@ from scipy.stats import binom
 import posbench
 from posbench.analysis.options import MARGIN
 from posbench.analysis.search import FIRST_SEEDS
+from posbench.analysis.setups import SetupGaps
 from posbench.analysis.statistics import LEVEL, beats, document_error, equals, holm, interval
 from posbench.analysis.table import curves
 from posbench.analysis.verdict import LOOKS
+from posbench.composition.setups import design as design_of_setups
 
 Floats = NDArray[np.float64]
 SCHEMES, SEEDS, CANDIDATES = 11, (3, 5, 8), 20
@@ -393,6 +404,34 @@ def drops() -> Iterator[list[str]]:
         yield [name, *(f"{100 * dropped[chosen].mean():.1f}" for chosen in ends.values())]
 
 
+def over_setups(trials: int, random: np.random.Generator) -> Iterator[list[str]]:
+    """Yield noise, coverage of the intervals of the mean and of effects, and the share of false verdicts."""
+    levels = design_of_setups(7)
+    any_design: Any = SimpleNamespace(levels=levels, factors=dict.fromkeys("abcdefg"), margin=MARGIN)
+    setups = len(levels)
+
+    def noise(kind: str) -> Floats:
+        sd = 0.05 if kind == "equal" else np.repeat(random.uniform(0.02, 0.14, (setups, 1)), 2, axis=1)
+        late = 0.3 * (random.random((2, setups, 2)) < 0.3) if "late" in kind else np.zeros((2, setups, 2))
+        return random.normal(size=(setups, 2)) * sd + late[0] - late[1]
+
+    def measured(gaps: Floats) -> SetupGaps:
+        seeds = np.where(random.permutation(setups) < setups // 2, 2, 1)
+        return SetupGaps("a", {n: gaps[n, : seeds[n]] for n in range(setups)}, any_design)
+
+    for kind in ("equal", "0.02 to 0.14 by setup", "0.02 to 0.14, 30 % late"):
+        of_mean, of_effects, wrong = [], [], []
+        for _ in range(trials):
+            effects = random.normal(0, 0.05, 7)
+            gaps = measured(noise(kind) + (np.where(levels, 0.5, -0.5) @ effects)[:, None])
+            mean, half = gaps.mean
+            of_mean.append(abs(mean) <= half)
+            of_effects.append((np.abs(gaps.effects["effect"] - effects) <= gaps.effects["half"]).mean())
+            wrong.append(measured(noise(kind)).verdict != "open")
+        shares = (np.mean(of_mean), np.mean(of_effects), np.mean(wrong))
+        yield [kind, *(f"{share:.3f}" for share in shares)]
+
+
 def documents(trials: int, random: np.random.Generator) -> Iterator[tuple[str, str, int, float]]:
     """Yield (what was counted, gaps, number of documents, rate) for intervals over documents."""
     with (Path(__file__).parent / "documents.csv").open(encoding="utf-8") as file:
@@ -426,6 +465,7 @@ def main() -> None:
         loops(10 * n, np.random.default_rng(options.seed)),
         bred(20 * n, np.random.default_rng(options.seed)),
         drops(),
+        over_setups(n, np.random.default_rng(options.seed)),
     ):
         for row in table:
             print(" | ".join(row), flush=True)

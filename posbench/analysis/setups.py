@@ -28,6 +28,9 @@ from posbench.config import ConfigError
 from posbench.runs import FINISHED
 
 LEVEL = 0.05
+# Noise differs between setups. If its standard deviation is anything from 0.02 to 0.14 nats, the pooled variance has
+# this share of its degrees of freedom (Satterthwaite 1946).
+_SHARE_OF_FREEDOM = 0.65
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,11 @@ class SetupGaps:
         return sum(len(gaps) - 1 for gaps in self.by_setup.values())
 
     @property
+    def factor(self) -> float:
+        """Return the number of standard errors in half a 95 % interval."""
+        return student(_SHARE_OF_FREEDOM * self.freedom)
+
+    @property
     def variance(self) -> float:
         """Return the variance of a gap over the seeds of a setup, pooled over replicated setups; NaN without any."""
         if not self.freedom:
@@ -115,7 +123,7 @@ class SetupGaps:
         if not self.freedom:
             return math.nan
         seeds = np.array([len(gaps) for gaps in self.by_setup.values()])
-        return student(self.freedom) * math.sqrt(self.variance * float((weights**2 / seeds).sum()))
+        return self.factor * math.sqrt(self.variance * float((weights**2 / seeds).sum()))
 
     @property
     def mean(self) -> tuple[float, float]:
@@ -129,7 +137,7 @@ class SetupGaps:
         mean, half = self.mean
         if not half > 0:
             return math.nan
-        return 2 * float(stdtr(self.freedom, -abs(mean) / half * student(self.freedom)))
+        return 2 * float(stdtr(_SHARE_OF_FREEDOM * self.freedom, -abs(mean) / half * self.factor))
 
     @cached_property
     def effects(self) -> pd.DataFrame:
@@ -168,7 +176,7 @@ class SetupGaps:
         worse = []
         for setup, gaps in self.by_setup.items():
             if len(gaps) > 1:
-                low_end = gaps.mean() - student(self.freedom) * math.sqrt(self.variance / len(gaps))
+                low_end = gaps.mean() - self.factor * math.sqrt(self.variance / len(gaps))
                 if low_end > self.comparison.margin:
                     worse.append(setup)
         return worse

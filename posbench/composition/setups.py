@@ -46,6 +46,15 @@ def design(factors: int) -> NDArray[np.bool_]:
     return np.array([[_is_odd(row & column) for column in _COLUMNS[:factors]] for row in rows])
 
 
+def aliases(factors: int) -> str:
+    """Return what the design of so many factors cannot tell apart, in a sentence."""
+    setups = f"{len(design(factors))} setups of {factors} factors"
+    if factors <= 4:
+        return f"{setups}, all combinations"
+    block = "setups 0 to 7 alone do not tell a factor's effect from pairs of others"
+    return f"{setups}, resolution IV: pairs of factors are not told from other pairs; {block}"
+
+
 def _is_odd(number: int) -> bool:
     return bool(number.bit_count() % 2)
 

@@ -26,6 +26,7 @@ from posbench.analysis.search import (
 from posbench.analysis.statistics import LEVEL, compare, detectable, fixed_pairs
 from posbench.analysis.table import read
 from posbench.composition.compose import compose
+from posbench.composition.setups import aliases, setups_named
 from posbench.composition.sweep import sweep_of
 from posbench.config import Config, ConfigError
 from posbench.config.units import count_of, duration, short_bytes, short_count
@@ -147,7 +148,10 @@ def _rows(words: Sequence[str]) -> tuple[list[tuple[Config, int]], int]:
     Runs that start from a checkpoint of another one come last: branches (shorter runs) and arms (other settings).
     """
     swept = sweep_of(words)
-    seeds = len(swept.pop("seed", [""]))  # one if no seeds are swept
+    seeds = 1
+    # Each seed of an experiment with factors has a setup of its own.
+    if not setups_named(words):
+        seeds = len(swept.pop("seed", [""]))  # one if no seeds are swept
     # Seeds and swept values are set for each run below.
     single = [word for word in words if word.lstrip("+~").partition("=")[0] not in {*swept, "seed"}]
     trunks, rest = [], []
@@ -231,6 +235,8 @@ def show(plan: Plan, device: str, mfu: float, gpus: int, console: Console) -> No
     size = short_count(sum(parameters.values()))
     body, embedding = short_count(parameters["body"]), short_count(parameters["embedding"])
     table.add_row("parameters", f"{size}: {body} in the layers, {embedding} in the embeddings")
+    if first.experiment.setups:
+        table.add_row("setups", aliases(len(first.experiment.setups)))
     if plan.muon_shares:
         table.add_row("optimizer", _muon_text(plan.muon_shares))
     in_all, context = short_count(plan.tokens_in_all), f"{first.train.context_length:,}"
