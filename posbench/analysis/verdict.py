@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -80,20 +80,26 @@ class Judgement:
     gap_low: float  # lower end of its 95 % interval over seeds, not corrected; NaN for fewer than three seeds
     gap_high: float
     p: float  # corrected p-value of the difference: at most 0.05 if it is decided; NaN if it was not tested
-    family: int | None  # number of candidates that the loop may try; None: the verdict is the report's
-    confirm: int | None  # number of winners that may be confirmed; None without a confirmation
-    look: dict[str, int] | None  # the last planned look that was reached: number, of, seeds; None without a family
     seeds: list[int]  # of the scheme
     baseline_seeds: list[int]
-    go_on: bool  # whether the plan is to train more seeds of this scheme
-    next_commands: list[list[str]]  # train the seeds up to the next look; empty if there is none, or not recorded
-    beyond: dict[str, Any] | None  # perplexity at the longest length beyond the training length, with a verdict
-    worth_in_tokens: Figures | None  # share of the baseline's tokens that gives the same loss: share, low, high
-    elsewhere: dict[str, Any]  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
+    family: int | None = None  # number of candidates that the loop may try; None: the verdict is the report's
+    confirm: int | None = None  # number of winners that may be confirmed; None without a confirmation
+    look: dict[str, int] | None = (
+        None  # the last planned look that was reached: number, of, seeds; None without a family
+    )
+    go_on: bool = False  # whether the plan is to train more seeds of this scheme
+    next_commands: list[list[str]] = field(
+        default_factory=list
+    )  # train the seeds up to the next look; empty if there is none, or not recorded
+    beyond: dict[str, Any] | None = None  # perplexity at the longest length beyond the training length, with a verdict
+    worth_in_tokens: Figures | None = None  # share of the baseline's tokens that gives the same loss: share, low, high
+    elsewhere: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
     # After the start of a search: the verdict of the experiment's own runs, at their one rate, which is not the claim:
     # verdict, rates, gap, gap_low, gap_high, p, seeds.
-    at_one_rate: dict[str, Any] | None
-    warnings: list[str]
+    at_one_rate: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
@@ -252,17 +258,8 @@ def _judgement_of_setups(c: SetupComparison, scheme: str) -> Judgement:
         gap_low=mean - half,
         gap_high=mean + half,
         p=gaps.p,
-        family=None,
-        confirm=None,
-        look=None,
         seeds=seeds[scheme],
         baseline_seeds=seeds[c.baseline],
-        go_on=False,
-        next_commands=[],
-        beyond=None,
-        worth_in_tokens=None,
-        elsewhere={},
-        at_one_rate=None,
         warnings=warnings,
     )
 
@@ -461,8 +458,6 @@ def _judgement(c: SeedComparison, rows: pd.DataFrame, scheme: str, options: Judg
         next_commands=next_commands,
         beyond=beyond,
         worth_in_tokens=_worth(runs, names),
-        elsewhere={},
-        at_one_rate=None,
         warnings=[*_warnings(c, names, runs, gaps, options), *_warnings_of_seeds(losses.index.to_list(), planned)],
     )
 
