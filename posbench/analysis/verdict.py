@@ -84,18 +84,14 @@ class Judgement:
     baseline_seeds: list[int]
     family: int | None = None  # number of candidates that the loop may try; None: the verdict is the report's
     confirm: int | None = None  # number of winners that may be confirmed; None without a confirmation
-    look: dict[str, int] | None = (
-        None  # the last planned look that was reached: number, of, seeds; None without a family
-    )
+    look: dict[str, int] | None = None  # the last planned look that was reached: number, of, seeds
     go_on: bool = False  # whether the plan is to train more seeds of this scheme
-    next_commands: list[list[str]] = field(
-        default_factory=list
-    )  # train the seeds up to the next look; empty if there is none, or not recorded
+    # They train the seeds up to the next look; empty if there is none, or it is not recorded.
+    next_commands: list[list[str]] = field(default_factory=list)
     beyond: dict[str, Any] | None = None  # perplexity at the longest length beyond the training length, with a verdict
     worth_in_tokens: Figures | None = None  # share of the baseline's tokens that gives the same loss: share, low, high
-    elsewhere: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}
+    # Of a confirmation at other sizes or on other texts: {place: verdict, reason, gap, ends}.
+    elsewhere: dict[str, Any] = field(default_factory=dict)
     # After the start of a search: the verdict of the experiment's own runs, at their one rate, which is not the claim:
     # verdict, rates, gap, gap_low, gap_high, p, seeds.
     at_one_rate: dict[str, Any] | None = None
