@@ -86,6 +86,7 @@ def environment() -> Environment:
         "number": number,
         "length_text": short_length,
         "counted": count_of,
+        "heads": heads_text,
         "card_lines": lambda card: card_lines(card)[:2] if card else [],  # without what was not scored
         "short_count": short_count,
         "signed": partial(number, sign=True),
@@ -100,6 +101,12 @@ def environment() -> Environment:
         "continued_of": continued,
     }
     return environment
+
+
+def heads_text(model: Mapping[str, Any]) -> str:
+    """Return number and width of a model's heads, as text: `6 heads of 16`. Arguments: model, its settings."""
+    width = model.get("head_dim") or model["d_model"] // model["num_heads"]
+    return f"{count_of(model['num_heads'], 'head')} of {width}"
 
 
 def prose(name: str, *content: Any) -> str:

@@ -528,6 +528,15 @@ def test_order_is_judged_by_its_own_values_and_more_is_better():
     )
 
 
+def test_a_loop_about_order_drops_a_scheme_to_which_it_is_worth_less(monkeypatch):
+    monkeypatch.setattr("posbench.analysis.verdict._judged", lambda table, options: table.head(2))
+    nope, alibi = (
+        posbench.judge(REFERENCE / "headline", scheme=scheme, metric="order", family=4) for scheme in ("nope", "alibi")
+    )
+    assert nope.gap < 0 and nope.reason.startswith("dropped: worse by more than") and not nope.go_on
+    assert alibi.gap > 0 and alibi.go_on
+
+
 def test_of_two_winners_of_a_loop_that_ran_fresh_seeds_confirm_one():
     page = " ".join(Path("docs/loops.md").read_text(encoding="utf-8").split())
     bases = ("base_8000", "base_9000", "base_11000", "base_12500")
