@@ -23,7 +23,7 @@ from posbench.config import ConfigError
 from posbench.config.units import short_length
 from posbench.evaluation.evaluate import Begin, evaluate_run
 from posbench.evaluation.ngram import add_ngrams
-from posbench.evaluation.protocols import PROTOCOLS, protocol_of
+from posbench.evaluation.protocols import protocol_of
 from posbench.evaluation.protocols.protocol import EvalProtocol
 from posbench.evaluation.request import Request
 from posbench.evaluation.texts import corpus_for, dataset_for
@@ -295,6 +295,7 @@ def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], as
         {
             "title": run.config.experiment_name + (f" on {result.key.data}" if result.key.data else ""),
             "protocol": result.protocol,
+            "scored_by": protocol_of(result),  # workers know protocols of files that this process has not loaded
             "scheme": row_name(run.config.scheme.name, result.key.options),
             "seed": run.config.seed,
             "length": result.length,
@@ -304,8 +305,8 @@ def _show_tables(console: Console, evaluations: Sequence[tuple[Run, Result]], as
         for run, result in evaluations
     )
     if len(rows):
-        for (title, protocol), table in rows.groupby(["title", "protocol"], sort=False):
-            _show(console, str(title), PROTOCOLS[str(protocol)], table, asked)
+        for (title, _), table in rows.groupby(["title", "protocol"], sort=False):
+            _show(console, str(title), table["scored_by"].iloc[0], table, asked)
 
 
 def _show(console: Console, title: str, protocol: EvalProtocol, table: pd.DataFrame, asked: Sequence[int]) -> None:

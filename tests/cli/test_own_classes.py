@@ -89,7 +89,7 @@ def files(posbench):
 @pytest.mark.usefixtures("files")
 def test_classes_of_ones_own_with_options_are_trained_scored_and_reported(posbench):
     assert posbench(*SWEEP).status == 0
-    result = posbench("eval", "own", "--length", "8")
+    result = posbench("eval", "own", "--length", "8", "--jobs", "2")
     assert result.status == 0 and "last-answers=2-problems=6" in result.out
     stored = pd.read_parquet("runs/own/nope/seed=0/eval/last-answers=2-problems=6/8.parquet")
     assert (stored["answers"] == 2).all() and len(stored) == 6
