@@ -16,7 +16,6 @@ from posbench.attention.softmax import _bias_within_documents
 from posbench.config import ConfigError
 from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
-from posbench.model.size import CacheSize, cache_size
 from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens
 from tests.refusals import refuses
@@ -101,18 +100,6 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
     scoring = Scoring(0.25, bias, window=window, first=first)
     expected = kernels.blocks(q, k, v, scoring)
     assert (kernels.flex(q, k, v, scoring) - expected).abs().max() < 1e-12
-
-
-@torch.no_grad()
-def test_layers_with_windows_keep_no_more_than_these():
-    config = certificate_config("window_rope_nope")
-    model = build_model(config, VOCAB)
-    caches = model.caches(100)
-    for start in range(0, 100, 20):
-        model.hidden(random_tokens(100)[:, start : start + 20], 3, caches)
-    row = 2 * HKV * D  # numbers of keys and values
-    assert [cache.num_bytes for cache in caches] == [4 * row * tokens for tokens in (64, 64, 64, 100)]
-    assert cache_size(model.architecture) == CacheSize(bytes_per_token=2 * row, state_bytes=3 * 2 * row * 64)
 
 
 def test_where_a_window_may_not_be():

@@ -10,6 +10,8 @@ from posbench import compose
 from posbench.model.architecture import build_architecture
 from posbench.model.decoder import build_model
 from posbench.model.size import CacheSize, cache_size, forward_flops_per_token, num_parameters
+from posbench.verify import random_tokens
+from tests.rows import built
 
 LAYERS, H, HKV, D, C, V = 2, 6, 2, 16, 48, 64
 MODEL = ("model=tiny", f"model.d_model={C}", f"model.num_heads={H}", f"model.num_kv_heads={HKV}", f"model.head_dim={D}")
@@ -25,42 +27,43 @@ def architecture(scheme):
     return build_architecture(config(scheme))
 
 
-@pytest.mark.parametrize(
-    "scheme, rows, state",  # rows of D numbers a token, and numbers of a state, in one layer
-    [
-        ("qk_rope", 2 * HKV, 0),
-        ("shared_kv_qk_rope", 2 * HKV, 0),
-        ("shared_kv_qkvo_rope", HKV, 0),
-        ("linear_alibi", 0, H * D * (D + 1)),
-        ("decay_vo_rope", 0, H * D),
-    ],
-)
-def test_what_is_kept_of_the_past_by_hand(scheme, rows, state):
-    assert cache_size(architecture(scheme)) == CacheSize(
-        2 * LAYERS * rows * D, 4 * LAYERS * state
-    )  # sums are float32 in bf16 too
-    assert cache_size(architecture(scheme), torch.float32) == CacheSize(4 * LAYERS * rows * D, 4 * LAYERS * state)
+ROW = 2 * HKV * D * 2  # bytes of a token's keys and values in one layer, in bfloat16; states are in float32
+CACHES = [  # words, bytes of a token and of a state in all layers
+    ("qk_rope", 2 * ROW, 0),
+    ("shared_kv_nope", ROW, 0),
+    ("shared_kv_qk_rope", 2 * ROW, 0),
+    ("gemma_4_kv", 2 * ROW, 0),
+    ("shared_kv_qkv_rope", ROW, 0),
+    ("shared_kv_qkvo_rope", ROW, 0),
+    ("deepseek_v4", ROW, 0),
+    ("inkling", 2 * ROW, 0),  # gates that only their own token reads are not cached
+    ("repo", 2 * ROW, 0),
+    ("linear_alibi", 0, 8 * H * D * (D + 1)),
+    ("decay_vo_rope", 0, 8 * H * D),
+    ("gdn", 0, 8 * HKV * D * D + 12 * (H + 2 * HKV) * D),
+    ("window_rope_nope", ROW, 3 * 64 * ROW),  # four layers, one of them without a window
+    ("llama_4", ROW, 3 * 64 * ROW),
+    ("gemma_3", ROW, 5 * 64 * ROW),
+    ("inkling_layers", ROW, 5 * 64 * ROW + 6 * 3 * ROW),
+    ("canon_nope", 2 * ROW, 2 * 3 * 2 * (C + (H + 2 * HKV) * D)),
+    ("key_offset", 2 * ROW, 2 * 2 * HKV * D),
+    ("smear_nope", 2 * ROW, 4 * C),  # the first layer's, in float32
+    *((f"mla scheme.attention.latent_heads={n}", n * ROW, 0) for n in (1, 3)),
+    *((f"mla_nope scheme.attention.latent_heads={n}", n * ROW, 0) for n in (1, 3)),
+    *((f"gqa_qk_rope scheme.attention.kv_heads={n}", n * ROW, 0) for n in (1, 3)),
+]
 
 
-def test_a_gated_delta_rule_keeps_its_states_and_the_tokens_that_its_convolutions_read():
-    rows = 3 * (H + 2 * HKV) * D  # three tokens of q, k and v in the activations' dtype; states in float32
-    for dtype, size in ((torch.bfloat16, 2), (torch.float32, 4)):
-        expected = CacheSize(0, LAYERS * (4 * HKV * D * D + size * rows))
-        assert cache_size(architecture("gdn"), dtype) == expected
-
-
-@pytest.mark.parametrize("scheme", ["inkling", "repo"])
-def test_gates_that_only_their_own_token_reads_are_not_cached(scheme):
-    assert cache_size(architecture(scheme)) == CacheSize(LAYERS * 2 * HKV * D * 2, 0)
-
-
-def test_layers_in_chunks_or_windows_keep_no_more_than_those():
-    row = 2 * HKV * D * 2  # bytes of a token's keys and values in one layer
-    four = build_architecture(replace(config("llama_4"), model=replace(config("llama_4").model, num_layers=4)))
-    assert cache_size(four) == CacheSize(row, 3 * 64 * row)  # three layers of a chunk of 64 tokens, one of all
-    for scheme, looked_back in (("gemma_3", 0), ("inkling_layers", 3)):
-        six = build_architecture(replace(config(scheme), model=replace(config(scheme).model, num_layers=6)))
-        assert cache_size(six) == CacheSize(row, 5 * 64 * row + 6 * looked_back * row)
+@torch.no_grad()
+@pytest.mark.parametrize("words, per_token, state", CACHES)
+def test_what_is_kept_of_the_past_by_hand_and_in_a_forward_pass(words, per_token, state):
+    model = built(*words.split()).float()
+    assert cache_size(model.architecture) == CacheSize(per_token, state)
+    model.compute_dtype = torch.bfloat16
+    caches = model.caches(100)
+    for piece in random_tokens(100).split(20, 1):
+        model.hidden(piece, 3, caches)
+    assert sum(cache.num_bytes for cache in caches) == 100 * per_token + state
 
 
 def test_a_query_of_attention_in_chunks_sees_half_a_chunk_on_average():

@@ -9,12 +9,10 @@ from torch.nn import functional as F
 
 from posbench.config import SchemeConfig
 from posbench.model.decoder import build_model
-from posbench.model.size import cache_size
 from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
 from tests.refusals import refuses
-from tests.rows import built
 from tests.schemes.trials import trial
 
 OPTIONAL = ("path scheme.convolution=3", "selective_rope scheme.convolution=4")
@@ -73,30 +71,6 @@ def test_the_short_convolution_of_the_guide_is_certified(tmp_path, monkeypatch):
     scheme = SchemeConfig("mine", "mine.py:ShortConvolution")
     certificate = certify(replace(certificate_config("nope", ["model.num_layers=1"]), scheme=scheme))
     assert certificate.holds and certificate.measured == "relative" and not certificate.text_only
-
-
-def test_only_a_scheme_that_looks_back_caches_rows_and_they_are_counted():
-    for name, channels in (("qk_rope", 0), ("canon_nope", C + (H + 2 * HKV) * D), ("key_offset", HKV * D)):
-        model = built(*name.split())
-        caches = model.caches(T)
-        with torch.no_grad():
-            model.hidden(random_tokens(9), caches=caches)
-        rows = 3 if "canon" in name else 1
-        assert [sum(x.numel() for x in cache.rows.values()) for cache in caches] == 2 * [rows * channels]
-        layers, size = len(caches), cache_size(model.architecture)
-        assert size.state_bytes == 2 * layers * rows * channels
-        assert size.bytes_per_token == 2 * layers * 2 * HKV * D
-
-
-def test_the_embedding_that_smear_looks_back_at_is_counted_once():
-    """It is the previous token's, in float32 also if activations are in bfloat16, and only the first layer has it."""
-    model = built("smear_nope").float()
-    caches = model.caches(T)
-    model.compute_dtype = torch.bfloat16
-    with torch.no_grad():
-        model.hidden(random_tokens(9), caches=caches)
-    held = [sum(x.numel() * x.element_size() for x in cache.rows.values()) for cache in caches]
-    assert held == [4 * C, 0] and cache_size(model.architecture).state_bytes == 4 * C
 
 
 @pytest.mark.parametrize(
