@@ -1,11 +1,8 @@
-"""Latent attention: transformers' DeepSeek-V3 and Kimi Linear, its cache, grouped queries of equal cache, refusals."""
+"""Latent attention: transformers' DeepSeek-V3 and Kimi Linear, and grouped queries."""
 
 import pytest
 import torch
 
-from posbench.composition.compose import compose
-from posbench.config import ConfigError
-from posbench.model.architecture import checked_architecture
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.verify import VOCAB, random_tokens
 from tests.rows import Float64, built
@@ -71,25 +68,3 @@ def test_grouped_queries_are_those_of_a_model_with_as_many_key_heads():
     sizes = [num_parameters(model.architecture, VOCAB) for model in (ours, usual)]
     flops = [forward_flops_per_token(model.architecture, VOCAB, 64) for model in (ours, usual)]
     assert sizes[0] == sizes[1] and flops[0] == flops[1]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["scheme.fraction=0.5"], "PartialRotary changes k, and attention of the kind mla allows only a rotation of q"),
-        (["scheme.sites=[q,k,v,o]"], "PartialRotary changes k and v, and attention of the kind mla"),
-        (["scheme.kind=key_offset"], "KeyOffset changes k, and attention of the kind mla"),
-        (["scheme.attention.shared=0.1"], "scheme.attention.shared=0.1 of model.head_dim=16 is 1.6 channels"),
-        (["scheme.attention.shared=1"], "is 16 channels, which must be an even number, above 0 and below 16"),
-        (["scheme.attention.latent_heads=0"], "scheme.attention.latent_heads=0 must be a whole number, 1 or more"),
-        (["+scheme.attention.shared_kv=true"], "scheme.attention.shared_kv=true needs a kind of attention that has"),
-        (["scheme=gqa_qk_rope", "scheme.attention.kv_heads=5"], "is not a multiple of scheme.attention.kv_heads=5"),
-        (["scheme=gqa_qk_rope", "scheme.sites=[q,k,v,o]"], "Rotary changes k and v, and attention of the kind gqa"),
-    ],
-    ids=lambda case: case[-1] if isinstance(case, list) else None,
-)
-def test_what_it_does_not_support_is_refused_before_training(words, message):
-    first = [] if words[0].startswith("scheme=") else ["scheme=mla"]
-    with pytest.raises(ConfigError) as refused:
-        checked_architecture(compose([*first, *words, "model.head_dim=16"]))
-    assert message in str(refused.value)

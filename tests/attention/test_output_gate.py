@@ -1,16 +1,12 @@
 """The output gate of softmax attention, held to transformers' AFMoE; what it costs, and what it leaves as it was."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from transformers.models.afmoe.configuration_afmoe import AfmoeConfig
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 
-from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
-from tests.refusals import refuses
 
 D, H, HKV, C = 16, 6, 2, 48
 ROWS = {"head": H, "channel": H * D}  # of the gate's matrix
@@ -48,11 +44,3 @@ def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
     )
     assert (ours[0] - expected[0]).abs().max() < 1e-12
     assert (ours[1] - expected[1].unflatten(0, (ROWS[gate], -1)).sum(1)).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("value", ["heads", True, 2])
-def test_other_gates_are_refused(value):
-    config = certificate_config("nope")
-    attention = {"kind": "softmax", "output_gate": value}
-    config = replace(config, scheme=replace(config.scheme, attention=attention))
-    refuses(rf"attention\.output_gate={value!r} must be head, channel or null", checked_architecture, config)

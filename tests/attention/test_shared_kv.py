@@ -1,4 +1,4 @@
-"""Shared keys and values agree with transformers' Gemma 4 and DeepSeek-V4, and are cached once if they stay equal."""
+"""Shared keys and values agree with transformers' Gemma 4 and DeepSeek-V4."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Sinks and windows, held to transformers' gpt-oss on every kernel; what windows compute and keep."""
+"""Sinks and windows, held to transformers' gpt-oss on every kernel; what windows compute."""
 
 from functools import partial
 
@@ -13,12 +13,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from posbench.attention import kernels
 from posbench.attention.kernels import Scoring
 from posbench.attention.softmax import _bias_within_documents
-from posbench.config import ConfigError
-from posbench.model.architecture import checked_architecture
 from posbench.model.decoder import build_model
 from posbench.training.optimizers.optimizer import decayed_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens
-from tests.refusals import refuses
 from tests.rows import built
 
 D, H, HKV, C = 16, 6, 2, 48
@@ -102,25 +99,8 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
     assert (kernels.flex(q, k, v, scoring) - expected).abs().max() < 1e-12
 
 
-def test_where_a_window_may_not_be():
-    for name, options, says in (
-        ("linear_nope", {"window": 8}, "scheme.window needs scheme.attention={kind: softmax}, and this is linear"),
-        ("nope", {"window": 0}, "scheme.window=0 must be a whole number, 1 or more"),
-        ("fox_qk_rope", {"of": [{"name": "a", "kind": "nope", "window": 8}]}, "set scheme.window next to scheme.of"),
-    ):
-        config = certificate_config(name)
-        config.scheme.options |= options
-        refuses(says, checked_architecture, config)
-
-
-def test_a_sink_begins_at_zero_and_is_not_decayed_and_other_weights_are_as_without():
+def test_a_sink_begins_at_zero_and_is_not_decayed():
     sink, plain = (build_model(certificate_config(name), VOCAB) for name in ("sink_qk_rope", "qk_rope"))
     more = {name for name, _ in sink.named_parameters()} - {name for name, _ in plain.named_parameters()}
     assert more == {f"blocks.{n}.attention.kind.sink" for n in range(2)} and not more & decayed_parameters(sink)
-    weights = sink.state_dict()
-    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.state_dict().items())
-    assert not any(weights[name].any() for name in more)
-    with pytest.raises(ConfigError, match=r"attention\.sink=2 must be true or false"):
-        config = certificate_config("sink_nope")
-        config.scheme.attention = {"kind": "softmax", "sink": 2}
-        checked_architecture(config)
+    assert not any(sink.state_dict()[name].any() for name in more)

@@ -143,13 +143,3 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
         assert (apart > 1e-4) if switched_off else (apart < 1e-12)
     model.piece = 7
     assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("scheme", ["decay", "linear_qk_rope", "gdn"])
-def test_queries_and_keys_are_normalised_for_softmax_attention_only(scheme):
-    kind = scheme.partition("_")[0]
-    refuses(
-        rf"model\.qk_norm normalises .* no layer has it \(.* is {kind}\): leave it",
-        checked_architecture,
-        compose([f"scheme={scheme}", "model.qk_norm=true"]),
-    )

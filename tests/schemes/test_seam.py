@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posbench.attention import build_kind
 from posbench.composition.compose import compose
 from posbench.config import ConfigError, SchemeConfig
 from posbench.model.architecture import checked_architecture
@@ -212,23 +211,6 @@ def test_a_scheme_that_takes_positions_of_the_window_only_is_for_text_only(name,
     config = replace(compose([*MODEL, word]), scheme=trial(name))
     refuses(rf"trials\.py, line \d+: {name} is for text only: .* \[B, 1, T\]", checked_architecture, config)
     assert checked_architecture(replace(compose([*MODEL]), scheme=trial(name)))
-
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        ({"kind": "softmacs"}, "scheme.attention.kind='softmacs' is not known; did you mean 'softmax'"),
-        ({"shared_kw": True}, "scheme.attention.shared_kw is not an option of 'softmax'; did you mean 'shared_kv'"),
-        ({"shared_kv": 1}, "scheme.attention.shared_kv=1 must be true or false"),
-        ({"value_norm": "yes"}, "scheme.attention.value_norm='yes' must be true or false"),
-        ({"kind": "decay", "shared_kv": True}, "needs a kind of attention that has keys and values"),
-        ({"kind": "decay", "normalise": 2}, "scheme.attention.normalise=2 must be true or false"),
-    ],
-)
-def test_a_kind_of_attention_that_cannot_be_is_refused(options, says):
-    with pytest.raises(ConfigError) as refusal:
-        build_kind(options, SHAPE)
-    assert says in str(refusal.value)
 
 
 TRIALS = {
