@@ -5,7 +5,7 @@ import torch
 
 from posbench.catalogue.choices import choices
 from posbench.model.decoder import build_model
-from posbench.verify import VOCAB, certificate_config, randomise
+from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 
 # Of each way of a scheme to act, of each kind of attention, and of what attention may share.
 ONE_OF_EACH = (
@@ -51,6 +51,30 @@ def built(name, *words):
     model = build_model(certificate_config(name, words), VOCAB)
     randomise(model)
     return model.double()
+
+
+def random(*sizes, seed=0):
+    """Return normal numbers in float64, the same every time."""
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def causal_mask(length):
+    """Return what is added to scores [T, T]: -inf for keys after their query, and 0."""
+    return torch.full((length, length), -torch.inf, dtype=torch.float64).triu(1)
+
+
+def first_layer(model, length, offset=0):
+    """Return the first layer's attention, the positions that it reads of `length` tokens, and its scheme."""
+    at = model._embed(random_tokens(length), offset, 0, length, None)[1][0]
+    return model.blocks[0].attention, at, model.scheme[0]
+
+
+def assert_same_gradients(ours, theirs, leaves, limit, least=1e-3):
+    """Compare the gradients by `leaves` of two outputs, each of which must be at least `least`."""
+    gradients = [torch.autograd.grad(output.sin().sum(), leaves, retain_graph=True) for output in (ours, theirs)]
+    for gradient, expected in zip(*gradients, strict=True):
+        assert expected.abs().max() >= least and gradient.isfinite().all()
+        assert (gradient - expected).abs().max() <= limit * expected.abs().max().clamp(min=1)
 
 
 class Float64:

@@ -5,19 +5,15 @@ import torch
 from torch.nn import functional as F
 
 from posbench.attention.gdn import delta_rule
-from posbench.verify import random_tokens
-from tests.rows import Float64, built
+from tests.rows import Float64, assert_same_gradients, built, first_layer, random
 
 B, H, HKV, D, E, T = 2, 6, 2, 8, 5, 150
 
 
 def inputs(*, heads=HKV, decay=1.0, decays=1):
     """Return random q, k, v, `decays` log-decays and strengths in float64, with unit keys, each with a gradient."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, a, b = (
-        torch.randn(B, *sizes, generator=generator, dtype=torch.float64)
-        for sizes in ((H, T, D), (heads, T, D), (heads, T, E), (heads, T, decays), (heads, T, 1))
-    )
+    sizes = ((H, D), (heads, D), (heads, E), (heads, decays), (heads, 1))
+    q, k, v, a, b = (random(B, heads, T, width, seed=n) for n, (heads, width) in enumerate(sizes))
     tensors = q, F.normalize(k, dim=-1), v, -decay * F.softplus(a), b.sigmoid()
     return [x.requires_grad_() for x in tensors]
 
@@ -41,19 +37,16 @@ def test_chunks_are_the_recurrence_with_its_gradients(decay, decays):
     (ours, state), (theirs, last) = delta_rule(*tensors), recurrence(*tensors)
     assert theirs.abs().max() > 0.5 and (ours - theirs).abs().max() < 1e-12
     assert (state - last[:, :: H // HKV].mT).abs().max() < 1e-12
-    gradients = [torch.autograd.grad(o.sin().sum(), tensors) for o in (ours, theirs)]
-    for gradient, expected in zip(*gradients, strict=True):
-        assert expected.isfinite().all() and (gradient - expected).abs().max() < 1e-10
+    assert_same_gradients(ours, theirs, tensors, 1e-10, least=0)
 
 
 def assert_alike(model, layer, weights, length):
     """Compare the first layer's attention with another library's, which gets our weights by its names."""
     layer.load_state_dict(weights, strict=True)
-    x = torch.randn(B, length, model.config.d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    at = model._embed(random_tokens(length), 0, 0, length, None)[1][0]
+    x, (ours, at, scheme) = random(B, length, model.config.d_model), first_layer(model, length)
     expected = layer(x)
     assert expected.dtype == torch.float64 and expected.abs().max() > 1
-    assert (model.blocks[0].attention(x, at, model.scheme[0]) - expected).abs().max() < 1e-12
+    assert (ours(x, at, scheme) - expected).abs().max() < 1e-12
 
 
 @torch.no_grad()
@@ -121,8 +114,8 @@ def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(mo
     monkeypatch.setattr(qwen, "torch", Float64())
     words = ["+scheme.attention.convolution=0", "+scheme.attention.output_gate=false"]
     model = built("gdn", "scheme.kind=rotary", "+scheme.sites=[q,k]", "model.num_kv_heads=6", *words)
-    ours, width = model.blocks[0].attention, model.config.head_width
-    x = torch.randn(B, T, model.config.d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    width, (ours, at, scheme) = model.config.head_width, first_layer(model, T, 5)
+    x = random(B, T, model.config.d_model)
     q, k, v = F.silu(ours.qkv(x)).view(B, T, 3, H, width).transpose(1, 3).unbind(2)  # [B, H, T, D]
     angles = torch.arange(5, T + 5)[:, None] * 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     cos, sin = (torch.cat((part, part), -1)[None] for part in (angles.cos(), angles.sin()))
@@ -132,6 +125,5 @@ def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(mo
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     o, _ = qwen.torch_recurrent_gated_delta_rule(q, k, v, g, beta, None, False, use_qk_l2norm_in_kernel=True)
     expected = ours.out(F.rms_norm(o, (width,), kind.norm_weight, 1e-6).flatten(2))
-    at = model._embed(random_tokens(T), 5, 0, T, None)[1][0]
     assert expected.abs().max() > 1
-    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-11
+    assert (ours(x, at, scheme) - expected).abs().max() < 1e-11

@@ -11,15 +11,14 @@ from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, ma
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import Placement, Shape
 from posbench.schemes.alibi import Alibi
+from tests.rows import assert_same_gradients, random
 
 # Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
 ROUNDING = {torch.float64: (2.0**-53, 64), torch.float32: (2.0**-24, 64), torch.bfloat16: (2.0**-8, 4)}
 
 
-def random_heads(B, H, Hkv, T, D, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+def random_heads(B, H, Hkv, T, D, dtype):
+    return [random(B, heads, T, D, seed=seed).to(dtype) for seed, heads in enumerate((H, Hkv, Hkv))]
 
 
 def defined(q, k, v, slopes=None):
@@ -81,35 +80,15 @@ def test_every_kernel_equals_the_definition(T, dtype, biased, kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_bias_may_look_at_the_sequence_and_values_may_be_narrower_than_keys(kernel):
-    q, k, _ = random_heads(2, 4, 2, 150, 16, torch.float64)
-    v = k[..., :6].contiguous() + 1
-    c = torch.randn(2, 4, 150, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    q, k, c = leaves = [x.requires_grad_() for x in (random(2, 4, 150, 16), random(2, 2, 150, 16), random(2, 4, 150))]
+    v = k[..., :6] + 1
     out = KERNELS[kernel](q, k, v, lambda b, h, i, j: c[b, h, i] - c[b, h, j])
     keys, values = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     scores = q @ keys.transpose(-2, -1) / 4 + c[..., :, None] - c[..., None, :]
     causal = torch.ones(150, 150, dtype=torch.bool).tril()
     expected = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ values
     assert out.shape == (2, 4, 150, 6) and torch.allclose(out, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kernel", ["short", "blocks", "masked"])
-@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
-@pytest.mark.parametrize("T", [5, 150, 300])
-def test_the_gradients_are_those_of_dense_attention(T, biased, kernel):
-    H, Hkv, D = 4, 2, 8
-    q, k, v = random_heads(1, H, Hkv, T, D, torch.float64)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    weight = torch.randn(1, H, T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours = torch.autograd.grad((KERNELS[kernel](q, k, v, alibi_of(q, k) if biased else None) * weight).sum(), leaves)
-
-    i, j = torch.arange(T)[:, None], torch.arange(T)[None, :]
-    scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(H // Hkv, 1)) / D**0.5
-    if biased:
-        scores = scores - torch.tensor(alibi_slopes(H))[:, None, None] * (i - j)
-    dense = scores.masked_fill(j > i, -torch.inf).softmax(-1) @ v.repeat_interleave(H // Hkv, 1)
-    theirs = torch.autograd.grad((dense * weight).sum(), leaves)
-    for gradient, expected in zip(ours, theirs, strict=True):
-        assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
+    assert_same_gradients(out, expected, leaves, 1e-11)
 
 
 def test_scores_of_any_size_make_no_nan():

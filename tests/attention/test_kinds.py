@@ -8,31 +8,24 @@ import torch
 from posbench.model.decoder import build_model
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from tests.rows import built, first_layer, random
 from tests.schemes.trials import trial
 
-ROWS = ["linear_nope", "linear_qk_rope", "linear_alibi", "decay", "decay_vo_rope"]
 H, HKV, D, C, T = 6, 2, 16, 48, 150
-
-
-def built(name, *words):
-    model = build_model(certificate_config(name, words), VOCAB)
-    randomise(model)
-    return model
 
 
 def mixed(name, q, k, v, offset=0, **options):
     """Return the output of the first layer's kind of attention for these heads."""
-    model = built(name).double()
-    kind, at = model.blocks[0].attention.kind, model._embed(random_tokens(T), offset, 0, T, None)[1][0]
+    attention, at, scheme = first_layer(built(name), T, offset)
+    kind = attention.kind
     for option, value in options.items():
         setattr(kind, option, value)
     x = torch.zeros(len(v), T, C, dtype=torch.float64)
-    return kind.mix({"q": q, "k": k, "v": v}, x, model.scheme[0], at, None)
+    return kind.mix({"q": q, "k": k, "v": v}, x, scheme, at, None)
 
 
-def heads(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, n, T, D, generator=generator, dtype=torch.float64) for n in (H, HKV, HKV)]
+def heads():
+    return [random(2, heads, T, D, seed=seed) for seed, heads in enumerate((H, HKV, HKV))]
 
 
 def complex_pairs(x):
@@ -95,9 +88,9 @@ def test_a_bias_beyond_what_exp_can_hold_overflows_nothing(config):
 
 def test_a_difference_of_running_sums_keeps_its_digits_in_long_inputs():
     """Gates near 1/2: after 8,000 tokens the sums are near -5,500, where float32 numbers are 5e-4 apart."""
-    model = built("fox")
+    model = built("fox").float()
     kind, scheme = model.blocks[0].attention.kind, model.scheme[0]
-    x = torch.randn(1, 8000, C, generator=torch.Generator().manual_seed(0))
+    x = random(1, 8000, C).float()
     last, keys = torch.tensor(7999), torch.arange(7900, 8000)
     gates = kind._gates(scheme.gate(x, None), scheme, None)
     zero = torch.tensor(0)

@@ -5,7 +5,7 @@ import torch
 
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.verify import VOCAB, random_tokens
-from tests.rows import Float64, built
+from tests.rows import Float64, built, causal_mask, first_layer, random
 
 B, H, D, C, R = 2, 6, 16, 48, 4
 LATENT = 2 * D - R
@@ -42,18 +42,16 @@ def test_a_layer_is_deepseeks_or_kimi_linears_with_its_weights(name, offset, mon
         layer = kimi.KimiLinearAttention(kimi.KimiLinearConfig(**sizes), 0)
     layer = layer.double()
     layer.config._attn_implementation = "eager"
-    model, T = built(name), 75
-    ours = model.blocks[0].attention
+    T = 75
+    ours, at, scheme = first_layer(built(name), T, offset)
     layer.load_state_dict(their_weights(ours), strict=True)
-    x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
+    x = random(B, T, C)
     angles = torch.arange(offset, offset + T)[:, None] * 10000.0 ** (-torch.arange(0, R, 2).double() / R)
     rotation = tuple(torch.cat((part, part), -1)[None] for part in (angles.cos(), angles.sin()))
     options = {"position_embeddings": rotation} if name == "mla" else {}
-    expected, _ = layer(x, attention_mask=mask, **options)
-    at = model._embed(random_tokens(T), offset, 0, T, None)[1][0]
+    expected, _ = layer(x, attention_mask=causal_mask(T), **options)
     assert expected.dtype == torch.float64 and expected.abs().max() > 0.5
-    assert (ours(x, at, model.scheme[0]) - expected).abs().max() < 1e-13
+    assert (ours(x, at, scheme) - expected).abs().max() < 1e-13
 
 
 @torch.no_grad()

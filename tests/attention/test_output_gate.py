@@ -1,26 +1,20 @@
-"""The output gate of softmax attention, held to transformers' AFMoE; what it costs, and what it leaves as it was."""
+"""The output gate of softmax attention, held to transformers' AFMoE."""
 
 import pytest
 import torch
 from transformers.models.afmoe.configuration_afmoe import AfmoeConfig
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 
-from posbench.model.decoder import build_model
-from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from tests.rows import built, causal_mask, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
 ROWS = {"head": H, "channel": H * D}  # of the gate's matrix
 
 
-def gated(gate, scheme="nope", *words):
-    return certificate_config(scheme, [f"scheme.attention.output_gate={gate}", *words])
-
-
 @pytest.mark.parametrize("gate", ROWS)
 def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
-    model, T = build_model(gated(gate), VOCAB), 40
-    randomise(model)
-    attention, (_, (at, *_)) = model.double().blocks[0].attention, model._embed(random_tokens(T), 0, 0, T, None)
+    T = 40
+    attention, at, scheme = first_layer(built("nope", f"scheme.attention.output_gate={gate}"), T)
     sizes = {"hidden_size": C, "num_attention_heads": H, "num_key_value_heads": HKV, "head_dim": D}
     config = AfmoeConfig(
         **sizes, num_hidden_layers=1, num_dense_layers=1, layer_types=["full_attention"], attn_implementation="sdpa"
@@ -33,10 +27,9 @@ def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
     theirs.o_proj.weight.data = attention.out.weight.data
     matrix = attention.kind.output_gate
     theirs.gate_proj.weight.data = matrix.data.repeat_interleave(H * D // ROWS[gate], 0)
-    x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, weight = random(2, 2, T, C)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
-    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
-    outputs = attention(inputs[0], at, model.scheme[0]), theirs(inputs[1], (None, None), mask)[0]
+    outputs = attention(inputs[0], at, scheme), theirs(inputs[1], (None, None), causal_mask(T))[0]
     assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
     ours, expected = (
         torch.autograd.grad((y * weight).sum(), [leaf, gates])

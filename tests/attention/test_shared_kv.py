@@ -11,8 +11,8 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
 from posbench.model.decoder import build_model
 from posbench.schemes.rotary import Rotary
-from posbench.verify import VOCAB, certificate_config, random_tokens
-from tests.rows import built
+from posbench.verify import VOCAB, certificate_config
+from tests.rows import built, causal_mask, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
 
@@ -53,33 +53,29 @@ def gemma(attention):
 @pytest.mark.parametrize("name, qk_norm", [("shared_kv_qk_rope", False), ("gemma_4_kv", True)])
 def test_a_value_that_is_the_unrotated_key_equals_gemma_4(name, qk_norm, offset):
     model, T = built(name, f"model.qk_norm={qk_norm}", "model.norm_eps=1e-6"), 75
-    x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), offset, 0, T, None)
+    x, (attention, at, scheme) = random(2, T, C), first_layer(model, T, offset)
     cos, sin = (torch.cat((half, half), dim=-1)[None] for half in at.pos)
-    causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
-    theirs, _ = gemma(attention)(x, (cos, sin), causal, {})
+    theirs, _ = gemma(attention)(x, (cos, sin), causal_mask(T), {})
     assert theirs.abs().max() > 0.5
     # Their norms are in float32 under all dtypes.
-    assert (attention(x, at, model.scheme[0]) - theirs).abs().max() < (1e-5 if qk_norm else 1e-12)
+    assert (attention(x, at, scheme) - theirs).abs().max() < (1e-5 if qk_norm else 1e-12)
 
 
 @torch.no_grad()
 def test_turning_the_output_of_a_shared_key_back_equals_deepseek_v4():
     """Their last channels are rotated in pairs (2t, 2t + 1), and ours are the first, in pairs (t, t + r / 2)."""
     model, T, r = built("deepseek_v4", "model.qk_norm=true"), 75, 2
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 5, 0, T, None)
-    x = torch.randn(2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, (attention, at, scheme) = random(2, T, C), first_layer(model, T, 5)
     q, k = attention.qkv(x).view(2, T, H + HKV, D).transpose(1, 2).split([H, HKV], dim=1)
     q, k = (norm(y).roll(-r, -1) for norm, y in ((attention.q_norm, q), (attention.k_norm, k)))
     cos, sin = (half[None].double() for half in at.pos)
     q, k = (apply_rotary_pos_emb(y, cos, sin) for y in (q, k))
     module = SimpleNamespace(num_key_value_groups=H // HKV, sinks=attention.kind.sink, training=False)
-    causal = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
-    o, _ = eager_attention_forward(module, q, k, k, causal, D**-0.5)
+    o, _ = eager_attention_forward(module, q, k, k, causal_mask(T), D**-0.5)
     o = apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).roll(r, -1)
     theirs = attention.out(o.transpose(1, 2).reshape(2, T, -1))
     assert theirs.abs().max() > 0.5
-    assert (attention(x, at, model.scheme[0]) - theirs).abs().max() < 1e-6  # theirs is in float32
+    assert (attention(x, at, scheme) - theirs).abs().max() < 1e-6  # theirs is in float32
 
 
 class Louder(Rotary):

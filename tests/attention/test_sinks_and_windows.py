@@ -15,8 +15,8 @@ from posbench.attention.kernels import Scoring
 from posbench.attention.softmax import _bias_within_documents
 from posbench.model.decoder import build_model
 from posbench.training.optimizers.optimizer import decayed_parameters
-from posbench.verify import VOCAB, certificate_config, random_tokens
-from tests.rows import built
+from posbench.verify import VOCAB, certificate_config
+from tests.rows import built, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
 
@@ -37,11 +37,11 @@ def gpt_oss(attention):
 def test_sinks_and_windows_are_those_of_gpt_oss(window, kernel):
     """Outputs, and gradients by the stream and by the sinks, which the kernels that have one compute."""
     model, T = built("sink_qk_rope"), 150
-    attention, (_, (at, *_)) = model.blocks[0].attention, model._embed(random_tokens(T), 7, 0, T, None)
-    theirs, scheme = gpt_oss(attention), model.scheme[0]
+    attention, at, scheme = first_layer(model, T, 7)
+    theirs = gpt_oss(attention)
     scheme.window = window
     attention.kind.kernel = attention.kind.kernels([scheme], True, torch.device("cpu")).get(kernel)
-    x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, weight = random(2, 2, T, C)
     leaves = [[x.clone().requires_grad_(), sink] for sink in (attention.kind.sink, theirs.sinks)]
     i, j = torch.arange(T)[:, None], torch.arange(T)
     visible = sliding_window_causal_mask_function(window or T)(0, 0, i, j)
@@ -92,7 +92,7 @@ def test_tiles_of_other_documents_are_left_out_and_change_nothing(window):
 
     tiles = kernels.windowed_tiles(T, window, first, torch.device("cpu"))
     assert torch.equal(tiles.to_dense(), create_block_mask(is_seen, 2, None, T, T, device="cpu").to_dense())
-    q, k, v = torch.randn(3, 2, 2, T, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = random(3, 2, 2, T, 16)
     bias = partial(_bias_within_documents, lambda b, h, i, j: 0.01 * (j - i), first, 0)
     scoring = Scoring(0.25, bias, window=window, first=first)
     expected = kernels.blocks(q, k, v, scoring)

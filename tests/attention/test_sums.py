@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from posbench.attention import sums
+from tests.rows import assert_same_gradients, random
 
 B, H, D, E = 2, 3, 5, 4
 DECAYS = {
@@ -11,11 +12,6 @@ DECAYS = {
     "alibi's": [-0.5, -0.0625, -0.00390625],
     "too strong for powers": [-30.0, -1e4, 0.0],  # exp(-30 * -64) is infinite in float64
 }
-
-
-def drawn(T, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(T)
-    return [torch.randn(B, H, T, width, generator=generator, dtype=torch.float64).to(dtype) for width in (D, D, E)]
 
 
 def weights(a, T):
@@ -31,12 +27,14 @@ def dense(q, k, v, a):
 @pytest.mark.parametrize("decay", DECAYS)
 def test_the_gradients_are_those_of_the_definition(decay):
     T = 150
-    leaves = [x.requires_grad_() for x in (*drawn(T), torch.tensor(DECAYS[decay], dtype=torch.float64))]
-    q, k, v, a = leaves
-    weight = torch.randn(B, H, T, E, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    ours = torch.autograd.grad((sums.products(q, k, v, a)[0] * weight).sum(), leaves)
-    theirs = torch.autograd.grad((dense(q, k, v, a) * weight).sum(), leaves)
-    for gradient, expected in zip(ours, theirs, strict=True):
-        assert gradient.isfinite().all() and (gradient - expected).abs().max() <= 1e-11 * expected.abs().max().clamp(
-            min=1
+    leaves = [
+        x.requires_grad_()
+        for x in (
+            random(B, H, T, D),
+            random(B, H, T, D, seed=1),
+            random(B, H, T, E, seed=2),
+            torch.tensor(DECAYS[decay], dtype=torch.float64),
         )
+    ]
+    q, k, v, a = leaves
+    assert_same_gradients(sums.products(q, k, v, a)[0], dense(q, k, v, a), leaves, 1e-11)

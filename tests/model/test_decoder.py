@@ -17,7 +17,7 @@ from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 from tests.refusals import refuses
-from tests.rows import rows
+from tests.rows import built, rows
 
 
 def shared(model):
@@ -75,10 +75,7 @@ def test_a_vocabulary_larger_than_the_table_is_refused():
 @torch.no_grad()
 @pytest.mark.parametrize("name", rows())
 def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(name):
-    config = certificate_config(name)
-    model = build_model(config, VOCAB)
-    randomise(model)
-    model, tokens = model.double(), random_tokens(44).view(2, 22)
+    config, model, tokens = certificate_config(name), built(name), random_tokens(44).view(2, 22)
     positions = torch.from_numpy(np.random.RandomState(1).randint(1, 6, (2, 22)).cumsum(1))
     weights = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     logits = model(tokens, positions=positions)

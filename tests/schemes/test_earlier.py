@@ -13,15 +13,11 @@ from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
 from tests.refusals import refuses
+from tests.rows import assert_same_gradients, random
 from tests.schemes.trials import trial
 
-OPTIONAL = ("path scheme.convolution=3", "selective_rope scheme.convolution=4")
 H, HKV, D, C, T = 6, 2, 16, 48, 40
 SHAPE = Shape(C, H, HKV, D, num_layers=2, context_length=128)
-
-
-def random(*sizes):
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initial_weights():
@@ -40,9 +36,7 @@ def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initia
         theirs = theirs if heads is None else theirs.unflatten(2, (heads, D)).transpose(1, 2)
         ours = scheme.call_hook(site, x, None, EarlierRows())
         assert (ours - theirs).abs().max() < 1e-14
-        direction = random(*ours.shape)
-        gradients = [torch.autograd.grad((y * direction).sum(), weight, retain_graph=True)[0] for y in (ours, theirs)]
-        assert (gradients[0] - gradients[1]).abs().max() < 1e-12
+        assert_same_gradients(ours, theirs, [weight], 1e-12)
 
 
 def test_smear_and_key_offset_by_hand():

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from posbench.config import SchemeConfig
-from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
-from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
+from posbench.verify import random_tokens
+from tests.rows import built, random
 
 H, HKV, T, D, L = 6, 2, 90, 32, 256
 
@@ -18,10 +18,6 @@ H, HKV, T, D, L = 6, 2, 90, 32, 256
 def fope(kind="fope", **options):
     shape = Shape(d_model=48, num_heads=H, num_kv_heads=HKV, head_dim=D, context_length=L)
     return build_scheme(SchemeConfig("mine", kind, options), shape).double()[0]
-
-
-def random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def test_queries_and_keys_are_those_of_intern_s1_pros_code():
@@ -61,8 +57,5 @@ def test_mixes_are_the_identity_plus_glorots_numbers_in_each_key_head():
 
 @torch.no_grad()
 def test_without_random_numbers_it_is_hope():
-    models = [build_model(certificate_config(*words), VOCAB) for words in (("fope", ["scheme.gain=0"]), ("hope",))]
-    for model in models:
-        randomise(model)
-    ours, hope = (model.double()(random_tokens(), offset=5) for model in models)
+    ours, hope = (built(*words.split())(random_tokens(), offset=5) for words in ("fope scheme.gain=0", "hope"))
     assert (ours - hope).abs().max() < 1e-13

@@ -25,22 +25,17 @@ from transformers.models.llama import modeling_llama
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
 from posbench.attention.kernels import Scoring, attend
-from posbench.composition.compose import compose
 from posbench.config import SchemeConfig
-from posbench.model.decoder import build_model
+from posbench.huggingface.stock import transformers_model
 from posbench.schemes import Gates, Placement, Shape, build_scheme
 from posbench.schemes.alibi import slopes
 from posbench.schemes.biases import buckets_of
 from posbench.schemes.path import reflected
-from posbench.verify import MODEL, VOCAB, certificate_config, random_tokens, randomise
-from tests.rows import Float64
+from posbench.verify import random_tokens
+from tests.rows import Float64, assert_same_gradients, built, random
 
 H, HKV, T, D = 6, 2, 300, 16
 SHAPE = Shape(d_model=48, num_heads=H, num_kv_heads=HKV, head_dim=D, context_length=512)
-
-
-def random(*shape, seed=2):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def scheme_of(kind, shape=SHAPE, **options):
@@ -60,46 +55,6 @@ def whole(scheme, q=None, k=None, offset=0, length=T):
     return bias(b, h, rows[:, None], rows).expand(len(q), -1, -1, -1)
 
 
-def llama_like(model, base):
-    """Return transformers' LLaMA with the weights of `model`, in float64."""
-    m = model.config
-    llama = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=m.d_model,
-            intermediate_size=m.ffn_width,
-            num_hidden_layers=m.num_layers,
-            num_attention_heads=m.num_heads,
-            num_key_value_heads=m.kv_heads,
-            head_dim=m.head_width,
-            rms_norm_eps=m.norm_eps,
-            tie_word_embeddings=m.tied_embeddings,
-            rope_parameters={"rope_type": "default", "rope_theta": base},
-        )
-    ).double()
-    ours = model.state_dict()
-    theirs = {"model.embed_tokens.weight": ours["embedding.weight"], "model.norm.weight": ours["norm.weight"]}
-    theirs["lm_head.weight"] = ours["embedding.weight" if m.tied_embeddings else "unembedding.weight"]
-    for n in range(m.num_layers):
-        layer, block = f"model.layers.{n}.", f"blocks.{n}."
-        sizes = [m.num_heads * m.head_width, m.kv_heads * m.head_width, m.kv_heads * m.head_width]
-        q, k, v = ours[block + "attention.qkv.weight"].split(sizes)
-        gate, up = ours[block + "ffn.gate_up.weight"].chunk(2)
-        theirs |= {
-            layer + "input_layernorm.weight": ours[block + "attention_norm.weight"],
-            layer + "self_attn.q_proj.weight": q,
-            layer + "self_attn.k_proj.weight": k,
-            layer + "self_attn.v_proj.weight": v,
-            layer + "self_attn.o_proj.weight": ours[block + "attention.out.weight"],
-            layer + "post_attention_layernorm.weight": ours[block + "ffn_norm.weight"],
-            layer + "mlp.gate_proj.weight": gate,
-            layer + "mlp.up_proj.weight": up,
-            layer + "mlp.down_proj.weight": ours[block + "ffn.down.weight"],
-        }
-    llama.load_state_dict(theirs, strict=True)
-    return llama.eval()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
 @pytest.mark.parametrize(
@@ -107,13 +62,15 @@ def llama_like(model, base):
 )
 def test_qk_equals_hugging_face_llama(base, extra, monkeypatch):
     monkeypatch.setattr(modeling_llama, "torch", Float64())
-    model = build_model(compose(["scheme=qk_rope", f"scheme.base={base}", *MODEL, *extra]), VOCAB)
-    randomise(model)
-    model, tokens = model.double(), random_tokens(150).view(2, 75)
+    model, tokens = built("qk_rope", f"scheme.base={base}", *extra), random_tokens(150).view(2, 75)
+    stock = transformers_model(model)
+    theirs = LlamaForCausalLM(LlamaConfig(**stock.config)).double().eval()
+    assert not theirs.load_state_dict(stock.weights, strict=False).unexpected_keys
+    assert theirs.config.rope_parameters["rope_theta"] == base
     for offset in (0, 37):
-        theirs = llama_like(model, base)(tokens, position_ids=torch.arange(offset, offset + 75)[None]).logits
-        assert theirs.dtype == torch.float64 and theirs.abs().max() > 1
-        assert (model(tokens, offset=offset) - theirs).abs().max() < 1e-12
+        logits = theirs(tokens, position_ids=torch.arange(offset, offset + 75)[None]).logits
+        assert logits.dtype == torch.float64 and logits.abs().max() > 1
+        assert (model(tokens, offset=offset) - logits).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("num_heads", range(1, 34))
@@ -243,12 +200,7 @@ def test_path_is_its_authors_decoding_step_with_its_gradients(rows):
     visible = torch.ones(T, T, dtype=torch.bool).tril()[T - rows :]
     ours = reflected(q[:, :, T - rows :], k, direction, b) * visible
     assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
-    leaves = (q, k, w, b)
-    grads = [torch.autograd.grad(s.sin().sum(), leaves, retain_graph=True) for s in (ours, theirs)]
-    pairs = zip(*grads, strict=True)
-    assert all(
-        gradient.abs().max() > 1e-3 and (gradient - expected).abs().max() < 1e-10 for gradient, expected in pairs
-    )
+    assert_same_gradients(ours, theirs, (q, k, w, b), 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -261,22 +213,13 @@ def test_biases_that_read_keys_are_their_papers_code_with_its_gradients(kind, by
     rows = by_loops(scheme, q, k.repeat_interleave(H // HKV, 1))
     theirs = torch.cat([F.pad(row, (0, length - row.shape[-1])) for row in rows], dim=2)
     assert theirs.abs().max() > 1 and (ours.tril() - theirs).abs().max() < 1e-12
-    weight, leaves = random(2, H, length, length, seed=5).tril(), [q, k, *scheme.parameters()]
-    pairs = zip(*(torch.autograd.grad((bias * weight).sum(), leaves) for bias in (ours, theirs)), strict=True)
-    assert all(
-        gradient.abs().max() > 1e-3 and (gradient - expected).abs().max() < 1e-10 for gradient, expected in pairs
-    )
+    assert_same_gradients(ours.tril(), theirs, [q, k, *scheme.parameters()], 1e-10)
 
 
 @torch.no_grad()
 def test_selective_rope_that_selects_nothing_is_rope():
     """Sums include the first token, so angles count from 1; scores depend only on differences."""
-    models = []
-    for words in (("qk_rope", []), ("selective_rope", ["scheme.base=10000"])):
-        model = build_model(certificate_config(*words), VOCAB)
-        randomise(model)
-        models.append(model.double())
-    rope, selective = models
+    rope, selective = built("qk_rope"), built("selective_rope", "scheme.base=10000")
     for scheme in selective.scheme:
         scheme.b.zero_()
     assert (selective(random_tokens()) - rope(random_tokens())).abs().max() > 0.1
@@ -332,8 +275,7 @@ def test_grape_ap_is_its_authors_code_with_its_gradients(offset):
     theirs = theirs.masked_fill(torch.ones(length, length).triu(1) == 1, 0.0)
     theirs = (theirs.sum(-1, keepdim=True) - theirs.cumsum(-1)).tril()
     assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
-    grads = [torch.autograd.grad((output * output).sum(), scheme.W)[0] for output in (ours, theirs)]
-    assert grads[0].abs().max() > 1e-3 and (grads[0] - grads[1]).abs().max() < 1e-8
+    assert_same_gradients(ours, theirs, [scheme.W], 1e-10)
 
 
 WIDE = Shape(d_model=256, num_heads=4, num_kv_heads=2, head_dim=64, context_length=512)

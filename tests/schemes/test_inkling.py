@@ -8,10 +8,8 @@ from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
 
 from posbench.config import SchemeConfig
-from posbench.model.decoder import build_model
 from posbench.schemes import Shape, build_scheme
-from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
-from tests.rows import Float64
+from tests.rows import Float64, built, causal_mask, first_layer, random
 
 H, HKV, D, C, EXTENT, T = 6, 2, 16, 48, 24, 60
 SHAPE = Shape(C, H, HKV, D, context_length=128)
@@ -45,17 +43,11 @@ def inkling(attention, scheme):
 def test_inkling_is_its_authors_class_with_its_gradients(name, monkeypatch):
     monkeypatch.setattr(modeling_inkling, "torch", Float64())
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    config = certificate_config(name)
-    config.scheme.options["extent"] = EXTENT
-    model = build_model(config, VOCAB)
-    randomise(model)
-    scheme, (_, (at, *_)) = model.double().scheme[0], model._embed(random_tokens(T), 7, 0, T, None)
-    attention = model.blocks[0].attention
+    attention, at, scheme = first_layer(built(name, f"scheme.extent={EXTENT}"), T, 7)
     theirs = inkling(attention, scheme)
-    x, weight = torch.randn(2, 2, T, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, weight = random(2, 2, T, C)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
-    mask = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
-    outputs = attention(inputs[0], at, scheme), theirs(inputs[1], mask)[0]
+    outputs = attention(inputs[0], at, scheme), theirs(inputs[1], causal_mask(T))[0]
     assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
     for output in outputs:
         (output * weight).sum().backward()
