@@ -326,40 +326,23 @@ def test_verify_takes_names_and_overrides_and_prints_a_row_each(console):
     assert lines[-1] == "2 schemes: all checks passed" and max(map(len, lines)) <= 80
 
 
-def test_an_unknown_scheme_is_refused_before_anything_is_measured(console):
-    refuses("did you mean 'vo_rope'", verify, ["qk_rope", "vo_rop"], console)
-    assert console.file.getvalue() == ""
+LINE = 1 + Path(trials.__file__).read_text().splitlines().index("        slope = self.log_a.float().exp()")
+FAILED = {
+    "Modest": "shift is 0, must be above 0.001 (promised absolute, measured relative)",
+    "Deaf": "there is no NumPy reference of this scheme",
+    "Rounds": f"trials.py, line {LINE}: your hook rounds to float32: use x.to(self.w.dtype)",
+    "RoundsAngles": "numbers of each token round, so compute and return float64 in gate (x.double())",
+    "RootOfNegative": "the logits are NaN",
+}
 
 
-def test_verify_fails_with_the_reason(console):
-    assert not verify(trial_words("Modest"), console)
+@pytest.mark.parametrize("name", FAILED)
+def test_verify_fails_with_the_reason(name, console):
+    assert not verify([*trial_words(name), ONE_LAYER], console)
     output = " ".join(console.file.getvalue().split())
-    assert "FAIL modest: shift is 0, must be above 0.001 (promised absolute, measured relative)" in output
-    assert "modest: there is no NumPy reference of this scheme" in output
-    assert output.endswith("1 of 1 scheme failed: modest")
-
-
-def test_a_hook_that_rounds_to_float32_is_named_by_its_line(console):
-    assert not verify([*trial_words("Rounds"), ONE_LAYER], console)
-    output = " ".join(console.file.getvalue().split())
-    line = 1 + Path(trials.__file__).read_text().splitlines().index("        slope = self.log_a.float().exp()")
-    assert f"trials.py, line {line}: your hook rounds to float32: use x.to(self.w.dtype)" in output
-    refuses(
-        r"trials\.py, line \d+: your hook rounds to float32",
-        verify,
-        [*trial_words("RoundsQueries"), ONE_LAYER],
-        console,
-    )
-
-
-def test_numbers_of_each_token_that_round_are_failed_with_a_remedy(console):
-    assert not verify([*trial_words("RoundsAngles"), ONE_LAYER], console)
-    output = " ".join(console.file.getvalue().split())
-    assert re.search(
-        r"FAIL roundsangles: fp32 is \S+ \(cpu \w+\), must be at most 24: its numbers of each token round, "
-        r"so compute and return float64 in gate \(x\.double\(\)\)",
-        output,
-    )
+    assert f"FAIL {name.lower()}: " in output and FAILED[name] in output
+    assert output.endswith(f"1 of 1 scheme failed: {name.lower()}")
+    assert name != "RootOfNegative" or output.count("FAIL") == 1
 
 
 def test_an_error_in_a_later_scheme_keeps_the_results_of_those_before_it(console):
@@ -373,10 +356,9 @@ def test_an_error_in_a_later_scheme_keeps_the_results_of_those_before_it(console
     assert "\nnope " in console.file.getvalue() and "1 scheme: all checks passed" in console.file.getvalue()
 
 
-def test_logits_that_are_no_numbers_are_one_failure(console):
-    assert not verify([*trial_words("RootOfNegative"), ONE_LAYER], console)
-    output = " ".join(console.file.getvalue().split())
-    assert output.count("FAIL") == 1 and "FAIL rootofnegative: the logits are NaN" in output
+def test_queries_that_round_to_float32_are_refused_by_their_line(console):
+    words = [*trial_words("RoundsQueries"), ONE_LAYER]
+    refuses(r"trials\.py, line \d+: your hook rounds to float32", verify, words, console)
 
 
 def test_a_scheme_for_text_only_passes_and_is_marked(console):

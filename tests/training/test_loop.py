@@ -169,4 +169,5 @@ def test_the_loss_is_the_mean_of_the_stored_windows_and_of_plain_torch(config):
 def test_a_refused_run_leaves_nothing_behind(config, tmp_path):
     refuses(r"scheme\.bsae", train, config("+scheme.bsae=1"))
     refuses("context", train, config("train.context_length=100000"))
+    refuses(r"this machine has \d+ GPUs.*set train\.device=auto or cpu", train, config("train.device=cuda:99"))
     assert not (tmp_path / "runs").exists()
