@@ -14,6 +14,7 @@ from posbench.analysis.table import read
 from posbench.catalogue.choices import choices, read_row
 from posbench.composition.compose import compose
 from posbench.config import Config
+from posbench.reporting.report import page_about
 from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics, find_runs
 from posbench.runs.fingerprints import identity
 from posbench.runs.manifest import Costs, Fingerprints
@@ -22,19 +23,6 @@ from posbench.runs.results import ResultKey
 T = 256  # training length, tokens
 BYTES_PER_TOKEN = 3  # about
 RELATIVE = {"nope", "qk_rope", "vo_rope", "qkvo_rope", "alibi"}
-PUBLISHED_ORDER = [
-    "qk_rope",
-    "qkvo_rope",
-    "k_rope",
-    "vo_rope",
-    "qkv_rope",
-    "nope",
-    "o_rope",
-    "q_rope",
-    "v_rope",
-    "alibi",
-    "sinusoidal",
-]
 
 
 @dataclass
@@ -86,6 +74,16 @@ def fabricate_search(
             own = {"train.lr": rate, "scheme.own_lr": True}
             run.update_manifest(experiment=target.name, identity=run.manifest.identity | own)
     return root / "demo"
+
+
+def searched(root, **levels):
+    """Write a finished search, which keeps 0.001 and 0.002, and return root/demo.
+
+    `levels` are losses of schemes above 3.0; they rise with the rate.
+    """
+    rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
+    effects = {rate: {scheme: level + 5 * rate for scheme, level in levels.items()} for rate in rates}
+    return fabricate_search(root, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
 
 
 def _windows(world, split):
@@ -238,3 +236,8 @@ def rescore(run, protocol, length, change, **header):
     for result in run.results()[0]:
         if result.protocol == protocol and length in (None, result.length):
             run.store(result.key, change(result.windows), {**result.header, **header})
+
+
+def paragraph(comparison):
+    """Return the paragraph of a report that names winners."""
+    return page_about([comparison]).paragraph
