@@ -15,9 +15,10 @@ from posbench.catalogue.choices import choices, read_row
 from posbench.composition.compose import compose
 from posbench.config import Config
 from posbench.reporting.report import page_about
-from posbench.runs import FINISHED, FORMAT, Manifest, Run, append_metrics, find_runs
+from posbench.runs import Run, append_metrics, find_runs
+from posbench.runs.finding import REFERENCE
 from posbench.runs.fingerprints import identity
-from posbench.runs.manifest import Costs, Fingerprints
+from posbench.runs.manifest import Fingerprints
 from posbench.runs.results import ResultKey
 
 T = 256  # training length, tokens
@@ -138,15 +139,18 @@ def _identity(scheme, experiment, overrides):
     return identity(config, {"type": "cpu", "dtype": "float32", "compiled": False})
 
 
+@cache
+def _reference_manifest():
+    """Return the manifest of a run of a pack."""
+    return find_runs(REFERENCE / "demo_cpu")[0].manifest
+
+
 def _manifest(world, scheme, seed, loss):
-    return Manifest(
-        format=FORMAT,
-        status=FINISHED,
+    return replace(
+        _reference_manifest(),
         experiment=world.experiment,
         scheme=scheme,
         seed=seed,
-        vocab_size=4096,
-        num_parameters={"embedding": 2_097_152, "body": 4_722_000},
         fingerprints=Fingerprints(
             data="da7a",
             tokenizer="70ce",
@@ -156,18 +160,10 @@ def _manifest(world, scheme, seed, loss):
             batches=f"ba7c{seed}",
         ),
         identity=_identity(scheme, world.experiment, world.overrides),
-        versions={"posbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
-        device={"type": "cpu", "name": "a CPU", "dtype": "float32", "compiled": False, "threads": 2},
         is_relative=scheme in RELATIVE,
-        costs=Costs(tokens_per_second=20_000.0 + 100 * seed, train_seconds=61.5, peak_memory_bytes=900 * 2**20),
-        num_steps=195,
-        training_flops=1.5e13,
-        tokens=399_360,
         loss=loss,
         bits_per_byte=loss / math.log(2) / BYTES_PER_TOKEN,
         weights=f"weights of {scheme} under {seed}",
-        started=f"2026-11-20T10:0{seed % 10}:00+00:00",
-        ended=f"2026-11-20T10:1{seed % 10}:00+00:00",
     )
 
 

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from tests.analysis.fabricate import (
     change_fingerprints,
     comparison,
     fabricate,
+    paragraph,
     rescore,
     run_of,
     write_evaluation,
@@ -122,8 +122,7 @@ def test_report_and_judge_agree_about_a_seed_that_died(tmp_path):
 def test_a_scheme_that_shares_no_seed_is_named(tmp_path):
     folder = fabricate(tmp_path, World({"qk_rope": 0.0, "alibi": -0.2}, (0, 1, 2)))
     fabricate(tmp_path, World({"nope": 0.0}, (10, 11, 12)))
-    paragraph = page_about([comparison(folder)]).paragraph
-    assert "nope shares too few seeds with the others for a test." in paragraph
+    assert "nope shares too few seeds with the others for a test." in paragraph(comparison(folder))
 
 
 def test_pairs_that_were_fixed_and_not_trained_are_named_and_others_are_not_called_fixed(tmp_path):
@@ -135,7 +134,7 @@ def test_pairs_that_were_fixed_and_not_trained_are_named_and_others_are_not_call
     assert c.fixed_but_untested == [["alibi", "nope"], ["nope", "qk_rope"]]
     p = stats.ttest_rel(c.values["alibi"], c.values["qk_rope"]).pvalue
     assert c.pairs["p_claimed"].tolist() == pytest.approx([3 * p]), "corrected for all three"
-    assert "not tested here: alibi and nope; nope and qk_rope." in page_about([c]).paragraph
+    assert "not tested here: alibi and nope; nope and qk_rope." in paragraph(c)
     none = fabricate(tmp_path / "none", World({"k_rope": 0.0, "vo_rope": 0.1}, seeds, overrides=overrides))
     other = World({"qk_rope": 0.0, "alibi": 0.1}, seeds, experiment="mine", overrides=overrides)
     for folder in (none, fabricate(tmp_path, other)):
@@ -275,10 +274,8 @@ def test_a_choice_that_is_not_there_is_named(experiment_copy):
     summary, _ = read([experiment_copy])
     refuses(r"'alibo' has no runs here.*alibi", choose, summary, schemes=["alibo"])
     refuses("seeds with runs: 0, 1, 2, 3", choose, summary, seeds=[9])
-    for run in experiment_copy.glob("*/seed=*"):
-        shutil.rmtree(run / "eval")
-        manifest = run_of(experiment_copy, run.parent.name, int(run.name[-1])).manifest
-        run_of(experiment_copy, run.parent.name, int(run.name[-1])).write_manifest(replace(manifest, status="stopped"))
+    for run in find_runs(experiment_copy):
+        run.update_manifest(status="stopped")
     refuses("no run is finished here", comparison, experiment_copy)
 
 

@@ -10,8 +10,8 @@ from scipy import stats
 from posbench.analysis.comparison import build
 from posbench.analysis.long_range_order import long_range_order
 from posbench.analysis.table import read
-from posbench.reporting.report import page_about
 from posbench.runs import find_runs
+from tests.analysis.fabricate import paragraph
 
 REFERENCE = Path("runs/reference")
 
@@ -66,8 +66,7 @@ def test_on_prose_alibi_uses_order_that_no_run_brings_to_the_threshold():
     p = {scheme: stats.ttest_1samp(worth[scheme], 0).pvalue for scheme in c.schemes}
     assert 3 * p["alibi"] < 0.05 < 2 * min(p["qk_rope"], p["nope"])
     assert c.long_range_order.on_all.users == ["alibi"]
-    paragraph = page_about([c]).paragraph
-    assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph
+    assert f"worth 0.05 nats by the end, but alibi ({worth['alibi'].mean():.4f} ±0.0008 nats) uses it" in paragraph(c)
 
 
 def test_what_the_documents_decide_is_not_called_used(analysis, experiment):

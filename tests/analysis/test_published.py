@@ -4,21 +4,14 @@ import pytest
 from scipy import stats
 
 from posbench.analysis.published import agreements, load_published
-from tests.analysis.fabricate import PUBLISHED_ORDER, World, comparison, fabricate
+from posbench.runs.finding import REFERENCE
+from tests.analysis.fabricate import comparison
 
 KEXUE = load_published("kexue-10862")
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    """Return nine published schemes in their order, but with nope and o_rope swapped."""
-    effects = {name: 0.03 * n for n, name in enumerate(PUBLISHED_ORDER[:9])}
-    effects |= {"qkvo_rope": 0.0001, "nope": effects["o_rope"], "o_rope": effects["nope"]}
-    world = World(effects, seeds=(0, 1, 2, 3, 4), noise_sd=0.0008)
-    return comparison(fabricate(tmp_path_factory.mktemp("published"), world))
-
-
-def test_gaps_and_kendalls_tau(ours):
+def test_gaps_and_kendalls_tau():
+    ours = comparison(REFERENCE / "demo_cpu")
     [agreement] = agreements(KEXUE, ours)
     theirs = KEXUE.measurements[0].values
     assert list(agreement.table.index) == sorted(theirs, key=lambda scheme: theirs[scheme])
@@ -27,7 +20,7 @@ def test_gaps_and_kendalls_tau(ours):
     assert row["gap"] == pytest.approx((ours.values["k_rope"] - ours.values["qk_rope"]).mean())
     tau = stats.kendalltau([theirs[s] for s in agreement.table.index], ours.values.mean()[agreement.table.index])
     assert (agreement.tau, agreement.p) == pytest.approx((tau.statistic, tau.pvalue)) and 0.5 < agreement.tau < 1
-    assert agreement.ours == "validation at 256 tokens"
+    assert agreement.ours == "validation at 128 tokens"
 
 
 def test_lengths_are_compared_in_training_lengths(analysis):

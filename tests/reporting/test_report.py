@@ -160,11 +160,8 @@ def test_each_text_has_its_own_latex_table_and_one_protocol(experiment_copy, tmp
 def test_by_groups_runs_by_a_setting_and_marks_the_best(experiment_copy, tmp_path):
     world = World({"qk_rope": 0.2, "nope": 0.1}, seeds=(0, 1, 2, 3), experiment="fast")
     other_experiment = fabricate(experiment_copy.parent, world)
-    for run in other_experiment.glob("*/seed=*"):
-        manifest = run_of(other_experiment, run.parent.name, int(run.name[-1])).manifest
-        run_of(other_experiment, run.parent.name, int(run.name[-1])).update_manifest(
-            identity=manifest.identity | {"train.lr": 0.5}
-        )
+    for run in find_runs(other_experiment):
+        run.update_manifest(identity=run.manifest.identity | {"train.lr": 0.5})
     refuses(r"--by train\.lr", written, [experiment_copy, other_experiment], tmp_path)
     text, shown = written([experiment_copy, other_experiment], tmp_path, by="train.lr")
     slow, fast = (comparison(place).values.mean() for place in (experiment_copy, other_experiment))
