@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -33,8 +34,10 @@ SIZES = {
 }
 ROPE = {"rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
-SHORT, LONG = [1 + n / 10 for n in range(8)], [1.0 + n for n in range(8)]
+OF_48 = "original_max_position_embeddings: 48"
+YARN_48 = f"rope_type: yarn, factor: 4.0, {OF_48}"
+LLAMA3 = f"factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, {OF_48}"
+LISTS = "short_factor: [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], long_factor: [1, 2, 3, 4, 5, 6, 7, 8]"
 WINDOW = {"use_sliding_window": True, "sliding_window": 24}
 FAMILIES = {  # class, and what its configuration says
     "Llama": ("Llama", {}),
@@ -45,53 +48,32 @@ FAMILIES = {  # class, and what its configuration says
     "SmolLM 3": ("SmolLM3", {"num_hidden_layers": 5}),
     "Phi-3": ("Phi3", {"sliding_window": 24}),
 }
-POSITIONS = {
-    "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **ROPE}}),
-    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, **ROPE}}),
-    "dynamic with a factor": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **ROPE}}),
-    "yarn": ("Llama", {"rope_parameters": {**YARN, **ROPE, "beta_fast": 16, "truncate": False, "mscale": 0.7}}),
-    "yarn with a factor of its own": ("Llama", {"rope_parameters": {**YARN, **ROPE, "attention_factor": 1.3}}),
-    "llama3": ("Llama", {"rope_parameters": {"rope_type": "llama3", **LLAMA3, **ROPE}}),
-    "longrope": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                **ROPE,
-                "short_factor": SHORT,
-                "long_factor": LONG,
-                "factor": 4.0,
-                "original_max_position_embeddings": 48,
-            }
-        },
-    ),
-    "no window": ("Qwen3", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}),
-    "listed layers without": ("SmolLM3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8}),
-    "some channels": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **ROPE}}),
-}
+POSITIONS = [  # class, and what its config.json says
+    ("Llama", "rope_parameters: {rope_type: linear, factor: 4.0, rope_theta: 500.0}"),
+    ("Llama", "rope_parameters: {rope_type: dynamic, factor: 1.0, rope_theta: 500.0}"),
+    ("Llama", "rope_parameters: {rope_type: dynamic, factor: 2.0, rope_theta: 500.0}"),
+    ("Llama", f"rope_parameters: {{{YARN_48}, rope_theta: 500.0, beta_fast: 16, truncate: false, mscale: 0.7}}"),
+    ("Llama", f"rope_parameters: {{{YARN_48}, rope_theta: 500.0, attention_factor: 1.3}}"),
+    ("Llama", f"rope_parameters: {{rope_type: llama3, {LLAMA3}, rope_theta: 500.0}}"),
+    ("Llama", f"rope_parameters: {{rope_type: longrope, {LISTS}, {OF_48}, factor: 4.0, rope_theta: 500.0}}"),
+    ("Qwen3", "{use_sliding_window: false, sliding_window: 8, max_window_layers: 1}"),
+    ("SmolLM3", "{no_rope_layers: [0, 1], use_sliding_window: true, sliding_window: 8}"),
+    ("Phi3", "rope_parameters: {rope_type: default, partial_rotary_factor: 0.5, rope_theta: 500.0}"),
+]
 OLDER = [  # class, and keys of config.json before transformers 5
-    ("Llama", {"rope_theta": 500.0}),
-    ("Llama", {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}),
-    ("Llama", {"rope_scaling": YARN}),
-    ("Llama", {"rope_scaling": {**YARN, "factor": None}}),
-    ("Llama", {"rope_scaling": {**YARN, "finetuned": True}, "original_max_position_embeddings": 24}),
-    ("Llama", {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 500.0}),
+    ("Llama", "rope_theta: 500.0"),
+    ("Llama", "{rope_theta: 500.0, rope_scaling: {type: linear, factor: 4.0}}"),
+    ("Llama", f"rope_scaling: {{{YARN_48}}}"),
+    ("Llama", f"rope_scaling: {{rope_type: yarn, factor: null, {OF_48}}}"),
+    ("Llama", f"{{rope_scaling: {{{YARN_48}, finetuned: true}}, original_max_position_embeddings: 24}}"),
+    ("Llama", f"{{rope_scaling: {{rope_type: llama3, {LLAMA3}}}, rope_theta: 500.0}}"),
     (
         "Phi3",
-        {
-            "rope_scaling": {
-                "type": "su",
-                "short_factor": SHORT,
-                "long_factor": LONG,
-                "original_max_position_embeddings": 24,
-            },
-            "rope_theta": 500.0,
-            "original_max_position_embeddings": 48,
-        },
+        f"{{rope_scaling: {{type: su, {LISTS}, original_max_position_embeddings: 24}}, rope_theta: 500.0, {OF_48}}}",
     ),
-    ("Phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}}),
-    ("Mistral", {}),
-    ("SmolLM3", {}),
+    ("Phi3", f"rope_scaling: {{type: longrope, {LISTS}}}"),
+    ("Mistral", "{}"),
+    ("SmolLM3", "{}"),
 ]
 
 
@@ -108,9 +90,11 @@ def saved(folder, class_name, **config):
     return model
 
 
-def edit(folder, without=(), **keys):
+def edit(folder, without=(), keys="", **more):
+    """Change entries of config.json; `keys` is their YAML."""
+    more |= yaml.safe_load(keys) or {}
     content = json.loads((folder / "config.json").read_text())
-    content = {key: value for key, value in content.items() if key not in without} | keys
+    content = {key: value for key, value in content.items() if key not in without} | more
     (folder / "config.json").write_text(json.dumps(content))
 
 
@@ -166,22 +150,21 @@ def test_a_model_of_transformers_gives_its_logits_and_writes_its_tokens(family, 
         config = {**config, "original_max_position_embeddings": 48}
         rope["partial_rotary_factor"] = 0.5
     if name == "Phi3" and is_rescaled:
-        rope |= {"rope_type": "longrope", "short_factor": SHORT[:4], "long_factor": LONG[:4]}
+        rope |= {"rope_type": "longrope", "short_factor": [1, 1.1, 1.2, 1.3], "long_factor": [1, 2, 3, 4]}
     theirs = saved(tmp_path / "theirs", name, **config, max_position_embeddings=192, rope_parameters=rope)
     assert_same_greedy_tokens(assert_same_logits(tmp_path / "theirs", theirs), theirs)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_a_folder_has_its_own_positions(positions, tmp_path):
-    name, config = POSITIONS[positions]
-    theirs = saved(tmp_path / "theirs", name, **config)
+@pytest.mark.parametrize(("name", "keys"), POSITIONS)
+def test_a_folder_has_its_own_positions(name, keys, tmp_path):
+    theirs = saved(tmp_path / "theirs", name, **yaml.safe_load(keys))
     assert_same_logits(tmp_path / "theirs", theirs)
 
 
 @pytest.mark.parametrize(("name", "keys"), OLDER)
 def test_older_folders_have_their_own_positions(name, keys, tmp_path):
     saved(tmp_path / "theirs", name)
-    edit(tmp_path / "theirs", ["rope_parameters", "original_max_position_embeddings", "sliding_window"], **keys)
+    edit(tmp_path / "theirs", ["rope_parameters", "original_max_position_embeddings", "sliding_window"], keys)
     assert_same_logits(tmp_path / "theirs", AutoModelForCausalLM.from_pretrained(tmp_path / "theirs"))
 
 
@@ -192,46 +175,70 @@ def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
     assert composed(tmp_path / "theirs", "scheme=nope", "tokenizer=bytes").scheme.options == {}
 
 
-def test_positions_that_posbench_lacks_need_a_scheme(tmp_path):
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ("{rope_type: proportional}", "rope_type=proportional, which is not known"),
+        (
+            "{full_attention: {rope_type: default, rope_theta: 500.0}}",
+            r"\.full_attention, which is for some of the layers",
+        ),
+    ],
+)
+def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
     saved(tmp_path / "theirs", "Llama")
-    edit(tmp_path / "theirs", rope_parameters={"rope_type": "proportional"})
-    refuses(
-        r"rope_type=proportional, which is not known.*: name the scheme",
-        composed,
-        tmp_path / "theirs",
-        "tokenizer=bytes",
-    )
+    edit(tmp_path / "theirs", keys=f"rope_parameters: {rope}")
+    refuses(f"{message}.*: name the scheme", composed, tmp_path / "theirs", "tokenizer=bytes")
     assert composed(tmp_path / "theirs", "tokenizer=bytes", "scheme=nope").scheme.kind == "nope"
 
 
-def test_a_folder_that_transformers_cannot_load_is_refused(tmp_path):
-    saved(tmp_path / "theirs", "Llama")
-    edit(tmp_path / "theirs", rope_parameters={"rope_type": "llama3", "factor": 8.0})
-    refuses(
-        r"transformers .* cannot load .*Missing required keys.*'llama3'",
-        composed,
-        tmp_path / "theirs",
-        "tokenizer=bytes",
-    )
-
-
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("family", "keys", "message"),
     [
-        ({"model_type": "mixtral"}, "model_type=mixtral .*posbench continues Llama, Mistral, Qwen 2 and 3, SmolLM"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "SequenceClassification.*posbench continues Llama"),
-        ({"architectures": ["MyForCausalLM"], "auto_map": {"AutoModelForCausalLM": "my.MyForCausalLM"}}, "MyForCausal"),
-        ({"hidden_act": "gelu"}, "hidden_act=gelu, and posbench has SiLU"),
-        ({"attention_bias": True}, "attention_bias=True, and posbench has no bias"),
-        ({"mlp_bias": True}, "mlp_bias=True, and posbench has no biases"),
-        ({"quantization_config": {"bits": 4}}, "has a quantization_config: dequantise"),
-        ({"without": ["rms_norm_eps"]}, "config.json has no rms_norm_eps: save"),
+        (
+            "Llama",
+            "model_type: mixtral",
+            "model_type=mixtral .*posbench continues Llama, Mistral, Qwen 2 and 3, SmolLM",
+        ),
+        (
+            "Llama",
+            "architectures: [LlamaForSequenceClassification]",
+            "Classification.*posbench continues Llama",
+        ),
+        (
+            "Llama",
+            "{architectures: [MyForCausalLM], auto_map: {AutoModelForCausalLM: my.MyForCausalLM}}",
+            "MyForCausal",
+        ),
+        ("Llama", "hidden_act: gelu", "hidden_act=gelu, and posbench has SiLU"),
+        ("Llama", "attention_bias: true", "attention_bias=True, and posbench has no bias"),
+        ("Llama", "mlp_bias: true", "mlp_bias=True, and posbench has no biases"),
+        ("Llama", "quantization_config: {bits: 4}", "has a quantization_config: dequantise"),
+        ("Llama", "rope_parameters: {rope_type: llama3, factor: 8.0}", "cannot load .*Missing required keys.*'llama3'"),
+        ("Llama", "rope_parameters: {rope_type: default, rope_theta: '500.0'}", "rope_theta='500.0', which"),
+        (
+            "Llama",
+            "rope_parameters: {rope_type: longrope, factor: 2.0, rope_theta: 9.0, short_factor: [1], long_factor: [1]}",
+            "short_factor has 1 entries, and 16 channels a head are rotated: it needs 8",
+        ),
+        ("Llama", "rope_parameters: {rope_type: default, rope_theta: null}", "rope_theta=None, which must"),
+        ("Qwen3", f"layer_types: {['full_attention'] * 3}", r"`num_hidden_layers` \(2\).* `layer_types` \(3\)"),
+        ("Qwen3", "layer_types: [full_attention, chunked_attention]", "layer_types with chunked_attention"),
+        ("SmolLM3", "no_rope_layers: [1]", "1 entries in no_rope_layers for num_hidden_layers=2"),
+        ("Llama", "hidden_size: '64'", r"'hidden_size' expected int, got str \(value: '64'\)"),
+        ("Llama", "num_hidden_layers: null", r"'num_hidden_layers' expected int, got NoneType"),
     ],
 )
-def test_a_model_that_posbench_cannot_be_is_refused_by_its_key(keys, message, tmp_path):
-    saved(tmp_path / "theirs", "Llama")
-    edit(tmp_path / "theirs", **keys)
+def test_a_model_that_posbench_cannot_be_is_refused_by_its_key(family, keys, message, tmp_path):
+    saved(tmp_path / "theirs", family)
+    edit(tmp_path / "theirs", keys=keys)
     refuses(message, composed, tmp_path / "theirs", "tokenizer=bytes")
+
+
+def test_a_model_that_lacks_a_key_is_refused_by_it(tmp_path):
+    saved(tmp_path / "theirs", "Llama")
+    edit(tmp_path / "theirs", ["rms_norm_eps"])
+    refuses("config.json has no rms_norm_eps: save", composed, tmp_path / "theirs", "tokenizer=bytes")
 
 
 @pytest.mark.parametrize(
