@@ -22,12 +22,6 @@ def test_the_notebook_is_the_page():
     assert len(code) == 8 and sum(text.startswith("!posbench") for text in code) == 5
 
 
-def test_the_files_of_an_evening_exist():
-    page = (ROOT / "docs/internals/reading.md").read_text(encoding="utf-8")
-    files = re.findall(r"`(posbench/[\w/]+\.py)`", page)
-    assert len(files) > 20 and [file for file in files if not (ROOT / file).is_file()] == []
-
-
 def test_lists_are_what_code_configurations_and_packs_say():
     written = generated.pages()
     stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]

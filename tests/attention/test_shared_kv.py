@@ -9,9 +9,6 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
-from posbench.model.decoder import build_model
-from posbench.schemes.rotary import Rotary
-from posbench.verify import VOCAB, certificate_config
 from tests.rows import built, causal_mask, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
@@ -76,15 +73,3 @@ def test_turning_the_output_of_a_shared_key_back_equals_deepseek_v4():
     theirs = attention.out(o.transpose(1, 2).reshape(2, T, -1))
     assert theirs.abs().max() > 0.5
     assert (attention(x, at, scheme) - theirs).abs().max() < 1e-6  # theirs is in float32
-
-
-class Louder(Rotary):
-    """Double the keys, so that they differ from the values, which are only rotated."""
-
-    def k(self, x, pos):
-        return 2 * super().k(x, pos)
-
-
-def test_a_scheme_whose_keys_are_its_own_keeps_both():
-    shape = build_model(certificate_config("nope"), VOCAB).scheme.shape
-    assert Rotary(shape, "qkvo").moves_k_and_v_alike and not Louder(shape, "qkvo").moves_k_and_v_alike

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from posbench.config import ConfigError
 from posbench.system import device
 from posbench.system.device import gpu_of_process
 from posbench.system.files import is_locked
+from tests.training.conftest import until
 
 
 @pytest.mark.slow
@@ -94,13 +94,6 @@ def started_by(pid):
     while more := {child for child, parent in parents.items() if parent in started} - started:
         started |= more
     return started - {pid}
-
-
-def until(condition):
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < 600
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -40,13 +40,6 @@ def emptied(run):
     run.mkdir()
 
 
-def altered_weights(run):
-    for file in run.glob("checkpoints/*/model.safetensors"):
-        data = bytearray(file.read_bytes())
-        data[-5] ^= 1
-        file.write_bytes(data)
-
-
 def no_folder(run):
     shutil.rmtree(run / "eval")
     (run / "eval").touch()
@@ -63,11 +56,6 @@ def edited(name, old, new):
     return make
 
 
-def other_text(run):
-    prints = json.loads((run / "run.json").read_text())["fingerprints"]
-    change("run.json", fingerprints={**prints, "data": "0" * 64})(run)
-
-
 def weights_of_another_seed(run):
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(run.with_name("seed=1") / "checkpoints", run / "checkpoints")
@@ -77,14 +65,8 @@ BAD = {
     "empty": emptied,
     "no manifest": without("run.json"),
     "no configuration": without("config.yaml"),
-    "no weights": without("checkpoints"),
-    "altered weights": altered_weights,
-    "torn manifest": text("run.json", '{"format": 1, "sta'),
-    "newer manifest": change("run.json", format=99),
-    "unfinished": change("run.json", status="stopped"),
     "no fingerprints": change("run.json", fingerprints=None),
     "another vocabulary": change("run.json", vocab_size=300),
-    "other text": other_text,
     "torn configuration": text("config.yaml", "a: [1"),
     "configuration of another version": edited("config.yaml", "train:\n", "train:\n  sharpness: 3\n"),
     "weights of another run": weights_of_another_seed,
@@ -105,8 +87,6 @@ def test_a_run_folder_that_is_none_is_refused_and_left_as_it_was(posbench, runs,
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--length", "8q"], r"is not a length"),
-        (["--length", "8k"], r"length 8192 is longer than the text: the test split has \d+ tokens in its longest doc"),
         (["--length", "16m", "--protocol", "nonoverlapping"], r"longer than the text: .* has \d+ tokens in all"),
         (["--protocol", "fixt"], r"protocol='fixt' is not known; did you mean 'fixed'\?"),
         (["--dtype", "float8"], r"'float8' is not known"),
@@ -139,8 +119,6 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench, runs):
     assert result.status == 2 and re.search(r"was trained with another tokenizer \(fingerprint", result.error), (
         result.error
     )
-    Path("other.json").write_text("{}")
-    assert "is not a tokenizer.json" in posbench("eval", ONE, "--length", "64").error
 
 
 @pytest.mark.parametrize(
@@ -150,7 +128,6 @@ def test_tokens_made_by_another_tokenizer_are_refused(posbench, runs):
             ["report", "demoo"],
             r"no run or experiment 'demoo' .*; did you mean 'demo'\? \(posbench ls --runs-dir runs lists",
         ),
-        (["report", "xyz"], r"runs/ \(posbench ls --runs-dir runs lists those in runs/\)$"),
         (["eval", "demo/nope", "demo/vo_ropee"], r"'demo/vo_ropee' .*; did you mean 'demo/vo_rope'\?"),
         (["eval", "demo/vo_rop/seed=1"], r"did you mean 'demo/vo_rope/seed=1'\?"),
     ],

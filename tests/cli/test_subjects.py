@@ -54,8 +54,14 @@ def saved(name, tokenizer, class_name="LlamaConfig", **config):
     return Path(name)
 
 
+def scored(posbench, name, *words):
+    """Score a few windows of the books, of 64 tokens unless words say otherwise."""
+    length = [] if "--length" in words else ["--length", "64"]
+    return posbench("eval", name, *TEXT, *ON_CPU, *length, *words, FEW)
+
+
 def test_a_folder_is_scored_as_transformers_scores_it(posbench, folder):
-    result = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64,256", FEW)
+    result = scored(posbench, "mini", "--length", "64,256")
     assert result.status == 0, result.error
     run = api.load_run("runs/subjects/mini/seed=0")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -72,7 +78,7 @@ def test_a_folder_is_scored_as_transformers_scores_it(posbench, folder):
 
 
 def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench, folder):
-    assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    assert scored(posbench, "mini").status == 0
     run = api.load_run("runs/subjects/mini/seed=0")
     assert run.manifest.subject is not None and run.manifest.subject["path"] == str(folder)
     assert run.manifest.weights and len(run.manifest.weights) == 64
@@ -80,36 +86,35 @@ def test_its_record_names_path_and_digest_and_nothing_is_copied(posbench, folder
     assert not (run.path / "tokenizer.json").exists()
     assert start_of("subjects/mini", 0, "runs").digest == start_of("mini", 0, "runs").digest  # as train.from_run
     assert sum(run.manifest.subject["document_tokens"]) == corpus_for(run, None, print).test.num_tokens
-    assert "already there" in posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).out
+    assert "already there" in scored(posbench, "mini").out
     assert "scored fixed 32" not in posbench("eval", "mini", *ON_CPU, "--length", "64", "evaluation.windows=5").out
 
 
 @pytest.mark.slow
 def test_another_model_of_the_same_name_is_refused(posbench, folder):
-    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
-    assert posbench(*command).status == 0
+    assert scored(posbench, "mini").status == 0
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
         json.dumps(config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}})
     )
-    assert "has results of another model of this name" in posbench(*command).refusal
+    assert "has results of another model of this name" in scored(posbench, "mini").refusal
     (folder / "config.json").write_text(json.dumps(config))
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
-    assert "has results of another model of this name" in posbench(*command).refusal
+    assert "has results of another model of this name" in scored(posbench, "mini").refusal
     assert "have changed since" in posbench("eval", "subjects", *ON_CPU, "--length", "64,128").refusal
     (folder / "config.json").unlink()
     assert "has no config.json" in posbench("eval", "subjects", *ON_CPU, "--length", "64,128").refusal
     (folder / "config.json").write_text(json.dumps(config))
     shutil.rmtree("runs/subjects/mini")
-    assert posbench(*command).status == 0
+    assert scored(posbench, "mini").status == 0
 
 
 def test_it_prints_the_positions_in_use_and_in_the_configuration(posbench, folder):
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
-    out = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "256", "--under", "rescale=pi", FEW).out
+    out = scored(posbench, "mini", "--length", "256", "--under", "rescale=pi").out
     assert "trained on windows of 64 tokens" in out and "'factor': 4.0" in out
     lines = [line.split() for line in out.splitlines()]
     slowest = 10000.0 ** (-14 / 16) / 4
@@ -176,9 +181,9 @@ def test_eval_ends_with_a_card_which_the_report_has_too(posbench, folder):
 def test_learned_positions_show_a_dash_beyond_their_table(posbench, folder):
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
     saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
-    command = ["eval", "learned", *TEXT, *ON_CPU, "--length", "128,256", FEW]
-    assert "learned has no rotations in its config.json" in posbench(*command, "--under", "rescale=yarn").refusal
-    result = posbench(*command)
+    words = ("learned", "--length", "128,256")
+    assert "has no rotations in its config.json" in scored(posbench, *words, "--under", "rescale=yarn").refusal
+    result = scored(posbench, *words)
     assert result.status == 0, result.error
     table = [line.split() for line in result.out.splitlines()]
     assert ["scheme", "128", "256"] in table
@@ -189,7 +194,7 @@ def test_learned_positions_show_a_dash_beyond_their_table(posbench, folder):
 def test_no_ngrams_are_counted_for_a_subject(posbench, folder):
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": 257, "bos_token_id": 256}
     saved("learned", plain_bytes(TokenizerConfig(kind="bytes"), ()), "GPT2Config", **sizes)
-    result = posbench("eval", "learned", *TEXT, *ON_CPU, FEW)
+    result = scored(posbench, "learned", "--length", "128")
     assert result.status == 0, result.error
     assert "n-gram" not in result.out + result.error
 
@@ -197,8 +202,7 @@ def test_no_ngrams_are_counted_for_a_subject(posbench, folder):
 def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench, folder):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
     saved("longer", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, rope_parameters=yarn)
-    command = ["eval", "longer", "mini", *TEXT, *ON_CPU, "--length", "256", FEW]
-    result = posbench(*command, "--under", "rescale.factor=2")
+    result = scored(posbench, "longer", "mini", "--length", "256", "--under", "rescale.factor=2")
     assert result.status == 0, result.error
     assert "mini is scored only as trained: mini has no rescaling to change" in result.out
     assert "longer · rescale.factor=2" in result.out
@@ -211,7 +215,7 @@ def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbe
 def test_a_report_joins_the_models_of_the_last_command(posbench, folder):
     saved("other", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, num_key_value_heads=2)
     for name in ("mini", "other"):
-        assert posbench("eval", name, *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+        assert scored(posbench, name).status == 0
     out = posbench("report", "subjects").out
     assert "the models of the last posbench eval: other." in out and "mini" not in out
     both = posbench("report", "subjects", "--schemes", "mini,other")
@@ -228,15 +232,14 @@ def test_a_report_joins_the_models_of_the_last_command(posbench, folder):
     run.write_text(json.dumps(record))
     mixed = posbench("report", "subjects", "--schemes", "mini,other").refusal
     assert "scored by different programs: mini by posbench's own decoder; other by transformers" in mixed
-    again = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
+    again = scored(posbench, "mini").refusal
     assert "was scored by posbench's own decoder, and this is transformers" in again
 
 
 def test_bos_can_begin_each_window(posbench, folder):
-    command = ["eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW]
     losses = {}
     for bos in ("false", "true"):
-        assert posbench(*command, f"evaluation.bos={bos}").status == 0
+        assert scored(posbench, "mini", f"evaluation.bos={bos}").status == 0
         losses[bos] = api.load_run("runs/subjects/mini/seed=0").results()[0][0].loss
     assert losses["true"] != losses["false"]
 
@@ -260,19 +263,19 @@ def test_without_transformers_the_refusal_names_the_extra(posbench, folder, monk
     for name in [name for name in sys.modules if name.startswith("posbench.huggingface")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    refusal = posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).refusal
+    refusal = scored(posbench, "mini").refusal
     assert "the package transformers is not installed: pip install 'posbench[huggingface]'" in refusal
 
 
 def test_an_export_of_our_own_class_is_scored_by_its_decoder(posbench, runs, folder):
     assert posbench("export", "demo/vo_rope/seed=0", "exported").status == 0
-    result = posbench("eval", "exported", *TEXT, *ON_CPU, "--length", "64", "--under", "base=100", FEW)
+    result = scored(posbench, "exported", "--under", "base=100")
     assert result.status == 0, result.error
     assert "(PosbenchForCausalLM)" in result.out and "exported · base=100" in result.out
 
 
 def test_bare_commands_leave_subjects_out(posbench, runs, folder):
-    assert posbench("eval", "mini", *TEXT, *ON_CPU, "--length", "64", FEW).status == 0
+    assert scored(posbench, "mini").status == 0
     listed = posbench("ls", "--json")
     subject, *others = sorted(json.loads(listed.out)["runs"], key=lambda run: run["experiment"] != "subjects")
     assert (listed.status, subject["scheme"], subject["state"], subject["share"]) == (0, "mini", "finished", 1.0)

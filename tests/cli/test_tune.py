@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from posbench import compose, load_run, results
-from posbench.analysis.agreement import check_agreement
+from posbench import compose, load_run
 from posbench.analysis.search import RateSearch
 
 LR = 1.6e-3
@@ -123,24 +122,6 @@ def test_a_search_whose_first_seeds_are_missing_keeps_nothing_yet():
     begun = search(a={rate: of_seeds[: 1 + (rate < 4)] for rate, of_seeds in FIRST.items()})
     assert begun.kept("a") == [] and begun.missing("a", [1, 2, 4, 8, 16]) == [(rate, 1) for rate in (4.0, 8.0, 16.0)]
     assert begun.left("a") == 16 - 7 and begun.left("b") == 16
-
-
-@pytest.mark.slow
-def test_a_scheme_of_its_own_rate_joins_with_those_of_the_shared_one(posbench, short):
-    words = [*short, "hydra/launcher=basic", "scheme=nope,vo_rope", "seed=0"]
-    assert posbench("train", "-m", *words, "train.lr_of={nope:2e-3}").status == 0
-    nope_run, rope_run = (load_run(f"runs/demo/{scheme}/seed=0") for scheme in ("nope", "vo_rope"))
-    rates = [{row["lr"] for row in run.logged if row["kind"] == "train"} for run in (nope_run, rope_run)]
-    alone = compose([*short, "scheme=nope", "train.lr=2e-3"])
-    assert nope_run.config.train.lr == 2e-3 == alone.train.lr
-    assert rates[0] != rates[1]
-    assert nope_run.manifest.identity["train.lr"] == 2e-3 and nope_run.manifest.identity["scheme.own_lr"]
-    assert "scheme.own_lr" not in rope_run.manifest.identity
-    check_agreement(results("runs/demo"))
-    assert posbench("train", *short, "scheme=alibi", "seed=0", "train.lr=3e-3").status == 0  # in words, beside these
-    assert posbench("report", "runs/demo").status == 0
-    assert posbench("train", *short, "scheme=k_rope", "seed=0", "train.lr=3e-3", "train.weight_decay=0.2").status == 0
-    assert "train.weight_decay: 0.1 (3 runs), 0.2 (k_rope seed 0)" in posbench("report", "runs/demo").error
 
 
 @pytest.mark.slow

@@ -116,7 +116,5 @@ def test_protocols_of_text_refuse_tasks_and_accuracy_refuses_text(run, problems)
         problems,
         Request((8,), ("order",)),
     )
-    refuses("protocol accuracy scores problems of tasks, and data=sotu is text", ACCURACY.check, compose([]))
     refuses("protocol fixed scores text", train, compose([*SMALL, "evaluation.protocols=[fixed]"]))
     VALIDATION.check(run.config)
-    refuses(r"length 9 is beyond data\.longest=8 items", evaluate_run, run, problems, Request((9,)))

@@ -85,9 +85,6 @@ def test_finished_runs_are_read_under_rescaled_frequencies(config):
     refuses(
         r"scheme\.rescale is not an option of .*Name runs of a scheme", printed, "nope", eval_options=("rescale=yarn",)
     )
-    refuses(
-        r"scheme\.rescale='yarm' is not known; did you mean 'yarn'", printed, "qk_rope", eval_options=("rescale=yarm",)
-    )
 
 
 def test_an_option_for_layers_without_a_window_changes_only_these(config):

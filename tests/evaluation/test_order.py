@@ -119,9 +119,7 @@ def test_windows_are_spread_inside_documents(sizes, length, count):
     assert (np.array(starts) > split.starts[documents]).all()  # after the first token
     assert (np.array(starts) + length + 1 <= split.starts[documents + 1]).all()
     assert (np.diff(starts) > length).all()
-    windows = np.bincount(documents, minlength=len(sizes))
-    assert windows.sum() == min(count, room.sum())
-    assert windows.max() <= windows[windows < room].min(initial=count) + 1 or count < (room > 0).sum()
+    assert len(starts) == min(count, room.sum())
 
 
 @given(st.integers(1, 5000))

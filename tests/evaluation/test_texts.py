@@ -141,8 +141,6 @@ def test_text_that_was_trained_on_is_warned_of_by_a_measure_that_is_kept(run, no
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["wikitxt103"], "data=wikitxt103 does not exist; did you mean 'wikitext103'"),
-        (["files"], "data=files needs either data.path="),
         (["data.path=a"], "--data names 0 texts: give one choice of conf/data"),
         (["pg19", "stdlib"], "--data names 2 texts"),
         (["stdlib", "data.name=a b"], "data.name='a b' cannot name a folder"),

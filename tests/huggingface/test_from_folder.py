@@ -175,20 +175,11 @@ def test_a_word_changes_one_option_of_the_folders_positions(tmp_path):
     assert composed(tmp_path / "theirs", "scheme=nope", "tokenizer=bytes").scheme.options == {}
 
 
-@pytest.mark.parametrize(
-    ("rope", "message"),
-    [
-        ("{rope_type: proportional}", "rope_type=proportional, which is not known"),
-        (
-            "{full_attention: {rope_type: default, rope_theta: 500.0}}",
-            r"\.full_attention, which is for some of the layers",
-        ),
-    ],
-)
-def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
+def test_positions_that_posbench_lacks_need_a_scheme(tmp_path):
     saved(tmp_path / "theirs", "Llama")
-    edit(tmp_path / "theirs", keys=f"rope_parameters: {rope}")
-    refuses(f"{message}.*: name the scheme", composed, tmp_path / "theirs", "tokenizer=bytes")
+    edit(tmp_path / "theirs", keys="rope_parameters: {rope_type: proportional}")
+    says = r"rope_type=proportional, which is not known.*: name the scheme"
+    refuses(says, composed, tmp_path / "theirs", "tokenizer=bytes")
     assert composed(tmp_path / "theirs", "tokenizer=bytes", "scheme=nope").scheme.kind == "nope"
 
 
@@ -214,6 +205,11 @@ def test_positions_that_posbench_lacks_need_a_scheme(rope, message, tmp_path):
         ("Llama", "attention_bias: true", "attention_bias=True, and posbench has no bias"),
         ("Llama", "mlp_bias: true", "mlp_bias=True, and posbench has no biases"),
         ("Llama", "quantization_config: {bits: 4}", "has a quantization_config: dequantise"),
+        (
+            "Llama",
+            "rope_parameters: {full_attention: {rope_type: default, rope_theta: 500.0}}",
+            r"\.full_attention, which is for some of the layers",
+        ),
         ("Llama", "rope_parameters: {rope_type: llama3, factor: 8.0}", "cannot load .*Missing required keys.*'llama3'"),
         ("Llama", "rope_parameters: {rope_type: default, rope_theta: '500.0'}", "rope_theta='500.0', which"),
         (

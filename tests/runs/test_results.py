@@ -106,7 +106,6 @@ def test_options_at_evaluation_are_a_result_of_their_own(run, evaluate):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("bass=1",), r"scheme\.bass is"),
         (("base",), r"scheme\.base"),
         (("base=../../x",), r"scheme\.base"),
     ],

@@ -191,14 +191,12 @@ def test_wrong_ports_are_named(port, posbench):  # noqa: F811
     result = posbench("vectors", "--check", "mine.safetensors")
     assert result.status == 1
     assert f"{entry}: looks like {port.__name__} (" in result.out and ", or " not in result.out
-    script = [sys.executable, str(PUBLISHED / "check.py"), "mine.safetensors"]
-    checked = subprocess.run(script, capture_output=True, text=True)
-    assert (checked.returncode, checked.stdout) == (1, f"{entry} looks like {port.__name__}\n")
+    assert checked("mine.safetensors") == (1, f"{entry} looks like {port.__name__}\n")
 
 
-def checked(path):
+def checked(path, script=PUBLISHED / "check.py"):
     """Return the exit status of the script in the documents, and all that it prints."""
-    result = subprocess.run([sys.executable, str(PUBLISHED / "check.py"), path], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, str(script), path], capture_output=True, text=True)
     assert "Traceback" not in result.stderr
     return result.returncode, result.stdout + result.stderr
 
@@ -225,27 +223,6 @@ def test_the_script_names_every_mistake_of_every_entry_in_both_formats(tmp_path)
             for line, (entry, (mistake, _)) in zip(text.splitlines(), made.items(), strict=True):
                 # Ports with different mistakes may have the same values.
                 assert line.startswith(f"{entry} looks like ") and mistake in line.split(), line
-
-
-def test_infinite_numbers_are_those_of_a_mistake_that_float32_cannot_hold(posbench):  # noqa: F811
-    inputs = Sizes().inputs()
-    [entry] = chosen(["xpos"], D)
-    with np.errstate(over="ignore"):
-        scores = wrong_values(entry, entry.values(inputs), inputs)["growth"]["scores"].astype(np.float32)
-    assert np.isinf(scores).any()
-    save_file({"xpos.scores": scores}, "mine.safetensors")
-    assert "xpos: looks like growth (" in posbench("vectors", "--check", "mine.safetensors").out
-
-
-@pytest.mark.parametrize("entry, name", [("default", "q"), ("alibi_12", "slopes")])
-def test_the_commonest_mistakes_are_named(entry, name, tmp_path):
-    """A factor 2 that is forgotten in the exponent, and slopes of 8 heads for 12."""
-    if entry == "default":
-        mistake, values = "halved_exponent", turned(RIGHT["q"].astype(float), 10000.0 ** (-np.arange(D // 2) / D))
-    else:
-        mistake, values = "slopes_of_8_heads", 2.0 ** -np.arange(1, 13)
-    save_file({f"{entry}.{name}": values}, tmp_path / "mine.safetensors")
-    assert checked(tmp_path / "mine.safetensors") == (1, f"{entry} looks like {mistake}\n")
 
 
 def test_a_file_that_the_script_cannot_check_is_refused_in_words(tmp_path):
@@ -291,11 +268,11 @@ def test_the_page_can_be_followed_without_posbench(tmp_path, monkeypatch):
         (lambda q, positions: turned(q, frequencies), "default is right to ", 0),
     ):
         exec(block, {"my_rope": my_rope})
-        checked = subprocess.run([sys.executable, "check.py", "mine.safetensors"], capture_output=True, text=True)
-        assert checked.returncode == status and checked.stdout.startswith(expected)
+        script_status, text = checked("mine.safetensors", "check.py")
+        assert script_status == status and text.startswith(expected)
     save_file({"query": wrong}, "mine.safetensors")
-    checked = subprocess.run([sys.executable, "check.py", "mine.safetensors"], capture_output=True, text=True)
-    assert checked.returncode == 1 and "['query'] are no names of entries" in checked.stderr
+    status, text = checked("mine.safetensors", "check.py")
+    assert status == 1 and "['query'] are no names of entries" in text
 
 
 def test_float32_angles_are_right_and_bfloat16_values_with_their_rounding(posbench):  # noqa: F811
@@ -305,8 +282,7 @@ def test_float32_angles_are_right_and_bfloat16_values_with_their_rounding(posben
     q = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     save_torch({"default.q": q}, "float32.safetensors")
     assert posbench("vectors", "--check", "float32.safetensors").status == 0
-    script = [sys.executable, str(PUBLISHED / "check.py"), "float32.safetensors"]
-    assert subprocess.run(script, capture_output=True, text=True).stdout.startswith("default is right to ")
+    assert checked("float32.safetensors")[1].startswith("default is right to ")
     save_torch({"default.q": q.bfloat16()}, "bfloat16.safetensors")
     assert posbench("vectors", "--check", "bfloat16.safetensors").status == 1
     assert posbench("vectors", "--check", "bfloat16.safetensors", "--rounding", "1e-2").status == 0

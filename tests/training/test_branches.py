@@ -13,7 +13,7 @@ from posbench.runs import Run, run_folder
 from posbench.training import train
 from tests.conftest import small_run
 from tests.refusals import refuses
-from tests.training.conftest import after_step
+from tests.training.conftest import after_step, crash
 
 # Steps of 128 tokens: a trunk of 20 steps, and branches of 7 and 12, whose decays begin after 5 and 9 steps.
 FAMILY = ["train.schedule=wsd", "train.steps=null", "train.warmup_ratio=0.1", "train.lr=1e-2"]
@@ -81,9 +81,6 @@ def test_a_trunk_is_not_changed_by_its_branches(config, trunk):
 
 
 def test_a_branch_that_was_cut_off_resumes_and_keeps_where_it_began(config, trunk, alone):
-    def crash():
-        raise RuntimeError("the machine is on fire")
-
     words = [*branch("demo", 1536), "train.checkpoint_every=1"]
     with pytest.raises(RuntimeError):
         train(config(*words), observe=after_step(11, crash))

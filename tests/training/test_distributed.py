@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from posbench.config import ConfigError
 from posbench.training import train
 from posbench.training.processes import check_divides, joined_processes
 from tests.refusals import refuses
+from tests.training.conftest import until
 
 STEPS = 60
 
@@ -51,6 +51,15 @@ def command(words, name, nproc, strategy):
     """Return the command `torchrun --standalone --nproc-per-node NPROC -m posbench train WORDS`."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     return [*torchrun, "-m", "posbench", "train", *words, f"experiment_name={name}", f"launch.strategy={strategy}"]
+
+
+def on_two(words, name, strategy):
+    """Train on two processes, and return the run and what they said."""
+    done = subprocess.run(
+        command(words, name, 2, strategy), capture_output=True, text=True, env=environment(), timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return load_run(folder_of(words, name)), done.stderr
 
 
 def environment():
@@ -88,12 +97,8 @@ def assert_same(run, alone):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_several_processes_train_as_one(words, alone, strategy):
-    done = subprocess.run(
-        command(words, strategy, 2, strategy), capture_output=True, text=True, env=environment(), timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("nats/token, perplexity") == 1, "one process speaks"
-    run = load_run(folder_of(words, strategy))
+    run, said = on_two(words, strategy, strategy)
+    assert said.count("nats/token, perplexity") == 1, "one process speaks"
     assert_same(run, alone)
     assert run.manifest.device["processes"] == 2
     assert {p.name for p in run.path.iterdir()} == {p.name for p in alone.path.iterdir()}
@@ -102,11 +107,7 @@ def test_several_processes_train_as_one(words, alone, strategy):
 @pytest.mark.slow
 def test_two_processes_train_with_muon_as_one(words):
     words = [*words, "train.optimizer=muon", "train.steps=12"]
-    done = subprocess.run(
-        command(words, "muon", 2, "ddp"), capture_output=True, text=True, env=environment(), timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    run, whole = load_run(folder_of(words, "muon")), train(compose([*words, "experiment_name=muon_alone"]))
+    (run, _), whole = on_two(words, "muon", "ddp"), train(compose([*words, "experiment_name=muon_alone"]))
     assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
     assert losses(run) == pytest.approx(losses(whole), abs=1e-4)
 
@@ -117,22 +118,11 @@ def test_several_processes_train_on_a_task_as_one(tmp_path):
     words = ["data=copy", "scheme=qkvo_rope", "model=tiny", "train.steps=10", "train.batch_size=8", "train.log_every=1"]
     words += ["train.accumulation=2", "train.validation_tokens=400", "tracking=none", f"runs_dir={tmp_path}"]
     words += ["train.device=cpu"]
-    done = subprocess.run(
-        command(words, "two", 2, "ddp"), capture_output=True, text=True, env=environment(), timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    run, whole = load_run(folder_of(words, "two")), train(compose([*words, "train.accumulation=1"]))
+    (run, _), whole = on_two(words, "two", "ddp"), train(compose([*words, "train.accumulation=1"]))
     assert run.manifest.fingerprints.batches == whole.manifest.fingerprints.batches
     assert np.abs(np.subtract(losses(run), losses(whole))).max() < 1e-6
     assert np.allclose(column(run, "grad_norm"), column(whole, "grad_norm"), rtol=1e-5)
     assert abs(run.manifest.loss - whole.manifest.loss) < 1e-6
-
-
-def until(condition, seconds=600):
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.05)
 
 
 def workers(pid):
@@ -233,14 +223,10 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
     ("changes", "says"),
     [
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' must be a whole number"),
-        ({"WORLD_SIZE": "2.0"}, r"WORLD_SIZE='2\.0' must be a whole number"),
         ({"RANK": ""}, "RANK='' must be a whole number"),
-        ({"RANK": "first"}, "RANK='first' must be a whole number"),
         ({"RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK='x' must be a whole number"),
         ({"MASTER_ADDR": ""}, "RANK=0 and WORLD_SIZE=2 are set, and MASTER_ADDR not"),
         ({"MASTER_ADDR": None, "MASTER_PORT": None}, "MASTER_ADDR and MASTER_PORT not"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' must be a whole number"),
     ],
 )
 def test_variables_of_a_launcher_that_cannot_be_meant_are_named(changes, says, monkeypatch):

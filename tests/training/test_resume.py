@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,15 +22,11 @@ from posbench.training import loop, train
 from tests.conftest import small_run
 from tests.faults.kills import digest
 from tests.refusals import refuses
-from tests.training.conftest import after_step, files
+from tests.training.conftest import after_step, crash, files
 
 
 def signalled(number=signal.SIGTERM):
     return lambda: os.kill(os.getpid(), number)
-
-
-def crash():
-    raise RuntimeError("the machine is on fire")
 
 
 def cut_off(config, step=6):
@@ -112,22 +105,6 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_taken_over(config,
     monkeypatch.setattr(loop, "build_model", meanwhile)
     refuses("finished by another process meanwhile", train, config("train.lr=1e-4"))
     assert Run(run_folder(config())).manifest.identity["train.lr"] == 1e-3
-
-
-@pytest.mark.slow
-def test_sigterm_ends_the_command_with_143_and_a_checkpoint(words, tmp_path):
-    words = [*words, "train.steps=100000", "train.checkpoint_every=100000"]
-    process = subprocess.Popen([sys.executable, "-m", "posbench", "train", *words], cwd=tmp_path)
-    try:
-        until = time.monotonic() + 600
-        while not list(tmp_path.glob("runs/*/*/*/metrics.jsonl")):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        process.terminate()
-        assert process.wait(600) == 143
-    finally:
-        process.kill()
-    assert list(tmp_path.glob("runs/*/*/*/checkpoints/step=*/state.json"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

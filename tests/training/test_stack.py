@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -191,24 +190,3 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config, monkeypa
     assert [run.manifest.loss for run in train_stacked(configs[:1]) if isinstance(run, Run)] == [
         outcomes[0].manifest.loss
     ]
-
-
-def test_the_validations_of_other_runs_in_a_stack_do_not_count_as_training_time(config, monkeypatch):
-    """A clock that goes on by 1 s a step of the stack, and by 100 s a validation or a checkpoint."""
-    clock = [0.0]
-
-    def taking(function, seconds):
-        def call(*arguments):
-            clock[0] += seconds
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr("posbench.training.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(Stack, "__call__", taking(Stack.__call__, 1.0))
-    for name in ("validate", "_save"):
-        monkeypatch.setattr(Training, name, taking(getattr(Training, name), 100.0))
-    configs = [config(f"seed={seed}", "train.validate_every=4", "train.log_every=3") for seed in (0, 1, 2)]
-    costs = [run.manifest.costs for run in train_stacked(configs) if isinstance(run, Run)]
-    assert [cost.first_step_seconds for cost in costs] == [1.0, 1.0, 1.0]
-    assert [cost.train_seconds for cost in costs] == [11.0, 11.0, 11.0], "12 steps without the first"

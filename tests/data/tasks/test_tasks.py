@@ -134,13 +134,8 @@ def test_chance_is_the_share_of_the_most_common_answer(task, solve, length):
 
 @of_each_task
 def test_problems_that_are_drawn_together_differ(task, solve):
-    tokens, is_answer = map(np.asarray, task.problems(20, 300, np.random.default_rng(0)))
+    tokens = np.asarray(task.problems(20, 300, np.random.default_rng(0))[0])
     assert len({tuple(row) for row in tokens.tolist()}) == 300
-    for row in range(0, 300, 30):
-        names = [task.tokens[token] for token in tokens[row]]
-        assert [(at, names[at]) for at in np.flatnonzero(np.broadcast_to(is_answer, tokens.shape)[row])] == list(
-            solve(names, 20)
-        )
 
 
 def test_training_shows_every_number_at_every_length():
