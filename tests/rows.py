@@ -15,7 +15,6 @@ ONE_OF_EACH = (
     "fire",
     "fox",
     "gdn",
-    "grape_ap",
     "hybrid_rotary_pct_25",
     "kda",
     "key_offset",

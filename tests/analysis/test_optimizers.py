@@ -29,6 +29,8 @@ from posbench.cli import app
 from posbench.config import units
 from posbench.runs import find_runs
 
+pytestmark = pytest.mark.slow  # they read the runs of every rate
+
 
 def test_the_order_of_six_schemes_on_cpus_is_the_same():
     losses = [[cell.strip() for cell in line.split("|")[2:4]] for line in six_schemes()[2:]]
@@ -111,7 +113,6 @@ def test_the_readme_says_how_far_vo_is_behind_elsewhere():
     assert "by 0.058 and 0.071" in findings and "two-seeds-one-rate) (0.06, 0.07)" in readme
 
 
-@pytest.mark.slow
 def test_the_reports_own_test(tmp_path, monkeypatch):
     """The report tests the planned seeds only, on the test text."""
     monkeypatch.chdir(tmp_path)
@@ -125,7 +126,6 @@ def test_the_reports_own_test(tmp_path, monkeypatch):
     assert quote in PAGE, quote
 
 
-@pytest.mark.slow
 def test_what_is_left_under_muon_is_not_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["report", "headline_gpu_muon", "--runs-dir", str(REFERENCE), "--output", str(tmp_path)])

@@ -67,7 +67,7 @@ def case(T, dtype, biased):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("T", [1, 2, 37, 127, 128, 129, 300, 640])
+@pytest.mark.parametrize("T", [1, 37, 127, 128, 129, 640])
 def test_every_kernel_equals_the_definition(T, dtype, biased, kernel):
     (q, k, v), expected = case(T, dtype, biased)
     bias = alibi_of(q, k, torch.promote_types(dtype, torch.float32)) if biased else None

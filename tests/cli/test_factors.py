@@ -27,6 +27,7 @@ def experiment(posbench):
     Path("conf/experiment/mine.yaml").write_text(EXPERIMENT, encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("experiment")
 def test_setups_are_trained_reported_and_judged(posbench):
     assert posbench("train", "-m", *MINE).status == 0

@@ -199,6 +199,7 @@ def test_no_ngrams_are_counted_for_a_subject(posbench, folder):
     assert "n-gram" not in result.out + result.error
 
 
+@pytest.mark.slow
 def test_one_model_that_cannot_follow_the_options_does_not_stop_the_others(posbench, folder):
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
     saved("longer", plain_bytes(TokenizerConfig(kind="bytes"), ()), vocab_size=257, rope_parameters=yarn)
@@ -236,6 +237,7 @@ def test_a_report_joins_the_models_of_the_last_command(posbench, folder):
     assert "was scored by posbench's own decoder, and this is transformers" in again
 
 
+@pytest.mark.slow
 def test_bos_can_begin_each_window(posbench, folder):
     losses = {}
     for bos in ("false", "true"):
@@ -244,6 +246,7 @@ def test_bos_can_begin_each_window(posbench, folder):
     assert losses["true"] != losses["false"]
 
 
+@pytest.mark.slow
 def test_a_card_compares_lengths_that_were_scored_alike(posbench, folder):
     """A report compares lengths that agree in BOS, and the smaller number of windows, 4 of 4 and 16."""
     command = ["eval", "mini", *TEXT, *ON_CPU]
@@ -274,6 +277,7 @@ def test_an_export_of_our_own_class_is_scored_by_its_decoder(posbench, runs, fol
     assert "(PosbenchForCausalLM)" in result.out and "exported · base=100" in result.out
 
 
+@pytest.mark.slow
 def test_bare_commands_leave_subjects_out(posbench, runs, folder):
     assert scored(posbench, "mini").status == 0
     listed = posbench("ls", "--json")

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import posbench.huggingface
+from posbench.catalogue.choices import choices
 from posbench.config import SchemeConfig, TokenizerConfig
 from posbench.data.text.tokenizer import TOKENIZERS
 from posbench.huggingface import export_model
@@ -14,7 +15,6 @@ from posbench.model.decoder import build_model
 from posbench.schemes.building import with_option
 from posbench.verify.random_model import certificate_config, randomise
 from tests.refusals import refuses
-from tests.rows import rows
 
 STOCK = {
     "LlamaForCausalLM": "qk_rope qk_rope_1m qk_rope_500k qk_rope_context qk_rope_learned qk_rope_learned_base "
@@ -39,7 +39,13 @@ def written(folder, scheme, *overrides, options=None):
     return model, result
 
 
-@pytest.mark.parametrize("scheme", rows())
+# One of each class of transformers, and of each kind of attention.
+FAST = ("qk_rope", "nope", "alibi", "t5", "gdn", "kda", "mla", "linear_qk_rope", "decay_vo_rope", "sink_qk_rope")
+
+
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in choices("scheme")]
+)
 @torch.no_grad()
 def test_every_scheme_comes_back_with_its_logits_and_generates(scheme, tmp_path):
     model, result = written(tmp_path, scheme)

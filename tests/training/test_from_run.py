@@ -177,6 +177,9 @@ def frequencies(run, length, *under):
     return run.load_model(under).scheme.first.angles(torch.ones(1), length)[0]
 
 
+FURTHER = ("scheme.factor=4", "scheme=qk_rope")
+
+
 def yarn_by_hand(width, L, s):
     """YaRN's frequencies (arXiv 2309.00071): with r turns in L tokens, w / s below 1 turn and w above 32 turns."""
     rescaled = []
@@ -187,7 +190,7 @@ def yarn_by_hand(width, L, s):
     return rescaled
 
 
-@pytest.mark.parametrize("more", [[], ["scheme.factor=4"], ["scheme=qk_rope"]])
+@pytest.mark.parametrize("more", [[], *(pytest.param([word], marks=pytest.mark.slow) for word in FURTHER)])
 def test_yarn_extends_the_context_of_the_run_that_is_continued(more, runs, words, capsys):
     run = train(compose(words("demo/qk_rope", *LONGER, "scheme.rescale=yarn", *more)))
     scheme = run.config.scheme

@@ -72,7 +72,7 @@ def test_a_compiled_stack_takes_the_same_steps(optimizer):
 
 
 ROWS = sorted(choices("scheme"))
-FAST = ("fire", "transformer_xl", "qk_rope", "alibi", "path", "gdn", "canon_nope", "t5")
+FAST = ("qk_rope", "path", "gdn", "t5")
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS])
@@ -143,9 +143,9 @@ def logged(run):
     return [{key: row[key] for key in ("step", "kind", "loss")} for row in run.logged if row["kind"] != "order"]
 
 
-def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config, monkeypatch):
-    """12 runs; one is cut off and resumed, one diverges. All others are as alone, and none waits for the dead one."""
-    names = [(seed, rate) for rate in (1e-3, 2e-3, 4e-3) for seed in range(4)]
+def test_a_stack_with_one_that_dies_one_resumed_and_two_rates(config, monkeypatch):
+    """Six runs; one is cut off and resumed, one diverges. All others are as alone, and none waits for the dead one."""
+    names = [(seed, rate) for rate in (1e-3, 4e-3) for seed in range(3)]
 
     def make(seed, rate, *words):
         return config(
@@ -153,7 +153,7 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config, monkeypa
         )
 
     configs = [make(seed, rate) for seed, rate in names]
-    validate, victim = Training.validate, run_folder(configs[5])
+    validate, victim = Training.validate, run_folder(configs[4])
 
     def dying(training):
         if training.run.path == victim and training.state.steps_done > 4:
@@ -174,10 +174,10 @@ def test_a_stack_with_one_that_dies_one_resumed_and_three_rates(config, monkeypa
     assert isinstance(failed, RuntimeError)
     monkeypatch.setattr(Training, "_save", save)
     outcomes = train_stacked(configs)
-    assert isinstance(outcomes[5], Died) and Run(victim).manifest.status == "died"
-    assert sum(isinstance(outcome, Run) for outcome in outcomes) == 11
+    assert isinstance(outcomes[4], Died) and Run(victim).manifest.status == "died"
+    assert sum(isinstance(outcome, Run) for outcome in outcomes) == 5
     monkeypatch.setattr(Training, "validate", validate)
-    for number in (0, 2, 7, 11):
+    for number in (2, 5):
         seed, rate = names[number]
         alone = train(make(seed, rate, f"experiment_name=alone-{rate}"))
         stacked = outcomes[number]

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posbench import build_model, compose
@@ -30,6 +30,7 @@ def rows_of(batch):
     return {tuple(tokens[:end].tolist()) for tokens, end in zip(batch.tokens, ends, strict=True)}
 
 
+@settings(max_examples=30)
 @given(n=st.integers(0, 10**6), seed=st.integers(0, 2**62), earlier=st.integers(0, 100))
 def test_a_batch_follows_from_seed_and_number_alone(n, seed, earlier):
     fresh, used = ProblemBatches(problems(), 3, seed), ProblemBatches(problems(), 3, seed)
