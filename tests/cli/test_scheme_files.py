@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import posbench as package
 from posbench.catalogue import own_files
 from posbench.runs import Run
 from tests.refusals import refuses
 
-ROOT = Path(package.__file__).parents[1]
 FADED = """\
 import torch
 from torch import nn

@@ -16,8 +16,9 @@ from tests.refusals import refuses
 from tests.schemes.trials import trial
 
 QK = {"name": "qk_rope", "kind": "rotary", "sites": ["q", "k"]}
-NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, FIRE, CANON = (
-    {"name": kind, "kind": kind} for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "fire", "canon")
+NOPE, ALIBI, FOX, COPE, DAPE, SELECTIVE, POPE, PATH, SINES = (
+    {"name": kind, "kind": kind}
+    for kind in ("nope", "alibi", "fox", "cope", "dape", "selective_rope", "pope", "path", "sinusoidal")
 )
 SINK = {"name": "sink", "kind": "nope", "attention": {"kind": "softmax", "sink": True}}
 LINEAR_KIND = {"attention": {"kind": "linear"}}
@@ -50,14 +51,7 @@ def scheme_parameters(model):
 
 def test_a_parameter_is_each_layers_own_or_one_tensor_for_all():
     for name, names in {
-        "Single": {
-            "layers.0.own",
-            "layers.0.common",
-            "layers.0.table",
-            "layers.1.own",
-            "layers.1.common",
-            "layers.1.table",
-        },
+        "Single": {f"layers.{n}.{name}" for n in (0, 1) for name in ("own", "common", "table")},
         "Several": {"layers.0.own", "layers.0.common", "layers.1.own"},
         "Common": {"layers.0.own", "layers.0.common"},
     }.items():
@@ -108,8 +102,6 @@ def message(scheme, bos_id=None):
     return str(refusal.value)
 
 
-SINES = {"name": "sinusoidal", "kind": "sinusoidal"}
-POPE, PATH = ({"name": kind, "kind": kind} for kind in ("pope", "path"))
 REFUSED = [
     (trial("Misshapen"), "gate gives [1, 9, 48]: it must give [B, G, T, N] with G of 1, 2 (shape.num_kv_heads) or 6"),
     (interleaved(NOPE, {**COPE, **LINEAR_KIND}), "reads keys, which attention of the kind linear does not cache"),
