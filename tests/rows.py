@@ -68,9 +68,10 @@ def first_layer(model, length, offset=0):
     return model.blocks[0].attention, at, model.scheme[0]
 
 
-def assert_same_gradients(ours, theirs, leaves, limit, least=1e-3):
+def assert_same_gradients(ours, theirs, leaves, limit, least=1e-3, their_leaves=None):
     """Compare the gradients by `leaves` of two outputs, each of which must be at least `least`."""
-    gradients = [torch.autograd.grad(output.sin().sum(), leaves, retain_graph=True) for output in (ours, theirs)]
+    outputs = ((ours, leaves), (theirs, their_leaves or leaves))
+    gradients = [torch.autograd.grad(output.sin().sum(), inputs, retain_graph=True) for output, inputs in outputs]
     for gradient, expected in zip(*gradients, strict=True):
         assert expected.abs().max() >= least and gradient.isfinite().all()
         assert (gradient - expected).abs().max() <= limit * expected.abs().max().clamp(min=1)

@@ -59,15 +59,10 @@ def fabricate(root, world):
     return root / world.experiment
 
 
-def fabricate_search(
-    root,
-    effects,
-    seeds,
-    noise,
-):
+def fabricate_search(root, effects, seeds):
     """Write the runs of a search of `demo` at these learning rates below root/demo-tune, and return root/demo."""
     for rate, of_rate in effects.items():
-        world = World(of_rate, tuple(seeds[rate]), noise_sd=noise.get(rate, 0.0015))
+        world = World(of_rate, tuple(seeds[rate]))
         folder, target = fabricate(root / "written", world), root / "demo-tune" / f"lr={rate!r}"
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)
@@ -84,7 +79,7 @@ def searched(root, **levels):
     """
     rates = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3)
     effects = {rate: {scheme: level + 5 * rate for scheme, level in levels.items()} for rate in rates}
-    return fabricate_search(root, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates}, {})
+    return fabricate_search(root, effects, {rate: range(5 if rate < 3e-3 else 2) for rate in rates})
 
 
 def _windows(world, split):

@@ -444,7 +444,7 @@ def test_a_difference_below_the_margin_has_a_verdict_of_its_own(tmp_path, lead, 
 
 def test_a_verdict_at_one_rate_stays_after_a_search_has_begun(tmp_path):
     effects = {2.5e-3: {"qk_rope": 0.2, "alibi": 0.1}}
-    place = fabricate_search(tmp_path, effects, {2.5e-3: range(2)}, {})
+    place = fabricate_search(tmp_path, effects, {2.5e-3: range(2)})
     own = World({"qk_rope": 0.0, "alibi": -0.05, "nope": 0.01}, (0, 1, 2))
     fabricate(tmp_path, own)
     judged = judge(place, "alibi")

@@ -15,7 +15,7 @@ from rich.console import Console
 from posbench.config.units import plus_minus
 from posbench.reporting.report import report
 from posbench.runs import Run, find_runs
-from tests.analysis.fabricate import World, comparison, fabricate, fabricate_search, run_of, write_evaluation
+from tests.analysis.fabricate import World, comparison, fabricate, run_of, searched, write_evaluation
 from tests.refusals import refuses
 
 REFERENCE = Path("runs/reference")
@@ -74,20 +74,9 @@ def test_latex_tables_are_tabulars_with_captions(full):
     assert "±" not in text and (full / "latex" / "gaps.pdf").read_bytes().startswith(b"%PDF")
 
 
-RATES = [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]
-
-
-def searched(root, noise):
-    """Write a finished search: qk_rope leads by 0.05 at 2e-3, the best rate of both; at 1e-3 runs have this noise."""
-    effects = {rate: {"qk_rope": 1.3, "nope": 1.4} for rate in RATES}
-    effects |= {2e-3: {"qk_rope": 0.0, "nope": 0.05}, 1e-3: {"qk_rope": 0.06, "nope": 0.12}}
-    seeds = {rate: range(5 if rate in (1e-3, 2e-3) else 2) for rate in RATES}
-    return fabricate_search(root, effects, seeds, {1e-3: noise})
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_seeds_beyond_the_planned_ones_are_named_and_not_tested(tmp_path):
-    folder = searched(tmp_path, 0.002)
+    folder = searched(tmp_path, qk_rope=0.0, nope=0.05)
     shutil.copytree(tmp_path / "demo-tune/lr=0.002/nope/seed=4", tmp_path / "demo-tune/lr=0.002/nope/seed=5")
     Run(tmp_path / "demo-tune/lr=0.002/nope/seed=5").update_manifest(seed=5)
     text, _ = written(folder, tmp_path / "report")
@@ -96,7 +85,7 @@ def test_seeds_beyond_the_planned_ones_are_named_and_not_tested(tmp_path):
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_unfinished_search_ranks_nothing_and_says_what_is_left(tmp_path):
-    folder = searched(tmp_path, 0.002)
+    folder = searched(tmp_path, qk_rope=0.0, nope=0.05)
     shutil.rmtree(tmp_path / "demo-tune/lr=0.001/nope/seed=4")
     text, shown = written(folder, tmp_path / "report")
     assert "nothing is ranked: at most 1 runs are left to train (nope 1" in " ".join(shown.split())
