@@ -57,6 +57,11 @@ def random(*sizes, seed=0):
     return torch.randn(sizes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def difference(ours, theirs):
+    """Return the largest difference between two tensors."""
+    return (ours - theirs).abs().max()
+
+
 def causal_mask(length):
     """Return what is added to scores [T, T]: -inf for keys after their query, and 0."""
     return torch.full((length, length), -torch.inf, dtype=torch.float64).triu(1)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from posbench.attention.gdn import delta_rule
-from tests.rows import Float64, assert_same_gradients, built, first_layer, random
+from tests.rows import Float64, assert_same_gradients, built, difference, first_layer, random
 
 B, H, HKV, D, E, T = 2, 6, 2, 8, 5, 150
 
@@ -35,8 +35,8 @@ def recurrence(q, k, v, log_decay, strength):
 def test_chunks_are_the_recurrence_with_its_gradients(decay, decays):
     tensors = inputs(decay=decay, decays=decays)
     (ours, state), (theirs, last) = delta_rule(*tensors), recurrence(*tensors)
-    assert theirs.abs().max() > 0.5 and (ours - theirs).abs().max() < 1e-12
-    assert (state - last[:, :: H // HKV].mT).abs().max() < 1e-12
+    assert theirs.abs().max() > 0.5 and difference(ours, theirs) < 1e-12
+    assert difference(state, last[:, :: H // HKV].mT) < 1e-12
     assert_same_gradients(ours, theirs, tensors, 1e-10, least=0)
 
 
@@ -46,7 +46,7 @@ def assert_alike(model, layer, weights, length):
     x, (ours, at, scheme) = random(B, length, model.config.d_model), first_layer(model, length)
     expected = layer(x)
     assert expected.dtype == torch.float64 and expected.abs().max() > 1
-    assert (ours(x, at, scheme) - expected).abs().max() < 1e-12
+    assert difference(ours(x, at, scheme), expected) < 1e-12
 
 
 @torch.no_grad()
@@ -126,4 +126,4 @@ def test_rotated_queries_and_keys_are_those_of_transformers_in_its_recurrence(mo
     o, _ = qwen.torch_recurrent_gated_delta_rule(q, k, v, g, beta, None, False, use_qk_l2norm_in_kernel=True)
     expected = ours.out(F.rms_norm(o, (width,), kind.norm_weight, 1e-6).flatten(2))
     assert expected.abs().max() > 1
-    assert (ours(x, at, scheme) - expected).abs().max() < 1e-11
+    assert difference(ours(x, at, scheme), expected) < 1e-11

@@ -11,7 +11,7 @@ from posbench.attention.kernels import Scoring, attend, blocks, causal_tiles, ma
 from posbench.reference.biases import alibi_slopes
 from posbench.schemes import Placement, Shape
 from posbench.schemes.alibi import Alibi
-from tests.rows import assert_same_gradients, random
+from tests.rows import assert_same_gradients, difference, random
 
 # Roundings of the largest value allowed in an output: float64 and float32 sums of a few hundred terms, bfloat16 scores.
 ROUNDING = {torch.float64: (2.0**-53, 64), torch.float32: (2.0**-24, 64), torch.bfloat16: (2.0**-8, 4)}
@@ -74,7 +74,7 @@ def test_every_kernel_equals_the_definition(T, dtype, biased, kernel):
     out = KERNELS[kernel](q, k, v, bias)
     assert out.dtype == dtype and out.shape == q.shape
     rounding, roundings = ROUNDING[dtype]
-    error = (out.double() - expected).abs().max()
+    error = difference(out.double(), expected)
     assert error <= roundings * rounding * v.double().abs().max()
 
 

@@ -8,7 +8,7 @@ import torch
 from posbench.model.decoder import build_model
 from posbench.schemes.alibi import slopes
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
-from tests.rows import built, first_layer, random
+from tests.rows import built, difference, first_layer, random
 from tests.schemes.trials import trial
 
 H, HKV, D, C, T = 6, 2, 16, 48, 150
@@ -51,7 +51,7 @@ def test_linear_attention_equals_a_recurrence_step_by_step(name):
         total = gamma * total + k_t
         numerator = (turned_q.conj()[..., :, None] * state).sum(-2).real
         rows.append(numerator / (q_t * total).sum(-1, keepdim=True))
-    assert (mixed(name, q, k, v, offset=5) - torch.stack(rows, dim=2)).abs().max() < 1e-12
+    assert difference(mixed(name, q, k, v, offset=5), torch.stack(rows, dim=2)) < 1e-12
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -69,7 +69,7 @@ def test_decay_equals_a_complex_recurrence_step_by_step(name, normalise):
         rows.append(o / weight if normalise else o)
     o = torch.stack(rows, dim=2)
     expected = torch.cat((o.real, o.imag), dim=-1)
-    assert (mixed(name, None, None, v, offset=37, normalise=normalise) - expected).abs().max() < 1e-12
+    assert difference(mixed(name, None, None, v, offset=37, normalise=normalise), expected) < 1e-12
 
 
 def config_of(kind, scheme, **options):

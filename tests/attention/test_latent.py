@@ -5,7 +5,7 @@ import torch
 
 from posbench.model.size import forward_flops_per_token, num_parameters
 from posbench.verify import VOCAB, random_tokens
-from tests.rows import Float64, built, causal_mask, first_layer, random
+from tests.rows import Float64, built, causal_mask, difference, first_layer, random
 
 B, H, D, C, R = 2, 6, 16, 48, 4
 LATENT = 2 * D - R
@@ -51,7 +51,7 @@ def test_a_layer_is_deepseeks_or_kimi_linears_with_its_weights(name, offset, mon
     options = {"position_embeddings": rotation} if name == "mla" else {}
     expected, _ = layer(x, attention_mask=causal_mask(T), **options)
     assert expected.dtype == torch.float64 and expected.abs().max() > 0.5
-    assert (ours(x, at, scheme) - expected).abs().max() < 1e-13
+    assert difference(ours(x, at, scheme), expected) < 1e-13
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def test_grouped_queries_are_those_of_a_model_with_as_many_key_heads():
         weight = torch.cat((block.attention.qkv.weight, kind.W_k, kind.W_v))
         theirs.attention.qkv.weight.data.copy_(weight)
     tokens = random_tokens()
-    assert (ours(tokens, offset=5) - usual(tokens, offset=5)).abs().max() < 1e-13
+    assert difference(ours(tokens, offset=5), usual(tokens, offset=5)) < 1e-13
     sizes = [num_parameters(model.architecture, VOCAB) for model in (ours, usual)]
     flops = [forward_flops_per_token(model.architecture, VOCAB, 64) for model in (ours, usual)]
     assert sizes[0] == sizes[1] and flops[0] == flops[1]

@@ -5,7 +5,7 @@ import torch
 from transformers.models.afmoe.configuration_afmoe import AfmoeConfig
 from transformers.models.afmoe.modeling_afmoe import AfmoeAttention
 
-from tests.rows import built, causal_mask, first_layer, random
+from tests.rows import built, causal_mask, difference, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
 ROWS = {"head": H, "channel": H * D}  # of the gate's matrix
@@ -30,10 +30,10 @@ def test_the_output_gate_is_that_of_afmoe_with_its_gradients(gate):
     x, weight = random(2, 2, T, C)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = attention(inputs[0], at, scheme), theirs(inputs[1], (None, None), causal_mask(T))[0]
-    assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
+    assert outputs[1].abs().max() > 0.5 and difference(outputs[0], outputs[1]) < 1e-12
     ours, expected = (
         torch.autograd.grad((y * weight).sum(), [leaf, gates])
         for y, leaf, gates in zip(outputs, inputs, (matrix, theirs.gate_proj.weight), strict=True)
     )
-    assert (ours[0] - expected[0]).abs().max() < 1e-12
-    assert (ours[1] - expected[1].unflatten(0, (ROWS[gate], -1)).sum(1)).abs().max() < 1e-12
+    assert difference(ours[0], expected[0]) < 1e-12
+    assert difference(ours[1], expected[1].unflatten(0, (ROWS[gate], -1)).sum(1)) < 1e-12

@@ -9,7 +9,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
-from tests.rows import built, causal_mask, first_layer, random
+from tests.rows import built, causal_mask, difference, first_layer, random
 
 D, H, HKV, C = 16, 6, 2, 48
 
@@ -55,7 +55,7 @@ def test_a_value_that_is_the_unrotated_key_equals_gemma_4(name, qk_norm, offset)
     theirs, _ = gemma(attention)(x, (cos, sin), causal_mask(T), {})
     assert theirs.abs().max() > 0.5
     # Their norms are in float32 under all dtypes.
-    assert (attention(x, at, scheme) - theirs).abs().max() < (1e-5 if qk_norm else 1e-12)
+    assert difference(attention(x, at, scheme), theirs) < (1e-5 if qk_norm else 1e-12)
 
 
 @torch.no_grad()
@@ -72,4 +72,4 @@ def test_turning_the_output_of_a_shared_key_back_equals_deepseek_v4():
     o = apply_rotary_pos_emb(o.transpose(1, 2), cos, -sin).roll(r, -1)
     theirs = attention.out(o.transpose(1, 2).reshape(2, T, -1))
     assert theirs.abs().max() > 0.5
-    assert (attention(x, at, scheme) - theirs).abs().max() < 1e-6  # theirs is in float32
+    assert difference(attention(x, at, scheme), theirs) < 1e-6  # theirs is in float32

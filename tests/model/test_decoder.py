@@ -17,7 +17,7 @@ from posbench.model.decoder import build_model
 from posbench.model.size import num_parameters
 from posbench.verify import VOCAB, certificate_config, random_tokens, randomise
 from tests.refusals import refuses
-from tests.rows import built, rows
+from tests.rows import built, difference, rows
 
 
 def shared(model):
@@ -49,7 +49,7 @@ def test_initial_weights_differ_under_another_seed_and_by_name():
     first, second = (shared(build_model(compose(["model=tiny", f"seed={seed}"]), VOCAB)) for seed in (5, 6))
     for key in first:
         if first[key].ndim > 1:
-            assert (first[key] - second[key]).abs().max() > 1e-3
+            assert difference(first[key], second[key]) > 1e-3
     assert not torch.equal(first["blocks.0.ffn.down.weight"], first["blocks.1.ffn.down.weight"])
     assert first["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert first["blocks.0.ffn.down.weight"].std().item() == pytest.approx(0.02 / 2, rel=0.05)  # 2 layers: 1 / sqrt(4)
@@ -82,9 +82,9 @@ def test_positions_of_a_batchs_own_are_those_of_the_definition_and_in_pieces(nam
     for row, sequence, row_positions in zip(logits.numpy(), tokens.tolist(), positions.tolist(), strict=True):
         assert np.abs(row - reference.logits(weights, config, sequence, positions=row_positions)).max() < 1e-12
     consecutive = torch.arange(9, 31).expand(2, 22)
-    assert (model(tokens, positions=consecutive) - model(tokens, offset=9)).abs().max() < 1e-12
+    assert difference(model(tokens, positions=consecutive), model(tokens, offset=9)) < 1e-12
     for model.piece in (8, 5, 1):
-        assert (model(tokens, positions=positions) - logits).abs().max() < 1e-12
+        assert difference(model(tokens, positions=positions), logits) < 1e-12
 
 
 @torch.no_grad()
@@ -110,12 +110,12 @@ def test_documents_of_a_window_are_read_as_if_each_were_alone(name):
     )
     model.bos_id = bos
     for model.piece in (None, 9):
-        assert (model(tokens) - alone).abs().max() < 1e-12
+        assert difference(model(tokens), alone) < 1e-12
     with torch.enable_grad():
-        assert (model(tokens) - alone).abs().max() < 1e-12
+        assert difference(model(tokens), alone) < 1e-12
     caches = model.caches(40)
     decoded = [model.hidden(piece, caches=caches) for piece in tokens.split([13, 1, 1, 17, *8 * [1]], 1)]
-    assert (model.unembedding(torch.cat(decoded, 1)) - alone).abs().max() < 1e-12
+    assert difference(model.unembedding(torch.cat(decoded, 1)), alone) < 1e-12
 
 
 @torch.no_grad()
@@ -139,4 +139,4 @@ def test_normalised_queries_and_keys_and_biases_are_those_of_the_definition(name
         apart = np.abs(logits.numpy() - reference.logits(weights, both, tokens[0].tolist(), offset=5)).max()
         assert (apart > 1e-4) if switched_off else (apart < 1e-12)
     model.piece = 7
-    assert (model(tokens, offset=5)[0] - logits).abs().max() < 1e-12
+    assert difference(model(tokens, offset=5)[0], logits) < 1e-12

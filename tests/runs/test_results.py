@@ -86,13 +86,13 @@ def test_the_anchor_of_an_older_result_is_in_its_header_only(run, evaluate):
     for suffix in ("json", "parquet"):
         (folder / f"64@anchor=64.{suffix}").rename(folder / f"64.{suffix}")
     assert ResultKey("fixed", 64, (), 64) in [result.key for result in run.results()[0]]
-    evaluate(run, protocols=("fixed",), lengths=(64,))
+    evaluate(run, lengths=(64,))
     assert not (folder / "64@anchor=64.parquet").exists(), "it is not scored again"
 
 
 def test_options_at_evaluation_are_a_result_of_their_own(run, evaluate):
-    [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
-    [changed] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("base=1e2",))
+    [trained] = evaluate(run, lengths=(64,))
+    [changed] = evaluate(run, lengths=(64,), under=("base=1e2",))
     assert changed.key == ResultKey("fixed", 64, ("base=1e2",), 64) and changed.loss != trained.loss
     assert (run.path / "eval/fixed/64@anchor=64@base=1e2.parquet").is_file()
     assert changed.header["weights"] == trained.header["weights"] == run.manifest.weights
@@ -122,10 +122,10 @@ def test_a_file_with_another_name_is_no_result_and_stops_nothing(run, name):
 
 
 def test_older_weights_are_a_result_of_their_own(run, evaluate):
-    [last] = evaluate(run, protocols=("fixed",), lengths=(64,))
-    [older] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=2)
+    [last] = evaluate(run, lengths=(64,))
+    [older] = evaluate(run, lengths=(64,), at_step=2)
     assert older.key.under == ("step=2",) and older.key.step == 2 and older.loss != last.loss
-    [same] = evaluate(run, protocols=("fixed",), lengths=(64,), at_step=4)
+    [same] = evaluate(run, lengths=(64,), at_step=4)
     assert same.key.under == (), "the last step is what is read anyway"
 
 
@@ -140,7 +140,7 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run, 
         file = checkpoints / "step=00000004" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"\1")
     refuses(rf"step 4 .*{reason}.* with --at-step \(there are: 2\)", run.load_model)
-    refuses(r"step 4 .*--at-step", evaluate, run, protocols=("fixed",), lengths=(128,))
+    refuses(r"step 4 .*--at-step", evaluate, run, lengths=(128,))
     run.load_model(at_step=2)
     shutil.rmtree(checkpoints / "step=00000002")
     refuses(r"there are: none\), or delete the folder .* and train the run again", run.load_model)
@@ -149,15 +149,15 @@ def test_weights_of_the_last_step_or_an_error_with_the_steps_that_are_left(run, 
 def test_another_number_format_than_the_stored_one_is_scored_again(run, evaluate):
     header = run.path / "eval/fixed/64@anchor=64.json"
     header_bytes = header.read_bytes()
-    assert evaluate(run, lengths=(64,), protocols=("fixed",), dtype="auto")[0].header["dtype"] == "float32"
+    assert evaluate(run, lengths=(64,), dtype="auto")[0].header["dtype"] == "float32"
     assert header.read_bytes() == header_bytes
-    (again,) = evaluate(run, lengths=(64,), protocols=("fixed",), dtype="bfloat16")
+    (again,) = evaluate(run, lengths=(64,), dtype="bfloat16")
     assert again.header["dtype"] == json.loads(header.read_text())["dtype"] == "bfloat16"
 
 
 def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(run, evaluate, documents, cache, tmp_path):
-    [trained] = evaluate(run, protocols=("fixed",), lengths=(64,))
-    [read] = evaluate(run, protocols=("fixed",), lengths=(64,), under=("scheme=nope",))
+    [trained] = evaluate(run, lengths=(64,))
+    [read] = evaluate(run, lengths=(64,), under=("scheme=nope",))
     assert read.key.under == ("scheme=nope",) and read.header["weights"] == trained.header["weights"]
     tokens = torch.arange(40)[None]
     nope = build_model(replace(run.config, scheme=SchemeConfig("nope", "nope")), run.manifest.vocab_size)
@@ -165,7 +165,7 @@ def test_trained_weights_are_read_under_another_scheme_that_learns_nothing(run, 
     assert torch.equal(run.load_model(["scheme=nope"])(tokens), nope(tokens))
     file = tmp_path / "mine.py"
     file.write_text("from posbench.schemes import Scheme\n\n\nclass Mine(Scheme):\n    pass\n", encoding="utf-8")
-    [rescored] = evaluate(run, protocols=("fixed",), lengths=(64,), under=(f"scheme={file}:Mine",))
+    [rescored] = evaluate(run, lengths=(64,), under=(f"scheme={file}:Mine",))
     assert rescored.loss == read.loss and rescored.key in run.evaluated(), (
         "found again, though its name has the folder's slashes"
     )

@@ -152,7 +152,19 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# One for each certificate is fast.
+FAST = (
+    "the inverse negates",
+    "pairs interleaved",
+    "a temperature",
+    "o left out",
+    "angles in float32",
+    "a bias that is",
+)
+marked = [pytest.param(fault, marks=[] if fault.startswith(FAST) else pytest.mark.slow) for fault in FAULTS]
+
+
+@pytest.mark.parametrize("fault", marked)
 def test_a_fault_is_noticed(fault, monkeypatch):
     owner, name, broken, noticed_by = FAULTS[fault]
     monkeypatch.setattr(owner, name, broken)
@@ -265,22 +277,13 @@ def beyond(name, number_format):
     return {path: error for path, error in errors.items() if not error <= ROUNDINGS[number_format]}
 
 
+FURTHER = ("nope", "fire", "selective_rope", "dape", "qk_rope_learned", "linear_alibi")
+
+
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize(
     "name",
-    [
-        "nope",
-        "qkvo_rope",
-        "alibi",
-        "t5",
-        "fire",
-        "fox",
-        "selective_rope",
-        "dape",
-        "qk_rope_learned",
-        "linear_alibi",
-        "gdn",
-    ],
+    ["qkvo_rope", "alibi", "t5", "fox", "gdn", *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)],
 )
 def test_gradients_of_all_weights_are_those_of_float64(name, number_format):
     assert beyond(name, number_format) == {}

@@ -13,7 +13,7 @@ from posbench.schemes import Shape, build_scheme
 from posbench.schemes.earlier import EarlierRows
 from posbench.verify import VOCAB, certificate_config, certify, random_tokens
 from tests.refusals import refuses
-from tests.rows import assert_same_gradients, random
+from tests.rows import assert_same_gradients, difference, random
 from tests.schemes.trials import trial
 
 H, HKV, D, C, T = 6, 2, 16, 48, 40
@@ -35,7 +35,7 @@ def test_canon_is_torchs_depthwise_convolution_with_its_gradients_and_its_initia
         theirs = rows + F.conv1d(F.pad(rows.mT, (3, 0)), kernel, groups=rows.shape[-1]).mT
         theirs = theirs if heads is None else theirs.unflatten(2, (heads, D)).transpose(1, 2)
         ours = scheme.call_hook(site, x, None, EarlierRows())
-        assert (ours - theirs).abs().max() < 1e-14
+        assert difference(ours, theirs) < 1e-14
         assert_same_gradients(ours, theirs, [weight], 1e-12)
 
 
@@ -46,7 +46,7 @@ def test_smear_and_key_offset_by_hand():
     e = random(1, T, C)
     gate = torch.sigmoid(F.rms_norm(e, (C,))[:, 1:, :24] @ smear.w[0])[..., None]
     expected = torch.cat((e[:, :1], e[:, 1:] + 0.7 * gate * e[:, :-1]), 1)
-    assert (smear.call_hook("embed", e, None, EarlierRows()) - expected).abs().max() < 1e-6  # of an epsilon
+    assert difference(smear.call_hook("embed", e, None, EarlierRows()), expected) < 1e-6  # of an epsilon
     options = {"sites": ["q", "k"], "fraction": 0.5}
     offset, plain = (
         build_scheme(SchemeConfig("mine", kind, options), SHAPE)[0] for kind in ("key_offset", "partial_rotary")

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from posbench.config import SchemeConfig
 from posbench.schemes import Shape, build_scheme
 from posbench.verify import random_tokens
-from tests.rows import built, random
+from tests.rows import built, difference, random
 
 H, HKV, T, D, L = 6, 2, 90, 32, 256
 
@@ -37,9 +37,9 @@ def test_queries_and_keys_are_those_of_intern_s1_pros_code():
     pos = scheme.prepare(torch.arange(position, position + T), T)
     for member in range(H // HKV):  # the queries of one key head are neighbours
         theirs_q, theirs_k = apply_rotary_pos_emb(q[:, member :: H // HKV], k, cos[0], sin[0], unsqueeze_dim=0)
-        assert (theirs_q - q[:, member :: H // HKV]).abs().max() > 1
-        assert (scheme.q(q, pos)[:, member :: H // HKV] - theirs_q).abs().max() < 1e-13
-        assert (scheme.k(k, pos) - theirs_k).abs().max() < 1e-13
+        assert difference(theirs_q, q[:, member :: H // HKV]) > 1
+        assert difference(scheme.q(q, pos)[:, member :: H // HKV], theirs_q) < 1e-13
+        assert difference(scheme.k(k, pos), theirs_k) < 1e-13
 
 
 def test_mixes_are_the_identity_plus_glorots_numbers_in_each_key_head():
@@ -52,10 +52,10 @@ def test_mixes_are_the_identity_plus_glorots_numbers_in_each_key_head():
         assert noise[:, :n, :n].std().item() == pytest.approx(theirs, rel=0.25)
         assert noise[:, n:].abs().max() == noise[:, :, n:].abs().max() == 0
     heads = [head for noise in noises for head in noise]
-    assert all((a - b).abs().max() > 0.1 for i, a in enumerate(heads) for b in heads[:i])
+    assert all(difference(a, b) > 0.1 for i, a in enumerate(heads) for b in heads[:i])
 
 
 @torch.no_grad()
 def test_without_random_numbers_it_is_hope():
     ours, hope = (built(*words.split())(random_tokens(), offset=5) for words in ("fope scheme.gain=0", "hope"))
-    assert (ours - hope).abs().max() < 1e-13
+    assert difference(ours, hope) < 1e-13

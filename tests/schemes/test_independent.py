@@ -32,7 +32,7 @@ from posbench.schemes.alibi import slopes
 from posbench.schemes.biases import buckets_of
 from posbench.schemes.path import reflected
 from posbench.verify import random_tokens
-from tests.rows import Float64, assert_same_gradients, built, random
+from tests.rows import Float64, assert_same_gradients, built, difference, random
 
 H, HKV, T, D = 6, 2, 300, 16
 SHAPE = Shape(d_model=48, num_heads=H, num_kv_heads=HKV, head_dim=D, context_length=512)
@@ -70,7 +70,7 @@ def test_qk_equals_hugging_face_llama(base, extra, monkeypatch):
     for offset in (0, 37):
         logits = theirs(tokens, position_ids=torch.arange(offset, offset + 75)[None]).logits
         assert logits.dtype == torch.float64 and logits.abs().max() > 1
-        assert (model(tokens, offset=offset) - logits).abs().max() < 1e-12
+        assert difference(model(tokens, offset=offset), logits) < 1e-12
 
 
 @pytest.mark.parametrize("num_heads", range(1, 34))
@@ -199,7 +199,7 @@ def test_path_is_its_authors_decoding_step_with_its_gradients(rows):
     theirs = torch.cat(scores, 2)[:, :, T - rows :]
     visible = torch.ones(T, T, dtype=torch.bool).tril()[T - rows :]
     ours = reflected(q[:, :, T - rows :], k, direction, b) * visible
-    assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
+    assert theirs.abs().max() > 1 and difference(ours, theirs) < 1e-12
     assert_same_gradients(ours, theirs, (q, k, w, b), 1e-10)
 
 
@@ -212,7 +212,7 @@ def test_biases_that_read_keys_are_their_papers_code_with_its_gradients(kind, by
     ours = whole(scheme, q, k)
     rows = by_loops(scheme, q, k.repeat_interleave(H // HKV, 1))
     theirs = torch.cat([F.pad(row, (0, length - row.shape[-1])) for row in rows], dim=2)
-    assert theirs.abs().max() > 1 and (ours.tril() - theirs).abs().max() < 1e-12
+    assert theirs.abs().max() > 1 and difference(ours.tril(), theirs) < 1e-12
     assert_same_gradients(ours.tril(), theirs, [q, k, *scheme.parameters()], 1e-10)
 
 
@@ -222,10 +222,10 @@ def test_selective_rope_that_selects_nothing_is_rope():
     rope, selective = built("qk_rope"), built("selective_rope", "scheme.base=10000")
     for scheme in selective.scheme:
         scheme.b.zero_()
-    assert (selective(random_tokens()) - rope(random_tokens())).abs().max() > 0.1
+    assert difference(selective(random_tokens()), rope(random_tokens())) > 0.1
     for scheme in selective.scheme:
         scheme.u.zero_()
-    assert (selective(random_tokens()) - rope(random_tokens())).abs().max() < 1e-12
+    assert difference(selective(random_tokens()), rope(random_tokens())) < 1e-12
 
 
 @torch.no_grad()
@@ -249,7 +249,7 @@ def test_repo_is_transformers_rotation_at_the_positions_that_its_authors_map_giv
             for head in range(tensor.shape[1]):
                 head_rotation = (part[..., head // group, :].expand(2, -1, -1) for part in (cos, sin))
                 theirs, _ = modeling_llama.apply_rotary_pos_emb(tensor[:, [head]], tensor[:, [head]], *head_rotation)
-                assert (ours[:, [head]] - theirs).abs().max() < 1e-12
+                assert difference(ours[:, [head]], theirs) < 1e-12
     assert torch.allclose(
         ours, rope.k(k, rope.prepare(positions, T)), rtol=0, atol=1e-12
     )  # tokens that say their index
@@ -274,7 +274,7 @@ def test_grape_ap_is_its_authors_code_with_its_gradients(offset):
     theirs = torch.log(torch.sigmoid(p @ p_rot.mT / P)) * slopes(H)[:, None, None]
     theirs = theirs.masked_fill(torch.ones(length, length).triu(1) == 1, 0.0)
     theirs = (theirs.sum(-1, keepdim=True) - theirs.cumsum(-1)).tril()
-    assert theirs.abs().max() > 1 and (ours - theirs).abs().max() < 1e-12
+    assert theirs.abs().max() > 1 and difference(ours, theirs) < 1e-12
     assert_same_gradients(ours, theirs, [scheme.W], 1e-10)
 
 
@@ -293,7 +293,7 @@ def test_a_partial_rotation_is_gpt_neoxs(fraction, monkeypatch):
     theirs = modeling_gpt_neox.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
     pos = scheme.prepare(positions, T)
     for ours, their in zip((scheme.q(q, pos), scheme.k(k, pos)), theirs, strict=True):
-        assert (ours - their).abs().max() < 1e-12
+        assert difference(ours, their) < 1e-12
     assert torch.equal(scheme.q(q, pos)[..., scheme.width :], q[..., scheme.width :])
 
 

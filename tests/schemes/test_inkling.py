@@ -9,7 +9,7 @@ from transformers.models.inkling.configuration_inkling import InklingTextConfig
 
 from posbench.config import SchemeConfig
 from posbench.schemes import Shape, build_scheme
-from tests.rows import Float64, built, causal_mask, first_layer, random
+from tests.rows import Float64, built, causal_mask, difference, first_layer, random
 
 H, HKV, D, C, EXTENT, T = 6, 2, 16, 48, 24, 60
 SHAPE = Shape(C, H, HKV, D, context_length=128)
@@ -48,7 +48,7 @@ def test_inkling_is_its_authors_class_with_its_gradients(name, monkeypatch):
     x, weight = random(2, 2, T, C)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = attention(inputs[0], at, scheme), theirs(inputs[1], causal_mask(T))[0]
-    assert outputs[1].abs().max() > 0.5 and (outputs[0] - outputs[1]).abs().max() < 1e-12
+    assert outputs[1].abs().max() > 0.5 and difference(outputs[0], outputs[1]) < 1e-12
     for output in outputs:
         (output * weight).sum().backward()
     pairs = [(inputs[0].grad, inputs[1].grad), (scheme.W.grad, theirs.r_proj.weight.grad)]
@@ -56,7 +56,7 @@ def test_inkling_is_its_authors_class_with_its_gradients(name, monkeypatch):
     if name == "inkling_conv":
         gradient = theirs.k_sconv.conv1d.weight.grad[:, 0].flip(-1).view(HKV, 1, D, 4)
         pairs.append((scheme.k_convolution.grad, gradient))
-    assert all(theirs.abs().max() > 1e-3 and (ours - theirs).abs().max() < 1e-11 for ours, theirs in pairs)
+    assert all(theirs.abs().max() > 1e-3 and difference(ours, theirs) < 1e-11 for ours, theirs in pairs)
 
 
 def test_an_extent_beyond_the_training_context_is_reduced_to_it():
