@@ -36,7 +36,7 @@ def anchors_of(document):
 
 def test_files_that_documents_and_code_name_exist():
     texts = [*DOCUMENTS, *(ROOT / "posbench").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
-    name = re.compile(r"\bdocs/[\w/-]+\.\w+|(?<=`)posbench/[\w/-]+\.py")
+    name = re.compile(r"\bdocs/[\w/-]+\.\w+|(?<=`)posbench/[a-z\d_/]+\.py")
     paths = {path for file in texts for path in name.findall(file.read_text(encoding="utf-8"))}
     assert len(paths) > 20 and not [path for path in sorted(paths) if not (ROOT / path).exists()]
 

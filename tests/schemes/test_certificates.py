@@ -85,7 +85,9 @@ def test_options_keep_the_promises_of_their_scheme(row, monkeypatch):
     assert not failures(certificate) and certificate.defined and certificate.measured == certificate.promised
 
 
-@pytest.mark.parametrize("name", ["repo", "path", pytest.param("grape_ap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["repo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("path", "grape_ap"))]
+)
 def test_heads_may_have_the_usual_width(name):
     words = [ONE_LAYER, "model.head_dim=null", "model.num_kv_heads=null"]
     assert not failures(certify(certificate_config(name, words)))
