@@ -52,7 +52,7 @@ RESULTS = {
     "headline_prose": ["headline_prose", "headline_prose --by train.lr", "prose_muon"],
     "optimizers": ["headline_gpu_adamw headline_gpu_muon --by train.optimizer", "headline_gpu_muon"],
     "extend": ["extend-arms"],
-    "heads": ["heads-6x48", "heads-2x48-lr=0.002"],
+    "heads": ["heads-6x48", "heads-2x48", "heads-2x48-lr=0.002"],
     "tasks": ["tasks"],
     "exchanged": ["headline-exchanged", "tasks_exchanged"],
     "kexue_25m": ["kexue_25m"],
