@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Everything here was tried with torch 2.11 and 2.13. tests/system/test_torch_internals.py fails if a part disappears.
+# Everything here was tried with torch 2.11 and 2.13. tests/schemes/test_compiled.py fails if the one patch
+# is no longer needed; the rest fails loudly.
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
