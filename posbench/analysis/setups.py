@@ -221,7 +221,9 @@ def compare_setups(
     num_setups = len(design(len(factors)))
     runs = runs.assign(setup=runs["seed"] % num_setups)
     is_per_byte = runs["fingerprint.tokenizer"].nunique() > 1
-    losses = runs["bits_per_byte"].astype(float) * math.log(2) if is_per_byte else runs["loss"].astype(float)
+    losses, unit = runs["loss"].astype(float), "nats per token"
+    if is_per_byte:
+        losses, unit = runs["bits_per_byte"].astype(float) * math.log(2), "nats per byte"
     by_seed = runs.assign(value=losses).pivot(index="seed", columns="scheme", values="value")
     wanted = baseline or baseline_of(runs)
     if wanted not in by_seed:
@@ -243,7 +245,7 @@ def compare_setups(
         notes=damage(summary),
         factors=factors,
         gaps=table,
-        unit="nats per byte" if is_per_byte else "nats per token",
+        unit=unit,
         margin=margin,
     )
 

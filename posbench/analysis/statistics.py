@@ -142,7 +142,9 @@ def compare(
     say how much better it is.
     """
     if not lower_is_better:
-        losses, second = -losses, None if second is None else -second
+        losses = -losses
+        if second is not None:
+            second = -second
     rows = []
     losses_of = {scheme: losses[scheme].to_numpy(float) for scheme in losses}
     for a, b in combinations(losses.columns, 2):

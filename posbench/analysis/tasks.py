@@ -166,7 +166,9 @@ def compare_tasks(summary: pd.DataFrame, rows: pd.DataFrame, group_by: str = "")
     Raises: ConfigError if the runs of a task differ in more than scheme and seed, or no run can be included.
     """
     runs, left_out = finished_runs(summary)
-    groups = {group_text(value): of_value for value, of_value in runs.groupby(group_by)} if group_by else {"": runs}
+    groups = {"": runs}
+    if group_by:
+        groups = {group_text(value): of_value for value, of_value in runs.groupby(group_by)}
     comparisons: list[TaskComparison] = []
     for group, of_group in groups.items():
         of_tasks = []

@@ -43,7 +43,8 @@ def design(factors: int) -> NDArray[np.bool_]:
     if factors <= 3:
         return np.array(list(itertools.product([False, True], repeat=factors)))
     rows = sorted(range(16), key=lambda row: _is_odd(row & _BLOCK))
-    return np.array([[_is_odd(row & column) for column in _COLUMNS[:factors]] for row in rows])
+    levels = [_is_odd(row & column) for row, column in itertools.product(rows, _COLUMNS[:factors])]
+    return np.reshape(levels, (len(rows), factors))
 
 
 def aliases(factors: int) -> str:
@@ -89,6 +90,8 @@ def setups_named(words: Sequence[str], *folders: Path) -> Mapping[str, Levels]:
     Arguments: folders, the user's configuration folders.
     """
     names = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
-    file = choices("experiment", *folders).get(names[-1]) if names else None
-    content: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    file = choices("experiment", *folders).get("".join(names[-1:]))
+    if file is None:
+        return {}
+    content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     return (content.get("experiment") or {}).get("setups") or {}

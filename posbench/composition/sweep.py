@@ -397,8 +397,13 @@ class PosbenchSweeper(Sweeper):
 
     def _check_factors(self, setups: Any, combinations: Iterable[Sequence[str]]) -> None:
         # Raise ConfigError for a factor whose two levels make the same run, such as a rate that `train.lr_of` replaces.
-        without_seeds = {tuple(word for word in words if not word.startswith("seed=")): None for words in combinations}
-        for words in without_seeds if setups else ():
+        if not setups:
+            return
+        # Each combination once, whatever its seed.
+        without_seeds = dict[tuple[str, ...], None]()
+        for combination in combinations:
+            without_seeds[tuple(word for word in combination if not word.startswith("seed="))] = None
+        for words in without_seeds:
             first = [word for levels in setups.values() for word in levels[0]]
             for name, (level, other_level) in setups.items():
                 changed = [word for word in first if word not in level] + [*other_level]

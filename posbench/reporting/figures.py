@@ -227,7 +227,7 @@ def lines(plot: Plot, look: Looks) -> Figure:
     """
     by_scheme = dict(iter(plot.points.groupby("scheme", sort=False)))
     num_panels = max(1, math.ceil(len(by_scheme) / MOST_LINES))
-    height = 3.8 if num_panels == 1 else 0.5 + 2.6 * num_panels
+    height = max(3.8, 0.5 + 2.6 * num_panels)
     figure, panels = new_figure(height, rows=num_panels, sharey=True)
     # Panels are filled in order, so each holds schemes that follow each other.
     lines_per_panel = math.ceil(len(by_scheme) / num_panels)

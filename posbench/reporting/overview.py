@@ -63,7 +63,9 @@ def by_group(groups: Groups, group_by: str) -> list[Section]:
     table = pivot(cells, titles, "group", "gap", Format(half="gap_half", sign=True, after="mark"))
     gap = Section(title, table=table, note=prose("gaps_by"), latex=("gap", f"{title}, nats/token."))
     # Losses answer the question about learning rates, gaps the others: the terminal shows the first table.
-    sections = [loss, gap] if is_rate else [gap, loss]
+    sections = [gap, loss]
+    if is_rate:
+        sections.reverse()
     pairs = pairs_by_group(groups)
     if not is_rate and 0 < len(pairs) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=pairs, note=prose("pairs_by", groups)))
@@ -113,9 +115,10 @@ def _add_gap_at_best_rates(table: Table, groups: Groups, cells: pd.DataFrame) ->
     at_best = {scheme: groups[group].values[scheme] for scheme, group in best_groups.items()}
     for scheme in table.frame["scheme"]:
         mean, low, high = interval((at_best[scheme] - at_best[baseline]).dropna())
-        figures.append((mean, math.nan if scheme == baseline else (high - low) / 2))
-    means, halves = zip(*figures, strict=True)
-    table.add(f"gap to {baseline} at best rates", means, halves, sign=True)
+        figures.append((mean, (high - low) / 2))
+    means, halves = map(pd.Series, zip(*figures, strict=True))
+    is_baseline = table.frame["scheme"] == baseline
+    table.add(f"gap to {baseline} at best rates", means, halves.mask(is_baseline.to_numpy()), sign=True)
 
 
 def pairs_by_group(groups: Groups) -> Table:

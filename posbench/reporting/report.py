@@ -195,7 +195,9 @@ def files_of(comparisons: Sequence[Comparison], group_by: str) -> dict[str, pd.D
     parts: dict[str, list[pd.DataFrame]] = {}
     for c in comparisons:
         for name, frame in c.files.items():
-            parts.setdefault(name, []).append(frame.assign(group=c.group) if group_by else frame)
+            if group_by:
+                frame = frame.assign(group=c.group)
+            parts.setdefault(name, []).append(frame)
     return {name: pd.concat(frames) for name, frames in parts.items()}
 
 
