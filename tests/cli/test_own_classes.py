@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 TASK = """
 import numpy as np
@@ -80,6 +81,7 @@ SWEEP = (
 
 @pytest.fixture
 def files(posbench):
+    get_reusable_executor().shutdown()  # its workers keep the folder that they were started in
     # The commands run in a folder of their own.
     Path("mine").mkdir()
     for name, text in (("task", TASK), ("protocol", PROTOCOL), ("optimizer", OPTIMIZER)):
