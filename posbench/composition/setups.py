@@ -53,7 +53,7 @@ def aliases(factors: int) -> str:
     if factors <= 4:
         return f"{setups}, all combinations"
     block = "setups 0 to 7 alone do not tell a factor's effect from pairs of others"
-    return f"{setups}, resolution IV: pairs of factors are not told from other pairs; {block}"
+    return f"{setups}, resolution IV: pairs of factors are confounded with other pairs; {block}"
 
 
 def _is_odd(number: int) -> bool:

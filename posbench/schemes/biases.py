@@ -185,7 +185,7 @@ class Fox(Scheme):
     Each token's gate fades all earlier tokens (Lin et al. 2025, arXiv 2503.02130).
 
     x is the hidden states after the layer's norm. Each layer has its own w, initialised like the model's matrices, and
-    b, initialised to 0. The rest of the paper's "Pro" block is omitted: it is no position scheme.
+    b, initialised to 0. The rest of the paper's "Pro" block is omitted, because it is not a position scheme.
     """
 
     per_layer = True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Everything here was tried with torch 2.11 and 2.13. tests/schemes/test_compiled.py fails if the one patch
-# is no longer needed; the rest fails loudly.
+# is no longer needed. Whatever else torch removes raises an error.
 
 
 def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

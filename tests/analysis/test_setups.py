@@ -73,7 +73,7 @@ def test_planted_effects_are_found_again():
 
 
 def test_errors_come_from_replicated_setups_by_hand():
-    """Of four setups two have two seeds: a pooled variance of (0.02 + 0.08) / 2, with 0.65 x 2 degrees of freedom."""
+    """Two of four setups have two seeds: the pooled variance is (0.02 + 0.08) / 2, with 0.65 x 2 degrees of freedom."""
     factors = {name: FACTORS[name] for name in "ab"}
     gaps = compared([[-1.0, -1.2], [-2.0, -2.4], [-1.0, np.nan], [-2.0, np.nan]], factors)
     assert gaps.freedom == 2 and gaps.variance == pytest.approx(0.05)

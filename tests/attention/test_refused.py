@@ -1,4 +1,4 @@
-"""What a kind of attention does not support is refused before training."""
+"""Options that a kind of attention does not support are refused before training."""
 
 import re
 
