@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from posbench.analysis.statistics import interaction, interval
+from posbench.analysis.setups import paired_effects
+from posbench.analysis.statistics import interval
 from posbench.evaluation.protocols import PROTOCOLS
 from posbench.runs import find_runs
 
@@ -86,7 +87,8 @@ def table_by_rate():
 
 def difference(first, second):
     """Return the difference of two groups' gaps as text, with its interval and p."""
-    [row] = interaction(first, second, [PAIR]).to_dict("records")
+    groups = {("first",): first, ("second",): second}
+    [row] = paired_effects(groups, ["optimizer"], [PAIR]).to_dict("records")
     half = (row["difference_high"] - row["difference_low"]) / 2
     return f"{row['difference']:+.2f} ±{half:.2f} nats (p {row['p']:.2g})"
 

@@ -2,12 +2,13 @@
 
 Each setup gives one gap per seed, paired in weights and batches. Effects are those of a linear model, gap = mean + half
 the effect of each factor, fitted by least squares. Errors come from replicated setups only, which have several seeds.
+Where all setups have the same seeds (`posbench report --by`), an effect is a difference within each seed instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,9 @@ from scipy.special import stdtr
 from posbench.analysis.agreement import finished_runs
 from posbench.analysis.cells import measure
 from posbench.analysis.comparison import Comparison, baseline_of, damage
+from posbench.analysis.onset import decayed_points
 from posbench.analysis.options import MARGIN
-from posbench.analysis.statistics import Floats, student
+from posbench.analysis.statistics import Floats, differs, holm, interval_of, student
 from posbench.analysis.table import config_of
 from posbench.composition.setups import Levels, design
 from posbench.config import ConfigError
@@ -39,7 +41,8 @@ class SetupComparison(Comparison):
 
     doubt: str = "setups"
     factors: Mapping[str, Levels]
-    gaps: pd.DataFrame  # scheme, setup, seed, gap: a row per setup and seed that both have
+    gaps: pd.DataFrame  # scheme, setup, seed, tokens, gap: a row per setup and seed that both have
+    branches: pd.DataFrame  # the same of branches, which end after fewer tokens
     unit: str  # nats per token, or nats per byte if tokenizers differ
     margin: float  # a gap below it counts as none
 
@@ -64,8 +67,8 @@ class SetupComparison(Comparison):
 
     @property
     def described(self) -> pd.DataFrame:
-        """Return the gaps, with the level that each setup has of each factor."""
-        table = self.gaps.copy()
+        """Return the gaps, also of branches, with the level that each setup has of each factor."""
+        table = pd.concat([self.gaps.assign(is_branch=False), self.branches.assign(is_branch=True)])
         for n, (name, levels) in enumerate(self.factors.items()):
             table[f"setups.{name}"] = [" ".join(levels[int(self.levels[setup, n])]) for setup in table["setup"]]
         return table
@@ -221,20 +224,26 @@ def compare_setups(
     num_setups = len(design(len(factors)))
     runs = runs.assign(setup=runs["seed"] % num_setups)
     is_per_byte = runs["fingerprint.tokenizer"].nunique() > 1
-    losses, unit = runs["loss"].astype(float), "nats per token"
-    if is_per_byte:
-        losses, unit = runs["bits_per_byte"].astype(float) * math.log(2), "nats per byte"
-    by_seed = runs.assign(value=losses).pivot(index="seed", columns="scheme", values="value")
     wanted = baseline or baseline_of(runs)
-    if wanted not in by_seed:
+    if wanted not in set(runs["scheme"]):
         raise ConfigError(
-            f"the baseline {wanted!r} has no finished run here: choose one of {', '.join(map(str, by_seed))}"
+            f"the baseline {wanted!r} has no finished run here: choose one of {', '.join(sorted(set(runs['scheme'])))}"
         )
     _check_pairs(runs)
-    gaps = by_seed.sub(by_seed[wanted], axis=0).drop(columns=wanted)
-    table = gaps.reset_index().melt("seed", var_name="scheme", value_name="gap").dropna()
-    table.insert(1, "setup", table["seed"] % num_setups)
-    schemes = [*gaps.mean().sort_values().index, wanted]
+    points = decayed_points(runs)
+    if is_per_byte:
+        # The windows of a run's branches are its own, so their tokens have as many bytes.
+        per_byte = runs["bits_per_byte"].astype(float) * math.log(2) / runs["loss"].astype(float)
+        factors_of_runs = runs.assign(per_byte=per_byte)[["scheme", "seed", "per_byte"]]
+        points = points.merge(factors_of_runs, on=["scheme", "seed"])
+        points["loss"] *= points["per_byte"]
+    losses = points.pivot(index=["seed", "tokens"], columns="scheme", values="loss")
+    gaps = losses.sub(losses[wanted], axis=0).drop(columns=wanted)
+    table = gaps.reset_index().melt(["seed", "tokens"], var_name="scheme", value_name="gap").dropna()
+    table.insert(0, "setup", table["seed"] % num_setups)
+    is_final = table["tokens"] == table["seed"].map(runs.groupby("seed")["tokens"].max())
+    by_seed = runs.pivot(index="seed", columns="scheme", values="loss")
+    schemes = [*table[is_final].groupby("scheme")["gap"].mean().sort_values().index, wanted]
     return SetupComparison(
         runs=runs,
         schemes=schemes,
@@ -244,8 +253,9 @@ def compare_setups(
         left_out=[*left_out, *_missing(by_seed)],
         notes=damage(summary),
         factors=factors,
-        gaps=table,
-        unit=unit,
+        gaps=table[is_final],
+        branches=table[~is_final],
+        unit="nats per byte" if is_per_byte else "nats per token",
         margin=margin,
     )
 
@@ -268,3 +278,30 @@ def _missing(by_seed: pd.DataFrame) -> Sequence[str]:
         for scheme in of_seed.index[of_seed.isna()]:
             lines.append(f"{scheme} seed {seed}: no finished run, so its setup has no gap")
     return lines
+
+
+def paired_effects(
+    groups: Mapping[Sequence[str], pd.DataFrame], factors: Sequence[str], pairs: Iterable[tuple[str, str]]
+) -> pd.DataFrame:
+    """Return how each factor changes the gap of each pair of schemes, paired by seed, a row per pair and factor.
+
+    Columns: factor, left, right, seeds, first_gap, second_gap (loss of `right` minus `left`, mean over the groups with
+    that level), difference (first minus second gap) and its 95 % interval, and p, two-sided, with Holm's correction,
+    NaN with fewer than FEWEST_SEEDS seeds.
+    Arguments: groups, {a level of each factor: losses, a row per seed and a column per scheme}, all combinations of two
+    levels; the first group has the first levels.
+    """
+    first_levels = next(iter(groups))
+    rows = []
+    for left, right in pairs:
+        gaps = pd.concat([losses[right] - losses[left] for losses in groups.values()], axis=1).dropna()
+        for n, factor in enumerate(factors):
+            is_first = np.array([levels[n] == first_levels[n] for levels in groups])
+            first, second = gaps.loc[:, is_first].mean(axis=1), gaps.loc[:, ~is_first].mean(axis=1)
+            differences = (first - second).to_numpy(float)
+            row = {"factor": factor, "left": left, "right": right, "seeds": len(gaps)}
+            row |= {"first_gap": float(first.mean()), "second_gap": float(second.mean())}
+            rows.append(row | interval_of("difference", differences) | {"p": differs(differences)})
+    columns = ["factor", "left", "right", "seeds", "first_gap", "second_gap", "difference"]
+    table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
+    return table.assign(p=holm(table["p"], len(table)))

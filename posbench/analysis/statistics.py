@@ -215,26 +215,7 @@ def _at_both(
     return float(beats(left_best, [right_best, right_second])), p_equal
 
 
-def interaction(first: pd.DataFrame, second: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Return how much the gap of each pair differs between two groups of runs, paired by seed, a row per pair.
-
-    Columns: left, right, seeds, first_gap, second_gap (loss of `right` minus `left`), difference (first minus second
-    gap) and its 95 % interval, and p, two-sided, with Holm's correction, NaN with fewer than FEWEST_SEEDS seeds.
-    Arguments: first and second, losses, a row per seed and a column per scheme.
-    """
-    rows = []
-    for left, right in pairs:
-        gaps = pd.DataFrame({"first": first[right] - first[left], "second": second[right] - second[left]}).dropna()
-        differences = (gaps["first"] - gaps["second"]).to_numpy(float)
-        row = {"left": left, "right": right, "seeds": len(gaps)} | interval_of("difference", differences)
-        row |= {f"{group}_gap": float(values.mean()) for group, values in gaps.items()}
-        rows.append(row | {"p": _differs(differences)})
-    columns = ["left", "right", "seeds", "first_gap", "second_gap", "difference"]
-    table = pd.DataFrame(rows, columns=[*columns, "difference_low", "difference_high", "p"])
-    return table.assign(p=holm(table["p"], len(table)))
-
-
-def _differs(values: Floats) -> float:
+def differs(values: Floats) -> float:
     """Return the two-sided p-value of a t-test that the mean of `values` is 0; NaN for fewer than FEWEST_SEEDS."""
     if len(values) < FEWEST_SEEDS:
         return math.nan

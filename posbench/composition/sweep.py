@@ -53,6 +53,7 @@ from posbench.runs.fingerprints import identity
 from posbench.system.console import SWEEP_CLOCK, Say, SweepClock, plain_table, write_unread_output
 from posbench.system.signals import CommandSignals, Stopped, ending_with_command, launch_number
 
+MOST_SEED_COLUMNS = 6  # of the table of losses at the end of a sweep
 _FLAGS_WITH_VALUES = {"-c", "--cfg", "-i", "--info", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name"}
 _FLAGS_WITH_VALUES |= {"-cd", "--config-dir", "--experimental-rerun"}
 _MULTIRUN = {"-m", "--multirun"}
@@ -463,7 +464,7 @@ def check_folders(jobs: Sequence[Job]) -> None:
 
 
 def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print a table of losses, one row per scheme and one column per seed, unless there is only one run."""
+    """Print a table of losses, a row per scheme and a column per seed or the reverse, unless there is only one run."""
     if len(outcomes) < 2:
         return
     losses: dict[str, dict[str, str]] = {}
@@ -474,9 +475,16 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     has_tasks = any("data.task" in outcome.result.identity for outcome in outcomes if outcome.error is None)
     seeds = list(dict.fromkeys(itertools.chain.from_iterable(losses.values())))
     unit = "answer" if has_tasks else "token"
-    table = plain_table(f"loss, nats/{unit}", *(f"seed {seed}" for seed in seeds))
-    for run_label, by_seed in losses.items():
-        table.add_row(run_label, *(by_seed.get(seed, "") for seed in seeds))
+    title = f"loss, nats/{unit}"
+    # Many seeds need more columns than a terminal has.
+    if len(seeds) > max(MOST_SEED_COLUMNS, len(losses)):
+        table = plain_table(title, *losses)
+        for seed in seeds:
+            table.add_row(f"seed {seed}", *(by_seed.get(seed, "") for by_seed in losses.values()))
+    else:
+        table = plain_table(title, *(f"seed {seed}" for seed in seeds))
+        for run_label, by_seed in losses.items():
+            table.add_row(run_label, *(by_seed.get(seed, "") for seed in seeds))
     console.print(table)
     failed = sum(outcome.error is not None for outcome in outcomes)
     skipped = sum(outcome.was_finished for outcome in outcomes)

@@ -283,17 +283,21 @@ def _set_scales(axes: Axes, plot: Plot) -> None:
 
 
 def setups(plot: Plot, look: Looks) -> Figure:
-    """Draw a dot per setup and seed, above a grid of the setups' levels.
+    """Draw a dot per setup and seed, fainter for branches, above a grid of the setups' levels.
 
-    Arguments: plot, with `points` (scheme, x: the place of the setup, y) and `marks`, the levels: a row per place, a
-    column per factor, True for the second level.
+    Arguments: plot, with `points` (scheme, x: the place of the setup, y, is_branch) and `marks`, the levels: a row per
+    place, a column per factor, True for the second level.
     """
     assert plot.marks is not None
     places, factors = range(len(plot.marks)), list(plot.marks)
-    figure = Figure(figsize=(WIDTH, 2.6 + 0.22 * len(factors)), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06))
-    above, below = figure.subplots(2, sharex=True, height_ratios=[2.2, 0.22 * len(factors)])
+    figure = Figure(
+        figsize=(0.6 * WIDTH, 2.2 + 0.2 * len(factors)), layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.06)
+    )
+    above, below = figure.subplots(2, sharex=True, height_ratios=[2.0, 0.2 * len(factors)])
     colour, _, marker = look[plot.points["scheme"].iloc[0]]
-    above.plot(plot.points["x"], plot.points["y"], marker, color=colour, markersize=5, markeredgewidth=0)
+    is_branch = plot.points["is_branch"].astype(bool)
+    for points, alpha in ((plot.points[is_branch], 0.3), (plot.points[~is_branch], 1.0)):
+        above.plot(points["x"], points["y"], marker, color=colour, alpha=alpha, markersize=5, markeredgewidth=0)
     above.axhline(plot.level, color=INK, linewidth=0.6)
     above.set_ylabel(plot.y_label)
     for n, factor in enumerate(factors):

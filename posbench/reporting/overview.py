@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain, combinations
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from posbench.analysis.card import gaps
-from posbench.analysis.comparison import SeedComparison
-from posbench.analysis.statistics import interaction, interval, verdict
+from posbench.analysis.statistics import interval, verdict
 from posbench.analysis.subjects import ModelComparison
 from posbench.analysis.tasks import KEPT, TaskComparison
 from posbench.config.units import number, short_count, short_length
 from posbench.reporting.page import prose
 from posbench.reporting.protocols.order import onsets_by_group
 from posbench.reporting.section import Format, Plot, Section, Table, half, in_order, pivot
+from posbench.reporting.setups import Groups, paired_effect_sections
 
 MOST_PAIRS = 30  # pairs in the table of pairs by group
-Groups = Mapping[str, SeedComparison]  # the value that a group of runs shares, as text -> its runs
 
 
 def overview(comparisons: Sequence[Any], group_by: str) -> list[Section]:
@@ -69,13 +68,7 @@ def by_group(groups: Groups, group_by: str) -> list[Section]:
     pairs = pairs_by_group(groups)
     if not is_rate and 0 < len(pairs) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=pairs, note=prose("pairs_by", groups)))
-    # Only two groups can be compared by one difference of gaps.
-    differences = interactions(groups)
-    if len(differences):
-        note = prose("interactions", list(groups), _own_matrices(groups))
-        table, files = interaction_table(groups, differences), {"interaction.csv": differences}
-        title = f"Difference of gaps between two values of {group_by}"
-        sections.append(Section(title, table=table, note=note, files=files))
+    sections += paired_effect_sections(groups, group_by.split(","))
     return [*sections, *onsets_by_group(groups)]
 
 
@@ -156,40 +149,6 @@ def pairs_by_group(groups: Groups) -> Table:
             same_sign = "yes" if len(set(of_pair)) == 1 else "no"
             shared.append(rows[name] | {"same sign": same_sign})
     return Table.of(shared, formats)
-
-
-def interactions(groups: Groups) -> pd.DataFrame:
-    """Return how the gaps of claimed pairs differ between two groups of runs, a row per pair; no rows otherwise."""
-    if len(groups) != 2:
-        return pd.DataFrame()
-    first, second = groups.values()
-    shared = [scheme for scheme in first.schemes if scheme in second.schemes]
-    pairs = [pair for pair in combinations(shared, 2) if not first.fixed or frozenset(pair) in first.fixed]
-    figures = interaction(first.values, second.values, pairs)
-    # Without enough seeds in both groups there is no test.
-    if not (first.can_rank and second.can_rank):
-        figures["p"] = math.nan
-    return figures
-
-
-def interaction_table(groups: Groups, figures: pd.DataFrame) -> Table:
-    """Return the table of `interactions`."""
-    first, second = groups  # the values that the two groups share, as text
-    titles = {"first_gap": f"gap, {first}", "second_gap": f"gap, {second}"}
-    titles |= {"left": "lower loss", "right": "higher loss"}
-    frame = figures.assign(half=half(figures, "difference"), p=figures["p"].astype(object).fillna("not tested"))
-    frame = frame[["left", "right", "seeds", "first_gap", "second_gap", "difference", "half", "p"]]
-    formats = {title: Format(sign=True) for title in titles.values()}
-    formats |= {"difference": Format(half="half", sign=True), "p": Format("p")}
-    return Table(frame.rename(columns=titles), formats)
-
-
-def _own_matrices(groups: Groups) -> list[str]:
-    # Schemes with matrices of their own: AdamW trains these beside Muon.
-    runs = pd.concat([c.runs for c in groups.values()])
-    if "own_matrices" not in runs:
-        return []
-    return sorted(set(runs.loc[runs["own_matrices"].fillna(0) > 0, "scheme"]))
 
 
 # ---------------------------------------------------------------- tasks

@@ -92,6 +92,7 @@ def environment() -> Environment:
         "signed": partial(number, sign=True),
         "perplexity": perplexity_text,
         "round_up": lambda value: f"{value:.2g}",
+        "range_text": lambda values: " to ".join(dict.fromkeys(f"{end:.2g}" for end in (values.min(), values.max()))),
     }
     environment.globals |= {
         "ONSET": ONSET,

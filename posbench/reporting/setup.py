@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -71,8 +72,8 @@ def setup_of_runs(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
     Arguments: runs, a row per run.
     """
-    # Compared runs share these settings, so the first one's hold for all.
-    config = config_of(str(runs["path"].iloc[0]))
+    # Compared runs share these settings, so the first one's hold for all, but for those that are factors.
+    config = _with_both_levels(config_of(str(runs["path"].iloc[0])))
     experiment = ", ".join(dict.fromkeys(runs["experiment"]))
     seeds = ", ".join(map(str, sorted(set(runs["seed"]))))
 
@@ -80,7 +81,7 @@ def setup_of_runs(runs: pd.DataFrame) -> list[tuple[str, str]]:
         return ", ".join(sorted(set(runs[column].dropna().astype(str)))) or "unknown"
 
     # Each task has settings of its own.
-    if config["data"]["source"] == "task":
+    if config["data"].get("source") == "task":
         task_paths = runs.groupby("data.name", sort=False)["path"].first()
         data = [(f"data={name}", _settings(config_of(path), "data")) for name, path in task_paths.items()]
     else:
@@ -111,7 +112,25 @@ def setup_of_runs(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return facts
 
 
+def _with_both_levels(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Return the configuration with "first or second level" as the value of each setting that is a factor's.
+    factors = (config.get("experiment") or {}).get("setups") or {}
+    levels: dict[str, list[str]] = {}
+    for word in chain.from_iterable(chain.from_iterable(factors.values())):
+        key, _, value = word.partition("=")
+        levels.setdefault(key, []).append(value)
+    shown = dict(config)
+    for key, values in levels.items():
+        group, _, name = key.partition(".")
+        # A choice such as data=sotu stands for all settings of its group.
+        shown[group] = {**shown[group], name: " or ".join(values)} if name else {group: " or ".join(values)}
+    return shown
+
+
 def _context_bytes(runs: pd.DataFrame) -> str:
+    # Tokens of several tokenizers or texts have several sizes.
+    if runs["fingerprint.tokenizer"].nunique() > 1 or runs["fingerprint.data"].nunique() > 1:
+        return ""
     # Bytes follow from the two units of the same loss: nats per token and bits per byte.
     run = runs.dropna(subset="bits_per_byte").head(1)
     if run.empty:

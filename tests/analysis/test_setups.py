@@ -1,13 +1,14 @@
 """Setups: the design by hand, planted effects that are found again, and what a missing run does."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t
+from scipy.stats import t, ttest_rel
 
-from posbench.analysis.setups import SetupComparison, compare_setups
+from posbench.analysis.setups import SetupComparison, compare_setups, paired_effects
 from posbench.composition.compose import compose
 from posbench.composition.setups import design, setup_words, with_setup
 from tests.refusals import refuses
@@ -57,6 +58,7 @@ def compared(gaps, factors=FACTORS, margin=0.01):
         notes=[],
         factors=factors,
         gaps=table,
+        branches=table[:0],
         unit="nats per token",
         margin=margin,
     ).of("alibi")
@@ -100,12 +102,50 @@ def test_a_setup_without_one_of_its_runs_has_no_gap(monkeypatch):
     for seed, scheme, loss in ((0, "qk_rope", 2.0), (0, "alibi", 1.9), (1, "qk_rope", 2.1), (2, "alibi", 1.5)):
         prints = {f"fingerprint.{name}": f"{name} {seed}" for name in ("config", "data", "batches")}
         row = {"scheme": scheme, "seed": seed, "loss": loss, "bits_per_byte": 1.0, "status": "finished", "path": "x"}
-        rows.append(row | prints | {"fingerprint.tokenizer": "t", "damaged": None, "diverged": None})
+        rows.append(row | prints | {"tokens": 100, "fingerprint.tokenizer": "t", "damaged": None, "diverged": None})
+    runs = pd.DataFrame(rows)
+    branches = runs.assign(tokens=50, loss=runs["loss"] * 2)
     monkeypatch.setattr("posbench.analysis.setups.measure", lambda *arguments: pd.DataFrame())
-    c = compare_setups(pd.DataFrame(rows), pd.DataFrame(), "qk_rope")
+    monkeypatch.setattr("posbench.analysis.setups.decayed_points", lambda runs: pd.concat([runs, branches]))
+    c = compare_setups(runs, pd.DataFrame(), "qk_rope")
     assert c.gaps[["setup", "seed"]].to_numpy().tolist() == [[0, 0]] and c.gaps["gap"].tolist() == pytest.approx([-0.1])
+    assert c.branches["gap"].tolist() == pytest.approx([-0.2]) and c.unit == "nats per token"
     assert c.left_out == [
         "alibi seed 1: no finished run, so its setup has no gap",
         "qk_rope seed 2: no finished run, so its setup has no gap",
     ]
     assert compose([]).experiment.setups == {}
+
+
+def test_the_difference_of_gaps_is_a_paired_t_test_over_common_seeds():
+    """Two groups of runs: seeds 0 to 4 and 1 to 5; the gap of each is taken within a seed."""
+    random = np.random.default_rng(5)
+    first = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["a", "b", "c"])
+    second = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["c", "a", "b"], index=range(1, 6))
+    groups = {("x",): first, ("y",): second}
+    table = paired_effects(groups, ["letter"], [("a", "b"), ("c", "b")])
+    gaps = [[group["b"] - group[left] for group in (first, second)] for left in ("a", "c")]
+    tests = [ttest_rel(x.loc[1:4], y.loc[1:4]) for x, y in gaps]
+    assert table["seeds"].tolist() == [4, 4]
+    assert table["first_gap"].tolist() == pytest.approx([x.loc[1:4].mean() for x, _ in gaps])
+    assert table["difference"].tolist() == pytest.approx([(x - y).mean() for x, y in gaps])
+    low, high = tests[0].confidence_interval()
+    assert table.loc[0, ["difference_low", "difference_high"]].tolist() == pytest.approx([low, high])
+    smaller, larger = sorted(test.pvalue for test in tests)
+    assert sorted(table["p"]) == pytest.approx(sorted([min(1, 2 * smaller), max(2 * smaller, larger)]))
+    assert paired_effects({**groups, ("x",): first.loc[:1]}, ["letter"], [("a", "b")])["p"].isna().all(), (
+        "one common seed"
+    )
+
+
+def test_effects_of_two_factors_are_found_within_each_seed():
+    """Gaps of 0.3 with the second value of `heads`, 0.1 with that of `width`, and a noise that all groups share."""
+    noise = pd.Series([0.5, -0.2, 0.1], index=[3, 4, 5])
+    groups = {}
+    for heads, width in product((0, 1), (0, 1)):
+        gap = 0.3 * heads + 0.1 * width + noise
+        groups[str(heads), str(width)] = pd.DataFrame({"a": 2.0, "b": 2.0 + gap})
+    table = paired_effects(groups, ["heads", "width"], [("a", "b")])
+    assert table["factor"].tolist() == ["heads", "width"]
+    assert table["difference"].tolist() == pytest.approx([-0.3, -0.1])
+    assert table["second_gap"].tolist() == pytest.approx([0.3 + 0.05 + noise.mean(), 0.15 + 0.1 + noise.mean()])

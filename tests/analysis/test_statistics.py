@@ -17,7 +17,6 @@ from posbench.analysis.statistics import (
     detectable,
     equivalent_pairs,
     flip_test,
-    interaction,
     letters,
     significant_pairs,
     verdict,
@@ -169,21 +168,3 @@ def test_a_pair_of_fewer_seeds_than_are_needed_is_not_tested():
     pairs = compare(table)
     assert (pairs["p"].isna() == (pairs["seeds"] == 2)).all() and verdict(pairs, "d", "c") == ""
     assert verdict(compare(TABLE, fewest=6), "d", "c") == ""
-
-
-def test_the_difference_of_gaps_is_a_paired_t_test_over_common_seeds():
-    """Two groups of runs: seeds 0 to 4 and 1 to 5; the gap of each is taken within a seed."""
-    random = np.random.default_rng(5)
-    first = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["a", "b", "c"])
-    second = pd.DataFrame(random.normal(2, 0.1, (5, 3)), columns=["c", "a", "b"], index=range(1, 6))
-    table = interaction(first, second, [("a", "b"), ("c", "b")])
-    gaps = [[group["b"] - group[left] for group in (first, second)] for left in ("a", "c")]
-    tests = [stats.ttest_rel(x.loc[1:4], y.loc[1:4]) for x, y in gaps]
-    assert table["seeds"].tolist() == [4, 4]
-    assert table["first_gap"].tolist() == pytest.approx([x.loc[1:4].mean() for x, _ in gaps])
-    assert table["difference"].tolist() == pytest.approx([(x - y).mean() for x, y in gaps])
-    low, high = tests[0].confidence_interval()
-    assert table.loc[0, ["difference_low", "difference_high"]].tolist() == pytest.approx([low, high])
-    smaller, larger = sorted(test.pvalue for test in tests)
-    assert sorted(table["p"]) == pytest.approx(sorted([min(1, 2 * smaller), max(2 * smaller, larger)]))
-    assert interaction(first.loc[:1], second, [("a", "b")])["p"].isna().all(), "one common seed"
