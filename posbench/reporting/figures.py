@@ -222,42 +222,63 @@ def panels(plot: Plot, look: Looks) -> Figure:
 def lines(plot: Plot, look: Looks) -> Figure:
     """Draw a line per scheme, at most MOST_LINES per panel, with names at the ends.
 
-    Arguments: plot, with `points` (scheme, x, y and, to draw bands, low and high), scales and labels; `marks` (scheme,
-    x, y, is_open) are dots; `line` is a vertical line, and `level` a horizontal one.
+    Arguments: plot, with `points` (scheme, x, y and, to draw bands, low and high; panel: its title, without which
+    panels are filled in order), scales and labels; `marks` (scheme, x, y, is_open, and panel) are dots; `line` is a
+    vertical line, and `level` a horizontal one.
     """
-    by_scheme = dict(iter(plot.points.groupby("scheme", sort=False)))
-    num_panels = max(1, math.ceil(len(by_scheme) / MOST_LINES))
-    height = max(3.8, 0.5 + 2.6 * num_panels)
-    figure, panels = new_figure(height, rows=num_panels, sharey=True)
-    # Panels are filled in order, so each holds schemes that follow each other.
-    lines_per_panel = math.ceil(len(by_scheme) / num_panels)
-    panel_of = {scheme: panels[n // lines_per_panel] for n, scheme in enumerate(by_scheme)}
-    for scheme, line in by_scheme.items():
-        colour, dashes, marker = look[str(scheme)]
-        # About eight markers per line; more would hide it.
-        line_options: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
-        x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
-        panel_of[scheme].plot(x, y, dashes, markeredgewidth=0, label=scheme, **line_options)
-    for mark in [] if plot.marks is None else plot.marks.to_dict("records"):
-        colour = look[mark["scheme"]][0]
-        edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "alpha": 0.7, "color": colour}
-        edge["markerfacecolor"] = "white" if mark["is_open"] else colour
-        panel_of[mark["scheme"]].plot(mark["x"], mark["y"], "o", label="_seed", **edge)
-    for axes in panels:
+    points = plot.points.assign(panel=plot.points.get("panel", _panels(plot.points["scheme"])))
+    titles, names = list(dict.fromkeys(points["panel"])), list(dict.fromkeys(points["scheme"]))
+    # Lines that are no schemes, such as optimizers, take colours in order.
+    look = {name: (_COLOURS[n % len(_COLOURS)], "-", _MARKERS[n % len(_MARKERS)]) for n, name in enumerate(names)} | {
+        **look
+    }
+    height = max(3.8, 0.5 + (2.6 if "panel" not in plot.points else 2.0) * len(titles))
+    figure, panels = new_figure(height, rows=len(titles), sharey=True)
+    for axes, title in zip(panels, titles, strict=True):
+        of_panel = points[points["panel"] == title]
+        for scheme, line in of_panel.groupby("scheme", sort=False):
+            colour, dashes, marker = look[str(scheme)]
+            # About eight markers per line; more would hide it.
+            options: dict[str, Any] = {"color": colour, "marker": marker, "markevery": max(1, len(line) // 8)}
+            x, y = line["x"].to_numpy(float), line["y"].to_numpy(float)
+            axes.plot(x, y, dashes, markeredgewidth=0, label=scheme, **options)
+        if "panel" in plot.points:
+            axes.set_title(title)
+        if plot.marks is not None:
+            is_here = (
+                plot.marks["panel"] == title if "panel" in plot.marks else plot.marks["scheme"].isin(of_panel["scheme"])
+            )
+            _small_dots(axes, plot.marks[is_here], look)
         _set_scales(axes, plot)
         axes.set_ylabel(plot.y_label)
         if math.isfinite(plot.level):
             axes.axhline(plot.level, color=INK, linewidth=0.6)
-    if "low" in plot.points:
-        for scheme, axes in panel_of.items():
-            band = by_scheme[scheme].sort_values("x")
+        if "low" in points:
             axes.set_autoscale_on(False)  # keep the scales of the lines
-            axes.fill_between(band["x"], band["low"], band["high"], color=look[str(scheme)][0], alpha=0.12, linewidth=0)
+            for scheme, band in of_panel.sort_values("x").groupby("scheme"):
+                colour = look[str(scheme)][0]
+                axes.fill_between(band["x"], band["low"], band["high"], color=colour, alpha=0.12, linewidth=0)
     panels[-1].set_xlabel(plot.x_label)
     figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]  # labels need the final positions of the axes
     for axes in panels:
         name_lines(figure, axes)
     return figure
+
+
+def _panels(schemes: pd.Series) -> pd.Series:
+    # Return the panel of each row: panels are filled in order, so each holds schemes that follow each other.
+    names = list(dict.fromkeys(schemes))
+    num_panels = max(1, math.ceil(len(names) / MOST_LINES))
+    lines_per_panel = math.ceil(len(names) / num_panels)
+    return schemes.map(names.index) // max(1, lines_per_panel)
+
+
+def _small_dots(axes: Axes, marks: pd.DataFrame, look: Looks) -> None:
+    for mark in marks.to_dict("records"):
+        colour = look[mark["scheme"]][0]
+        edge: dict[str, Any] = {"markersize": 3.5, "markeredgewidth": 0.8, "alpha": 0.7, "color": colour}
+        edge["markerfacecolor"] = "white" if mark["is_open"] else colour
+        axes.plot(mark["x"], mark["y"], "o", label="_seed", **edge)
 
 
 def _set_scales(axes: Axes, plot: Plot) -> None:

@@ -18,6 +18,7 @@ from posbench.config.units import number, short_count, short_length
 from posbench.reporting.page import prose
 from posbench.reporting.protocols.order import onsets_by_group
 from posbench.reporting.section import Format, Plot, Section, Table, half, in_order, pivot
+from posbench.reporting.sections import gap_plots
 from posbench.reporting.setups import Groups, paired_effect_sections
 
 MOST_PAIRS = 30  # pairs in the table of pairs by group
@@ -69,6 +70,9 @@ def by_group(groups: Groups, group_by: str) -> list[Section]:
     if not is_rate and 0 < len(pairs) <= MOST_PAIRS:
         sections.append(Section(f"Pairs by {group_by}", table=pairs, note=prose("pairs_by", groups)))
     sections += paired_effect_sections(groups, group_by.split(","))
+    # Rates are compared by their last losses.
+    if not is_rate and (plots := gap_plots(groups)):
+        sections.append(Section("Gaps while training", plots=plots))
     return [*sections, *onsets_by_group(groups)]
 
 

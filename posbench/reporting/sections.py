@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.comparison import Comparison, SeedComparison
+from posbench.analysis.onset import decayed_points
 from posbench.analysis.published import Agreement, Published, agreements
 from posbench.analysis.search import RateSearch
 from posbench.analysis.setups import SetupComparison
-from posbench.analysis.statistics import beaten_by, equivalent_pairs, letters, significant_pairs, verdict
+from posbench.analysis.statistics import beaten_by, equivalent_pairs, interval, letters, significant_pairs, verdict
 from posbench.analysis.tasks import TaskComparison
 from posbench.config.units import DASH
 from posbench.reporting.long_range_order import long_range_order_section
@@ -260,29 +261,57 @@ def while_training(c: SeedComparison) -> list[Section]:
     caption = "Loss of the training batches, mean over seeds; learning rates fall towards the end."
     x_label, y_label = "tokens trained on", "training loss, nats/token"
     plots = [Plot("training", "lines", caption, points, x_label, y_label, x_scale="tokens")]
-    validation = c.logged("validation", ["loss"])
-    # Two validations make no curve.
-    if len(c.schemes) > 1 and validation.groupby("scheme")["tokens"].nunique().max() > 2:
-        y_label, caption = f"gap to {c.baseline}, nats/token", f"Gap to {c.baseline} on validation text."
-        gaps = gap_curves(c, validation)
-        plots.append(Plot("curves", "lines", caption, gaps, x_label, y_label, level=0, x_scale="tokens"))
-    return [Section("While training", plots=plots)]
+    return [Section("While training", plots=[*plots, *gap_plots({"": c})])]
 
 
-def gap_curves(c: SeedComparison, validation: pd.DataFrame) -> pd.DataFrame:
-    """Return each scheme's loss minus the baseline's during training, mean over seeds: scheme, x (tokens), y.
+def gap_plots(groups: Mapping[str, SeedComparison]) -> list[Plot]:
+    """Return the picture of gaps to the baseline against tokens, a panel per pair of schemes, if there are any.
 
-    Arguments: validation, with columns scheme, seed, tokens, loss.
+    Arguments: groups, {name of a line: comparison}; with one group, all schemes are lines of one panel.
     """
-    of_baseline = validation.loc[validation["scheme"] == c.baseline, ["seed", "tokens", "loss"]]
-    compared = validation[validation["scheme"] != c.baseline]
-    # Only seeds and steps that both have are compared.
-    paired = compared.merge(of_baseline, on=["seed", "tokens"], suffixes=("", "_baseline"))
-    paired["y"] = paired["loss"] - paired["loss_baseline"]
-    means = paired.groupby(["scheme", "tokens"])["y"].mean().reset_index().rename(columns={"tokens": "x"})
+    lines: list[pd.DataFrame] = []
+    dots: list[pd.DataFrame] = []
+    for name, c in groups.items():
+        validation = c.logged("validation", ["loss"])
+        # Two validations make no curve.
+        if len(c.schemes) < 2 or validation.groupby("scheme")["tokens"].nunique().max() < 3:
+            continue
+        ends = decayed_points(c.runs)
+        for rows, parts in ((validation, lines), (ends, dots)):
+            gaps = gaps_by_tokens(c, rows)
+            if len(groups) > 1:
+                gaps = gaps.assign(panel=[f"{scheme} − {c.baseline}" for scheme in gaps["scheme"]], scheme=name)
+            parts.append(gaps)
+    if not lines:
+        return []
+    points, marks = pd.concat(lines), pd.concat(dots)
     # Early gaps would set the scale and hide the late ones.
-    late = means[means["x"] >= 0.1 * means["x"].max()]
-    return in_order(late, c.schemes, "x")
+    points = points[points["x"] >= 0.1 * points["x"].max()]
+    c = next(iter(groups.values()))
+    caption = f"Gap to {c.baseline} on validation text while training, mean over seeds."
+    if points["low"].notna().any():
+        caption += " Bands: 95 % intervals over seeds."
+    if marks["x"].nunique() > 1:
+        caption += " Dots: runs that end there, after their learning rate has fallen."
+    for name, c in groups.items():
+        caption += f" {name}: {prose('models', c)}." if name else f" {prose('models', c)}."
+    marks, y_label = marks.assign(is_open=False), f"gap to {c.baseline}, nats/token"
+    return [Plot("curves", "lines", caption, points, "tokens trained on", y_label, marks, level=0, x_scale="tokens")]
+
+
+def gaps_by_tokens(c: SeedComparison, losses: pd.DataFrame) -> pd.DataFrame:
+    """Return each scheme's loss minus the baseline's: scheme, x (tokens), y, and low and high, its 95 % interval.
+
+    Arguments: losses, with columns scheme, seed, tokens, loss.
+    """
+    table = losses.pivot_table(index=["seed", "tokens"], columns="scheme", values="loss")
+    # Only seeds and steps that both have are compared.
+    gaps = table.sub(table[c.baseline], axis=0).drop(columns=c.baseline)
+    long = gaps.reset_index().melt(["seed", "tokens"], var_name="scheme", value_name="gap").dropna()
+    rows = []
+    for (scheme, tokens), of_seeds in long.groupby(["scheme", "tokens"])["gap"]:
+        rows.append({"scheme": scheme, "x": tokens, **dict(zip(("y", "low", "high"), interval(of_seeds), strict=True))})
+    return in_order(pd.DataFrame(rows), c.schemes, "x")
 
 
 def costs(c: SeedComparison) -> Section:
