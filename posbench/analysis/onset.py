@@ -20,6 +20,7 @@ from posbench.config import branch_name
 from posbench.evaluation.protocols.order import crossing
 from posbench.runs import FINISHED, Run, run_at, state_of
 
+RESAMPLES = 1000  # of a bootstrap over seeds
 FEWEST_POINTS = 4  # decayed runs after onset that a fit needs
 
 
@@ -71,13 +72,18 @@ def fit(points: pd.DataFrame) -> Fit | None:
     after_onset = points[points["tokens"] > points["onset"]]
     if len(after_onset) < FEWEST_POINTS:
         return None
-    design = _design((after_onset["tokens"] - after_onset["onset"]).to_numpy())
-    loss = after_onset["loss"].to_numpy()
-    coefficients = np.linalg.lstsq(design, loss)[0]
+    design, loss, coefficients = _solved(after_onset)
     # Two coefficients were fitted, so two degrees of freedom are gone.
     variance = float(((loss - design @ coefficients) ** 2).sum()) / (len(after_onset) - 2)
     covariance: Floats = variance * np.linalg.inv(design.T @ design).astype(np.float64)
     return Fit(coefficients, covariance, len(after_onset), math.sqrt(variance))
+
+
+def _solved(points: pd.DataFrame) -> tuple[Floats, Floats, Floats]:
+    # Return the design matrix, the losses and the coefficients of the line through points after onset.
+    design = _design((points["tokens"] - points["onset"]).to_numpy())
+    loss = points["loss"].to_numpy()
+    return design, loss, np.linalg.lstsq(design, loss)[0]
 
 
 def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
@@ -87,6 +93,37 @@ def gap_after_onset(runs: pd.DataFrame, line: Fit) -> tuple[float, float]:
     # Both errors: over seeds, and of the fit.
     variance = gaps.var(ddof=1) / len(gaps) + line.error(since) ** 2
     return float(gaps.mean()), student(len(gaps) - 1) * math.sqrt(variance)
+
+
+def share_of_time(runs: pd.DataFrame, best: pd.DataFrame, points: pd.DataFrame) -> tuple[float, float] | None:
+    """Return the 95 % interval of the share of a scheme's gap that is gone at equal tokens after onset.
+
+    Seeds are resampled (bootstrap, the same draws each time), and the line is fitted to the resampled seeds of the best
+    scheme. Arguments: runs and best, the final runs of the scheme and of the best one; points, as of `fit`, of the best
+    one. Returns: None if the interval of the gap contains 0, because a share of nothing says nothing.
+    """
+    scheme, reference = runs.set_index("seed"), best.set_index("seed")
+    seeds = np.array(sorted({*scheme.index} & {*reference.index}))
+    gaps = scheme.loc[seeds, "loss"].astype(float) - reference.loc[seeds, "loss"].astype(float)
+    _, low, high = interval(gaps)
+    if not (low > 0 or high < 0):
+        return None
+    of_seed = dict(iter(points[points["tokens"] > points["onset"]].groupby("seed")))
+    since = (scheme["tokens"] - scheme["onset_tokens"]).astype(float)
+    random, shares = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        drawn = random.choice(seeds, len(seeds))
+        # A line needs two points.
+        if len(set(drawn)) < 2:
+            continue
+        coefficients = _solved(pd.concat([of_seed[seed] for seed in drawn]))[2]
+        left = (
+            scheme.loc[drawn, "loss"].to_numpy(float)
+            - _design(np.asarray(since.loc[drawn], dtype=np.float64)) @ coefficients
+        )
+        shares.append(1 - left.mean() / gaps[drawn].mean())
+    low, high = np.percentile(shares, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def worth(points: pd.DataFrame, scheme: str, baseline: str) -> tuple[float, float, float] | None:

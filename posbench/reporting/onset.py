@@ -8,20 +8,21 @@ import numpy as np
 import pandas as pd
 
 from posbench.analysis.comparison import SeedComparison
-from posbench.analysis.onset import Fit, decayed_points, fit, gap_after_onset, worth
+from posbench.analysis.onset import Fit, decayed_points, fit, gap_after_onset, share_of_time, worth
 from posbench.analysis.statistics import FEWEST_SEEDS, interval
 from posbench.config.units import DASH, number
 from posbench.reporting.protocols.order import count_onsets
 from posbench.reporting.section import Format, Section, Table
 
 
-def time_table(c: SeedComparison, reference: str, reference_line: Fit) -> Table:
+def time_table(c: SeedComparison, reference: str, points: pd.DataFrame, reference_line: Fit) -> Table:
     """Return a row per scheme except `reference`: gap to it in final loss, gap at equal tokens after onset, and "time".
 
     "Time" is the share of the first gap that the second lacks, because it is due to the difference in onset. Arguments:
-    reference_line, fitted to the losses of `reference`.
+    points, of `reference`, as of `decayed_points`; reference_line, fitted to them.
     """
     rows = []
+    best = c.runs[c.runs["scheme"] == reference]
     gap, at_onset = f"gap to {reference}", "at equal tokens after onset"  # titles of columns
     for scheme in c.schemes:
         if scheme == reference:
@@ -32,12 +33,14 @@ def time_table(c: SeedComparison, reference: str, reference_line: Fit) -> Table:
         # The line holds after onset only, so all seeds need one.
         if np.isfinite(runs["onset_tokens"].astype(float)).all() and len(runs) >= FEWEST_SEEDS:
             quality, half = gap_after_onset(runs, reference_line)
-            row |= {at_onset: quality, "onset: half": half, "time": 1 - quality / mean}
+            share = share_of_time(runs, best, points)
+            text = f"{share[0]:.0%} to {share[1]:.0%}" if share else DASH
+            row |= {at_onset: quality, "onset: half": half, "time": text}
         else:
             row[at_onset] = f"none: {count_onsets(runs['onset_tokens'])} use it"
         rows.append(row)
     formats = {gap: Format(half="gap: half", sign=True), at_onset: Format(half="onset: half", sign=True)}
-    table = Table.of(rows, {**formats, "time": Format("percent")})
+    table = Table.of(rows, formats)
     # Columns are named, because without any onset some would be missing.
     return Table(
         table.frame.reindex(columns=["scheme", "seeds", gap, "gap: half", at_onset, "onset: half", "time"]),
@@ -90,13 +93,14 @@ def onset_gaps(c: SeedComparison) -> list[Section]:
         if np.isfinite(c.onsets[reference].dropna()).all():
             line = fit(points[points["scheme"] == reference])
         if line:
-            table = time_table(c, reference, line)
+            table = time_table(c, reference, points[points["scheme"] == reference], line)
             a, b = line.coefficients
             note = (
                 f"{reference} after onset: {number(a)} {number(b, sign=True)} ln(million tokens since onset), fitted "
                 f"to {line.points} runs and branches (standard deviation {number(line.sd)}). The second gap is the "
                 "scheme's loss minus this line at the scheme's own tokens since onset, seed by seed; its ± has the "
-                "fit's error. Time: the share of the first gap that the second lacks."
+                "fit's error. Time: the share of the first gap that the second lacks, its 95 % interval by resampling "
+                "seeds; –: the interval of the first gap contains 0."
             )
         sections.append(Section("Time and quality", table=table, note=note))
     # A seed has more than one point only if it has branches.

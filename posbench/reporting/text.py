@@ -15,7 +15,7 @@ from posbench.config.units import DASH, number, perplexity_text, plus_minus
 from posbench.reporting.section import Format, Table
 
 # How the number of a column becomes text; `number` and `perplexity` are written with their intervals.
-SPECS = {"count": ",.0f", "flops": ".2e", "p": ".2g", "percent": "z.0%", "plain": "g"}
+SPECS = {"count": ",.0f", "flops": ".2e", "p": ".2g", "plain": "g"}
 
 
 def as_text(table: Table) -> pd.DataFrame:

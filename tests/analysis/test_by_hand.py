@@ -9,7 +9,7 @@ from scipy import stats
 
 import posbench
 from posbench.analysis.comparison import build
-from posbench.analysis.onset import decayed_points, fit, gap_after_onset
+from posbench.analysis.onset import decayed_points, fit, gap_after_onset, share_of_time
 from posbench.analysis.table import read
 
 REFERENCE = Path("runs/reference")
@@ -51,3 +51,14 @@ def test_the_gap_of_qk_to_alibi_at_equal_tokens_after_onset_as_computed_by_hand(
     assert fitted is not None and fitted.points == 14
     ours = gap_after_onset(summary[summary["scheme"] == "qk_rope"], fitted)
     assert ours == pytest.approx((gaps.mean(), half)) and ours == pytest.approx((0.041, 0.035), abs=5e-4)
+
+
+def test_the_share_of_a_gap_that_is_time_has_an_interval_and_none_for_a_gap_that_may_be_zero():
+    """A referee's own bootstrap of the headline gives 51 to 90 % for QK."""
+    summary, _ = read([REFERENCE / "headline.zip"])
+    of_scheme = dict(iter(summary.groupby("scheme")))
+    best = of_scheme["alibi"]
+    points = decayed_points(best)
+    assert share_of_time(of_scheme["qk_rope"], best, points) == pytest.approx((0.51, 0.90), abs=0.02)
+    alternating = best.assign(loss=best["loss"] + 0.1 * (best["seed"] % 2 - 0.4))
+    assert share_of_time(alternating, best, points) is None
