@@ -20,7 +20,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 reproduce-table: $(VENV)/.installed ## Train, evaluate and tabulate an experiment (EXPERIMENT=demo); finished work is skipped
-	$(BIN)/posbench train -m experiment=$(EXPERIMENT) $(if $(filter demo,$(EXPERIMENT)),train.order_every=196608)
+	$(BIN)/posbench train -m experiment=$(EXPERIMENT)
 	$(BIN)/posbench eval $(EXPERIMENT) --jobs $(JOBS)
 	$(BIN)/posbench report $(EXPERIMENT)
 
